@@ -1,0 +1,44 @@
+# The commands of the project; `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+JOBS ?= $(shell nproc)
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+
+RELEASE := build/release
+PROGRAM := $(RELEASE)/cli/deltic
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  make \1\t/' | expand -t 16
+
+.PHONY: demo
+demo: ## install what is missing, build library and program, run `deltic demo`
+	@tools/install_deps.sh demo
+	@cmake --preset demo
+	@cmake --build --preset demo
+	@build/demo/cli/deltic demo
+
+.PHONY: test
+test: ## everything CI runs: checks, builds, tests, sanitizers, install, examples
+	@tools/install_deps.sh test
+	@tools/test.sh
+
+.PHONY: build
+build: ## release build of library, program and tests
+	@tools/install_deps.sh test
+	@cmake --preset release
+	@cmake --build --preset release
+
+.PHONY: bench
+bench: build ## `deltic bench` on this machine, JSON in build/bench.json
+	@$(PROGRAM) bench --json build/bench.json
+
+.PHONY: format
+format: ## rewrite sources in the project's format
+	@tools/check_format.sh --fix
+
+.PHONY: clean
+clean: ## remove build folders and the tools' environment
+	@rm -rf build .venv

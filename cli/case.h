@@ -1,0 +1,149 @@
+// Cases: one text line describes one call; the grammar that verify, bench, explain and the tests
+// share.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "deltic/deltic.hpp"
+
+namespace deltic::cases {
+
+enum class Gate { none, head, channel };
+enum class Beta { none, value, sigmoid, two_sigmoid };
+// How the log decays are drawn. `constant` is a number in the line.
+enum class Gates { random, slow, softplus, mixed, zero, constant };
+enum class Keys { random, repeated, correlated, zero };
+// none: no final state. separate: own tensor. inplace: the same tensor as the initial state.
+enum class Final { none, separate, inplace };
+// States in a pool. identity: no index lists, slot n. inplace, writelist: one list for both, given
+// as the read or as the write list. move: read from one slot, write to another. start: read -1.
+// peek: write -1. mixed: these by turns, and skipped sequences (both -1). tokens (decode only): a
+// write slot for every token, every third -1.
+enum class Pool { none, identity, inplace, writelist, move, start, peek, mixed, tokens };
+// Memory of the tensors. packed: contiguous. wide: views into wider buffers. head_major: heads
+// outside of tokens. expand: as packed, but the inputs' head stride is 0 (all heads read one).
+enum class Layout { packed, wide, head_major, expand };
+
+// A line was wrong. The text names the key and what was expected.
+class CaseError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+inline constexpr int64_t kCkptEnd = -1;  // checkpoint offset `end`: the sequence's length
+
+// Plain data. Fields that mean nothing for the operation keep their defaults (see normalise).
+struct Case {
+  Op op = Op::forward;
+
+  // The gate
+  Gate gate = Gate::head;
+  GateForm form = GateForm::log_decay;
+  double lower_bound = -5.0;  // of form=bounded
+  bool alog = true;           // A_log is given (softplus: always)
+  bool dtbias = true;         // dt_bias is given
+
+  // Tokens: packed sequences or a dense batch
+  bool packed = false;
+  std::vector<int64_t> seqs;        // lengths, if packed
+  int64_t batch = 1, length = 128;  // if dense
+  int64_t pad = 0;                  // rows after the last packed token
+  DType cu = DType::i32;
+  bool cuhost = false;  // also give the host copy of cu_seqlens
+
+  // Sizes
+  int64_t H = 2, HV = 2, K = 64, V = 64;
+
+  // Dtypes
+  DType dtype = DType::f32;      // q k v o; of a building block all inputs that are not named below
+  DType gdtype = DType::f32;     // g and gv
+  DType betadtype = DType::f32;  // beta
+  DType pdtype = DType::f32;     // A_log and dt_bias
+  DType sdtype = DType::f32;     // initial and final state, pool
+  DType cdtype = DType::f32;     // checkpoints
+  DType odtype = DType::f32;     // outputs of a building block
+
+  // Options
+  Beta beta = Beta::value;
+  bool betavec = false;  // decode: beta per value column
+  bool gv = false;       // decode: value-wise log decay
+  bool l2norm = false;
+  std::optional<double> scale;
+  int chunk = 64;
+  Split split = Split::automatic;
+  int64_t segment = 0;                  // segment length of split=<number>
+  bool reverse = false;                 // cumsum
+  bool rstd = false;                    // l2norm: the second output
+  bool u = true, kg = true, qg = true;  // wy: optional outputs
+
+  // States
+  StateLayout state = StateLayout::kv;
+  bool init = false;
+  Final final_state = Final::separate;
+  Pool pool = Pool::none;
+  DType idx = DType::i32;     // index lists of pool and checkpoints
+  std::vector<int64_t> ckpt;  // token offsets, each for every sequence that is long enough
+  bool ckptskip = false;      // every second checkpoint has slot -1
+
+  // Data
+  Layout strided = Layout::packed;
+  Gates gates = Gates::random;
+  double gate_value = 0.0;  // of Gates::constant
+  Keys keys = Keys::random;
+  uint64_t seed = 1;
+
+  bool operator==(const Case&) const = default;
+
+  bool is_block() const { return op != Op::forward && op != Op::decode; }
+  int64_t num_sequences() const;    // N
+  int64_t num_batches() const;      // B
+  int64_t num_tokens() const;       // T, padding included
+  int64_t num_real_tokens() const;  // over all batch rows, padding excluded
+  int64_t sequence_length(int64_t n) const;
+  int64_t sequence_begin(int64_t n) const;  // in the T dimension
+  int64_t longest() const;
+};
+
+// One line. Throws CaseError.
+Case parse(std::string_view line);
+// Every key that matters for the operation, in a fixed order. parse(canonical(c)) == c.
+std::string canonical(const Case& c);
+// As canonical, but without the keys that have their default: for tables.
+std::string brief(const Case& c);
+// Resets the fields that mean nothing for the operation, so that equal calls compare equal.
+Case normalise(const Case& c);
+// The value of one key as canonical prints it; nothing if the key does not apply.
+std::optional<std::string> value_of(const Case& c, std::string_view key);
+
+// A line with braces is the product of its alternatives: K={64,128} dtype={f32,bf16} gives four.
+std::vector<std::string> expand(std::string_view line);
+// Comments start with #; blank lines are skipped. An error names the file and the line number.
+struct SourcedCase {
+  Case spec;
+  std::string file;  // name without folder and ending
+};
+std::vector<SourcedCase> read_file(const std::string& path);
+// Every *.txt in a folder, in order of name.
+std::vector<SourcedCase> read_folder(const std::string& path);
+
+// A filter is terms separated by blanks, all of which must hold. key=value: that key has that
+// value; anything else: the canonical line contains it.
+bool matches(const Case& c, std::string_view filter);
+
+// Keys with what they take, their default and the operations they belong to: text for --help.
+std::string grammar_help();
+
+// Standard inputs of the error budget: random keys, beta at most 1, gates random, slow or softplus.
+// All others are adversarial.
+bool is_standard(const Case& c);
+
+const char* name_of(DType t);  // as in a line: f32, bf16, f16, f64, i32, i64
+bool is_half(DType t);         // bf16 or f16
+int64_t size_of(DType t);
+
+}  // namespace deltic::cases

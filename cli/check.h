@@ -1,0 +1,63 @@
+// Checks: what a case should give (oracle and plain algorithm), and how far a run is from it.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "instance.h"
+
+namespace deltic::cases {
+
+// Output name -> row-major values. Slots that the call does not write are NaN.
+using Values = std::map<std::string, std::vector<double>>;
+
+// The oracle: implementation `reference` on fp64 copies of the instance's (rounded) inputs.
+Values reference(const Instance& instance);
+
+// The plain algorithm: the chunked form with the operands of each product rounded to the operand
+// type (the dtype; factors of exponentials to bf16 where it is f16; nothing for f32), fp32
+// otherwise. decode: the fp32 recurrence. Building blocks: their formula in fp32. Outputs rounded
+// as the call's. What a call's error is compared with; the adversarial budget is twice its error.
+Values plain_chunked(const Instance& instance);
+
+struct TensorError {
+  std::string name;
+  double error = 0.0;  // rms(x - ref) / rms(ref); absolute where rms(ref) < 1e-6 of the input scale
+  double budget = 0.0;
+  double plain = 0.0;  // the plain algorithm's error
+  bool absolute = false;
+  bool ok = false;
+};
+
+enum class Status { passed, failed, skipped };
+const char* name_of(Status s);  // pass, fail, skip
+
+struct Result {
+  Status status = Status::passed;
+  std::string reason;  // failed: what is wrong; skipped: the implementation's sentence
+  std::vector<TensorError> errors;
+};
+
+struct Expected {
+  Values reference, plain;
+};
+Expected expect(const Instance& instance);
+
+// Error of x against ref for a tensor stored as `stored`. `count_from_rounded` takes half a unit in
+// the last place of the stored dtype off every difference (states, building blocks).
+double relative_error(const std::vector<double>& x, const std::vector<double>& ref, DType stored,
+                      bool count_from_rounded, bool* absolute = nullptr, double input_scale = 1.0);
+
+// After instance.run(): errors, budgets, zero rows, damage. NaN never passes.
+Result compare(const Instance& instance, const Expected& expected);
+
+// Everything for one case and one implementation: run, compare. A refusal gives `skipped`.
+Result check(const Case& c, const RunOptions& run = {});
+// The same with the expected values at hand (one oracle run for several implementations).
+Result check(Instance& instance, const Expected& expected, const RunOptions& run = {});
+
+// Names of the implementations of an operation that verify looks at: all but the oracle.
+std::vector<std::string> implementation_names(Op op);
+
+}  // namespace deltic::cases

@@ -1,0 +1,127 @@
+// An instance: all tensors of a case, in memory that notices every write outside of the outputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "case.h"
+
+namespace deltic::cases {
+
+// Bytes between two guard zones of kGuard bytes each, 64-byte aligned. Guards and fresh contents
+// hold a NaN pattern in every float dtype, with a mark of its own for every buffer, so that a copy
+// from one guard to another is seen too.
+class Buffer {
+ public:
+  static constexpr size_t kGuard = 256;
+
+  Buffer() = default;
+  Buffer(size_t bytes, uint8_t mark);
+  std::byte* data() const { return memory_.get() + kGuard; }
+  size_t bytes() const { return bytes_; }
+  std::byte pattern(size_t i) const;  // what byte i holds until somebody writes it
+  void fill() const;                  // contents and guards
+  bool guards_intact() const;
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  size_t bytes_ = 0;
+  uint8_t mark_ = 1;
+};
+
+enum class Role { input, output, inout };
+
+struct Tensor {
+  std::string name;  // as the field of deltic::Tensors or deltic::BlockTensors
+  Role role = Role::input;
+  TensorView view;
+  Buffer buffer;
+  std::vector<std::byte> before;  // input, inout: contents before a run, gaps included
+};
+
+struct RunOptions {
+  std::string impl{};  // empty: best first
+  int threads = 0;     // 0: the library's default
+};
+
+// Inputs depend on the case's seed only: the same on every platform.
+class Instance {
+ public:
+  explicit Instance(const Case& c);
+  // The same values in fp64, contiguous: what the oracle (implementation `reference`) gets.
+  static Instance in_f64(const Instance& other);
+  Instance(Instance&&) = default;
+  Instance& operator=(Instance&&) = default;
+
+  const Case& spec() const { return spec_; }
+  Options options(const RunOptions& run = {}) const;
+  // The descriptors of the call, pointing into this object. Tests may change a copy of them.
+  const Tensors& tensors() const { return tensors_; }     // forward, decode
+  const BlockTensors& blocks() const { return blocks_; }  // building blocks
+
+  // Outputs and workspace to NaN, states updated in place back to their first value.
+  void reset();
+  // The call alone; needs reset once with the same options (bench calls it many times).
+  void call(const RunOptions& run = {});
+  // reserve, reset, call. Throws deltic::Error.
+  void run(const RunOptions& run = {});
+  // Asks for the workspace and allocates it between guards, exactly as large as asked for.
+  void reserve(const RunOptions& run = {});
+  size_t workspace_bytes() const { return workspace_.bytes(); }
+  std::vector<Choice> explain(const RunOptions& run = {}) const;
+
+  bool has(std::string_view name) const;
+  const Tensor& tensor(std::string_view name) const;  // throws std::out_of_range
+  std::vector<std::string> inputs() const;   // names of inputs and of states updated in place
+  std::vector<std::string> outputs() const;  // names of outputs and of states updated in place
+  // Elements in row-major order, strides resolved: as numbers, as bytes.
+  std::vector<double> values(std::string_view name) const;
+  std::vector<std::byte> bytes(std::string_view name) const;
+  // Changes one element of an input (row-major index); rounds to its dtype.
+  void set(std::string_view name, int64_t index, double value);
+  // Changes a whole input. For a state updated in place this is its value before every run.
+  void set_values(std::string_view name, const std::vector<double>& values);
+
+  // Empty if nothing was written that must not be: guards, gaps between rows, inputs, pool slots
+  // that are not written, checkpoint slots that no entry names. Else a sentence with the tensor's
+  // name.
+  std::string damage() const;
+
+  // Row-major index ranges [first, second) of an output that must be exactly 0: padding rows and
+  // skipped sequences.
+  std::vector<std::pair<int64_t, int64_t>> zero_ranges(std::string_view name) const;
+  // Slots of state_pool or ckpt_states that the call writes.
+  const std::vector<int64_t>& written_slots(std::string_view name) const;
+  // Slots of the pool per sequence; -1 as in the call. Empty without a pool.
+  const std::vector<int64_t>& read_slots() const { return read_slots_; }
+  const std::vector<int64_t>& write_slots() const { return write_slots_; }
+
+ private:
+  Instance() = default;
+  Tensor& add(std::string name, Role role, DType dtype, std::vector<int64_t> shape, bool rows);
+  Tensor& find(std::string_view name);
+  void bind();
+  void add_lengths();
+  void add_gate_parameters();
+  void add_states();
+  void add_checkpoints();
+  void generate_sequence_op();
+  void generate_block();
+
+  Case spec_;
+  std::vector<std::unique_ptr<Tensor>> list_;
+  Tensors tensors_;
+  BlockTensors blocks_;
+  Buffer workspace_;
+  std::vector<int64_t> read_slots_, write_slots_, pool_written_, ckpt_written_;
+};
+
+}  // namespace deltic::cases

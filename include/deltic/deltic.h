@@ -1,0 +1,286 @@
+/* deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, Kimi Delta Attention). The C
+ * interface.
+ *
+ * The recurrence, per sequence and value head, with a state S of K x V numbers:
+ *
+ *     S'  = decay_t * S_{t-1}            decay_t = 1 | exp(g_t) | Diag(exp(g_t))
+ *     u_t = beta_t * (v_t - S'^T k_t)
+ *     S_t = S' + k_t u_t^T
+ *     o_t = scale * S_t^T q_t            scale defaults to K^-1/2
+ *
+ * Letters: B batch, T tokens, N sequences, H query/key heads, HV value heads (a multiple of H;
+ * value head h reads q/k head h / (HV/H)), K key width (at most 256), V value width (any).
+ *
+ * Contract of every call
+ *  - Threads: all functions are thread-safe; two calls may run at once if neither writes what the
+ *    other touches (workspaces included). Nothing is kept between calls but the process-wide
+ * defaults.
+ *  - Memory: a run function allocates nothing but the text of an error and reads nothing it was not
+ *    given. Scratch comes from the caller's workspace; its size comes from the workspace query,
+ * which looks at shapes, dtypes and options only (data pointers may be null there).
+ *  - Alignment: data pointers are aligned to their element, the workspace to 64 bytes.
+ *  - Strides: in elements, any non-negative value for every dimension but the last, which is 1.
+ *    Outputs need distinct elements. No input is ever copied as a whole.
+ *  - Aliasing: an output may not overlap an input or another output, except a state updated in
+ * place (final_state == initial_state with the same dtype and strides; slots of a pool).
+ *  - Errors: nothing is written when a call fails with DELTIC_INVALID_ARGUMENT or
+ *    DELTIC_UNSUPPORTED. The text, `op: argument: expected X, got Y`, is in deltic_last_error().
+ *  - Results: the same bits for any number of threads and in every run; a sequence's result does
+ * not depend on what else is in the batch; later tokens never change a bit of an earlier output.
+ */
+#ifndef DELTIC_DELTIC_H_
+#define DELTIC_DELTIC_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define DELTIC_VERSION_MAJOR 0
+#define DELTIC_VERSION_MINOR 1
+#define DELTIC_VERSION_PATCH 0
+#define DELTIC_VERSION_STRING "0.1.0"
+/* Changes when a struct or a function of this header changes other than by growing at its end. */
+#define DELTIC_ABI_VERSION 1
+
+#if defined(_WIN32)
+#define DELTIC_API
+#else
+#define DELTIC_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum deltic_status {
+  DELTIC_OK = 0,
+  DELTIC_INVALID_ARGUMENT = 1, /* the call is wrong: shape, dtype, value, option, workspace */
+  DELTIC_UNSUPPORTED = 2,      /* the call is right, no implementation here takes it */
+  DELTIC_OUT_OF_MEMORY = 3,    /* an error text or a thread could not be allocated */
+  DELTIC_RUNTIME_ERROR = 4,    /* the device or the system failed */
+  DELTIC_ABI_MISMATCH = 5      /* header and library do not belong together */
+} deltic_status;
+
+typedef enum deltic_dtype {
+  DELTIC_F32 = 0,
+  DELTIC_BF16 = 1,
+  DELTIC_F16 = 2,
+  DELTIC_F64 = 3, /* the oracle (implementation `reference`) only */
+  DELTIC_I32 = 4,
+  DELTIC_I64 = 5
+} deltic_dtype;
+
+typedef enum deltic_device_type { DELTIC_CPU = 0, DELTIC_CUDA = 1 } deltic_device_type;
+
+typedef enum deltic_op {
+  DELTIC_FORWARD = 0, /* chunked form: prefill and training */
+  DELTIC_DECODE = 1,  /* recurrent form: one or a few tokens per sequence, any number works */
+  DELTIC_CUMSUM = 2,  /* chunk-local cumulative sum of a gate, alone or of the gate's form */
+  DELTIC_GATE = 3,    /* the gate forms */
+  DELTIC_L2NORM = 4,  /* x / sqrt(sum x^2 + 1e-6) */
+  DELTIC_KKT = 5,     /* beta * k k^T, strictly lower, gated */
+  DELTIC_SCORES = 6,  /* scale * q k^T, lower, gated */
+  DELTIC_INVERSE = 7, /* (I + A)^-1 */
+  DELTIC_WY = 8,      /* w, u, k exp(G_last - G), q exp(G) */
+  DELTIC_NUM_OPS = 9
+} deltic_op;
+
+typedef enum deltic_gate_form {
+  DELTIC_GATE_LOG_DECAY = 0, /* g is the log decay */
+  DELTIC_GATE_SOFTPLUS = 1,  /* -exp(A_log) * softplus(g + dt_bias), A_log required */
+  DELTIC_GATE_BOUNDED =
+      2 /* lower_bound * sigmoid(exp(A_log) * (g + dt_bias)); no A_log: factor 1 */
+} deltic_gate_form;
+
+typedef enum deltic_beta_form {
+  DELTIC_BETA_VALUE = 0,
+  DELTIC_BETA_SIGMOID = 1,
+  DELTIC_BETA_2SIGMOID = 2 /* 2 * sigmoid: negative eigenvalues */
+} deltic_beta_form;
+
+typedef enum deltic_state_layout {
+  DELTIC_STATE_KV = 0, /* K-first: [slot, HV, K, V] */
+  DELTIC_STATE_VK = 1  /* V-first: [slot, HV, V, K] */
+} deltic_state_layout;
+
+/* How a sequence may be cut into segments. On the CPU `auto` is `off`. */
+typedef enum deltic_split {
+  DELTIC_SPLIT_AUTO = 0,
+  DELTIC_SPLIT_OFF = 1,
+  DELTIC_SPLIT_BY_LENGTH = 2,
+  DELTIC_SPLIT_SEGMENTS = 3 /* segment_length tokens each */
+} deltic_split;
+
+#define DELTIC_MAX_RANK 6
+
+/* A tensor that somebody else owns. rank 0 means absent. Inputs are never written. */
+typedef struct deltic_tensor {
+  void* data;
+  int32_t dtype;       /* deltic_dtype */
+  int32_t device_type; /* deltic_device_type */
+  int32_t device_index;
+  int32_t rank;
+  int64_t shape[DELTIC_MAX_RANK];
+  int64_t strides[DELTIC_MAX_RANK]; /* elements */
+} deltic_tensor;
+
+/* All options of the family. Zero-initialise, set `size` (or call deltic_options_init): zero is the
+ * default everywhere. */
+typedef struct deltic_options {
+  uint64_t size;          /* sizeof(deltic_options) */
+  int32_t gate_form;      /* deltic_gate_form */
+  int32_t beta_form;      /* deltic_beta_form */
+  int32_t state_layout;   /* deltic_state_layout, of every state tensor of the call */
+  int32_t split;          /* deltic_split */
+  int64_t segment_length; /* with DELTIC_SPLIT_SEGMENTS, else 0 */
+  int32_t chunk;          /* 16, 32 or 64; 0 means 64. Of `inverse`: taken from the width of A */
+  int32_t qk_l2norm;      /* 1: q and k are divided by sqrt(sum x^2 + 1e-6) inside */
+  int32_t reverse;        /* cumsum only: 1 sums from the chunk's end */
+  int32_t has_scale;      /* 0: K^-1/2 (cumsum: 1) */
+  float scale;
+  int32_t has_lower_bound;
+  float lower_bound;   /* of DELTIC_GATE_BOUNDED: finite, below 0 */
+  int32_t num_threads; /* 0: the default, see deltic_set_num_threads */
+  int32_t checked;     /* 0: as deltic_set_checked or DELTIC_CHECKED says; 1: on; 2: off */
+  const char* impl; /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
+} deltic_options;
+
+/* Tensors of forward and decode. Zero-initialise, set `size`; rank 0 means absent.
+ * A gate of shape [B,T,HV] is one decay per head (Gated DeltaNet), of shape [B,T,HV,K] one per key
+ * channel (Kimi Delta Attention); without g there is no gate (DeltaNet). */
+typedef struct deltic_tensors {
+  uint64_t size;         /* sizeof(deltic_tensors) */
+  deltic_tensor q, k;    /* [B,T,H,K] fp32, bf16 or fp16 */
+  deltic_tensor v;       /* [B,T,HV,V], q's dtype */
+  deltic_tensor o;       /* out [B,T,HV,V], q's dtype */
+  deltic_tensor beta;    /* [B,T,HV] any float dtype; decode also [B,T,HV,V]; absent: 1 */
+  deltic_tensor g;       /* [B,T,HV] or [B,T,HV,K] any float dtype, natural log; absent: no gate */
+  deltic_tensor gv;      /* decode only: value-wise log decay [B,T,HV,V] */
+  deltic_tensor A_log;   /* HV elements in any shape */
+  deltic_tensor dt_bias; /* HV elements (gate per head), HV*K elements (per channel), any shape */
+  /* Packed sequences: B = 1, sequence n is tokens [cu[n], cu[n+1]). Rows from cu[N] on are padding:
+   * o = 0. */
+  deltic_tensor cu_seqlens;      /* [N+1] int32 or int64, on the device of q */
+  deltic_tensor cu_seqlens_host; /* optional host copy of cu_seqlens */
+  /* States in and out, per sequence. A missing initial state is zero. */
+  deltic_tensor initial_state; /* [N,HV,K,V] or [N,HV,V,K]; fp32 or bf16 */
+  deltic_tensor final_state;   /* out, likewise */
+  /* Or a pool: sequence n starts from slot read_index[n] (-1: zero) and leaves its last state in
+   * slot write_index[n] (-1: nowhere); both -1: the sequence is skipped and its o is 0. One list
+   * serves for both if only one is given; none: slot n. decode also takes write_index [N,T'], T' at
+   * least the longest length: the slot of the state after every token. */
+  deltic_tensor state_pool; /* in and out [slots,HV,K,V] or [slots,HV,V,K] */
+  deltic_tensor read_index; /* [N] int32 or int64 */
+  deltic_tensor write_index;
+  /* Checkpoints: entries ckpt_cu[n] .. ckpt_cu[n+1]-1 belong to sequence n; entry m stores the
+   * state after the first ckpt_tokens[m] tokens of this call (0: the initial state) in slot
+   * ckpt_slots[m] of ckpt_states (-1: unused). */
+  deltic_tensor ckpt_cu;     /* [N+1] */
+  deltic_tensor ckpt_tokens; /* [M] */
+  deltic_tensor ckpt_slots;  /* [M] */
+  deltic_tensor ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32 or bf16 */
+} deltic_tensors;
+
+/* Tensors of the building blocks. Every operation takes just the ones named with it; another one is
+ * an error. G is the chunk-local cumulative sum of the log decay, [B,T,HV] or [B,T,HV,K], as
+ * `cumsum` gives it; chunks are counted from the start of each sequence. W is the chunk length.
+ *
+ *   cumsum  g [A_log dt_bias] -> out (g's shape), times `scale`; the gate form is applied first
+ *   gate    g [A_log dt_bias] -> out (g's shape)
+ *   l2norm  x [B,T,H,D] -> out [rstd: [B,T,H] fp32]
+ *   kkt     k [g beta] -> out [B,T,HV,W]: beta_i sum_d k_id k_jd exp(G_id - G_jd), j < i, else 0
+ *   scores  q k [g] -> out [B,T,HV,W]: scale sum_d q_id k_jd exp(G_id - G_jd), j <= i, else 0
+ *   inverse a [B,T,HV,W] -> out: (I + A)^-1 per chunk; only entries below the diagonal are read;
+ *           unit diagonal, zeros above it and in columns past a partial chunk's length
+ *   wy      k a [v g beta q] -> w = A (beta k exp(G)) [B,T,HV,K]; with v: u = A (beta v)
+ * [B,T,HV,V]; kg = k exp(G_last - G), and with q: qg = q exp(G), [B,T,HV,K], where asked for. a is
+ * the inverse, as `inverse` gives it. Inputs and outputs are fp32, bf16 or fp16, each its own;
+ * arithmetic is fp32. Padding rows give 0. */
+typedef struct deltic_block_tensors {
+  uint64_t size; /* sizeof(deltic_block_tensors) */
+  deltic_tensor q, k, v, x, g, beta, A_log, dt_bias, a, cu_seqlens, cu_seqlens_host;
+  deltic_tensor out, w, u, kg, qg, rstd;
+} deltic_block_tensors;
+
+typedef struct deltic_workspace {
+  void* data; /* 64-byte aligned, on the device of the tensors; may be null if bytes is 0 */
+  uint64_t bytes;
+} deltic_workspace;
+
+/* ---- Library ------------------------------------------------------------------------------- */
+
+DELTIC_API const char* deltic_version(void);
+DELTIC_API uint32_t deltic_abi_version(void);
+/* DELTIC_OK if a program compiled with this header may use the library it found. */
+DELTIC_API deltic_status deltic_check_abi(uint32_t header_abi_version);
+/* The text of this thread's last failed call; "" if there is none. Valid until its next failure. */
+DELTIC_API const char* deltic_last_error(void);
+DELTIC_API const char* deltic_status_name(deltic_status status);
+DELTIC_API const char* deltic_op_name(deltic_op op);
+
+/* Threads of a call whose options say 0. n = 0 goes back to the OpenMP default. Process-wide. */
+DELTIC_API deltic_status deltic_set_num_threads(int32_t n);
+DELTIC_API int32_t deltic_get_num_threads(void);
+/* Checked mode also looks for non-finite inputs and for gates above 0 beyond the contract, and
+ * names the first one. -1 goes back to what DELTIC_CHECKED says. Process-wide. */
+DELTIC_API deltic_status deltic_set_checked(int32_t on);
+DELTIC_API int32_t deltic_get_checked(void);
+/* Receives what DELTIC_LOG asks for (`dispatch`: one line per decision) instead of stderr; with a
+ * callback set, `dispatch` is on. NULL goes back to the environment. Process-wide. */
+typedef void (*deltic_log_fn)(void* user, const char* line);
+DELTIC_API deltic_status deltic_set_log(deltic_log_fn fn, void* user);
+
+DELTIC_API void deltic_options_init(deltic_options* options);
+DELTIC_API void deltic_tensors_init(deltic_tensors* tensors);
+DELTIC_API void deltic_block_tensors_init(deltic_block_tensors* tensors);
+
+/* ---- What would run ------------------------------------------------------------------------ */
+
+/* Names of an operation's implementations on a device, best first; the oracle, which runs only when
+ * named, last. NULL past the end. */
+DELTIC_API const char* deltic_implementation(deltic_op op, deltic_device_type device,
+                                             int32_t index);
+/* Whether the machine can run it at all, and the sentence if not (valid until the thread's next
+ * call). */
+DELTIC_API int32_t deltic_implementation_runs_here(deltic_op op, deltic_device_type device,
+                                                   int32_t index, const char** sentence);
+/* Called once per implementation: the chosen one first (chosen = 1), then the others in list order,
+ * each with yes or no and a sentence. */
+typedef void (*deltic_explain_fn)(void* user, const char* name, int32_t accepts, int32_t chosen,
+                                  const char* sentence);
+DELTIC_API deltic_status deltic_explain(deltic_op op, const deltic_options* options,
+                                        const deltic_tensors* tensors, deltic_explain_fn fn,
+                                        void* user);
+DELTIC_API deltic_status deltic_block_explain(deltic_op op, const deltic_options* options,
+                                              const deltic_block_tensors* tensors,
+                                              deltic_explain_fn fn, void* user);
+/* Facts about build and machine, one call per fact, for example ("cpu.features", "avx2 avx512
+ * ..."). */
+typedef void (*deltic_info_fn)(void* user, const char* key, const char* value);
+DELTIC_API deltic_status deltic_info(deltic_info_fn fn, void* user);
+
+/* ---- Operations ---------------------------------------------------------------------------- */
+
+/* `options` may be NULL: all defaults. `stream` is a cudaStream_t for CUDA tensors, NULL for the
+ * CPU. */
+DELTIC_API deltic_status deltic_forward_workspace(const deltic_options* options,
+                                                  const deltic_tensors* tensors, uint64_t* bytes);
+DELTIC_API deltic_status deltic_forward(const deltic_options* options,
+                                        const deltic_tensors* tensors,
+                                        const deltic_workspace* workspace, void* stream);
+DELTIC_API deltic_status deltic_decode_workspace(const deltic_options* options,
+                                                 const deltic_tensors* tensors, uint64_t* bytes);
+DELTIC_API deltic_status deltic_decode(const deltic_options* options, const deltic_tensors* tensors,
+                                       const deltic_workspace* workspace, void* stream);
+/* op: one of DELTIC_CUMSUM .. DELTIC_WY. */
+DELTIC_API deltic_status deltic_block_workspace(deltic_op op, const deltic_options* options,
+                                                const deltic_block_tensors* tensors,
+                                                uint64_t* bytes);
+DELTIC_API deltic_status deltic_block(deltic_op op, const deltic_options* options,
+                                      const deltic_block_tensors* tensors,
+                                      const deltic_workspace* workspace, void* stream);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* DELTIC_DELTIC_H_ */

@@ -1,0 +1,416 @@
+// deltic: delta-rule linear attention from C++20. A header-only layer over deltic.h: the same
+// structs with names, defaults and exceptions, so that only the C ABI crosses the library's
+// boundary.
+//
+//   deltic::Options options{.qk_l2norm = true};
+//   deltic::Tensors tensors{.q = {q, {B, T, H, K}}, .k = {k, {B, T, H, K}}, .v = {v, {B, T, HV,
+//   V}},
+//                           .o = {o, {B, T, HV, V}}, .g = {g, {B, T, HV}}};
+//   deltic::forward(options, tensors);
+//
+// What may alias, which alignment is needed and what threads may do is said in deltic.h.
+#ifndef DELTIC_DELTIC_HPP_
+#define DELTIC_DELTIC_HPP_
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "deltic/deltic.h"
+
+namespace deltic {
+
+enum class DType : int32_t {
+  f32 = DELTIC_F32,
+  bf16 = DELTIC_BF16,
+  f16 = DELTIC_F16,
+  f64 = DELTIC_F64,
+  i32 = DELTIC_I32,
+  i64 = DELTIC_I64
+};
+enum class DeviceType : int32_t { cpu = DELTIC_CPU, cuda = DELTIC_CUDA };
+enum class Op : int32_t {
+  forward = DELTIC_FORWARD,
+  decode = DELTIC_DECODE,
+  cumsum = DELTIC_CUMSUM,
+  gate = DELTIC_GATE,
+  l2norm = DELTIC_L2NORM,
+  kkt = DELTIC_KKT,
+  scores = DELTIC_SCORES,
+  inverse = DELTIC_INVERSE,
+  wy = DELTIC_WY
+};
+enum class GateForm : int32_t {
+  log_decay = DELTIC_GATE_LOG_DECAY,
+  softplus = DELTIC_GATE_SOFTPLUS,
+  bounded = DELTIC_GATE_BOUNDED
+};
+enum class BetaForm : int32_t {
+  value = DELTIC_BETA_VALUE,
+  sigmoid = DELTIC_BETA_SIGMOID,
+  two_sigmoid = DELTIC_BETA_2SIGMOID
+};
+enum class StateLayout : int32_t { kv = DELTIC_STATE_KV, vk = DELTIC_STATE_VK };
+enum class Split : int32_t {
+  automatic = DELTIC_SPLIT_AUTO,
+  off = DELTIC_SPLIT_OFF,
+  by_length = DELTIC_SPLIT_BY_LENGTH,
+  segments = DELTIC_SPLIT_SEGMENTS
+};
+enum class ErrorKind : int32_t {
+  invalid_argument = DELTIC_INVALID_ARGUMENT,
+  unsupported = DELTIC_UNSUPPORTED,
+  out_of_memory = DELTIC_OUT_OF_MEMORY,
+  runtime = DELTIC_RUNTIME_ERROR,
+  abi_mismatch = DELTIC_ABI_MISMATCH
+};
+
+// What every function of this header throws.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
+  ErrorKind kind() const noexcept { return kind_; }
+
+ private:
+  ErrorKind kind_;
+};
+
+namespace detail {
+inline void check(deltic_status status) {
+  if (status != DELTIC_OK) throw Error(static_cast<ErrorKind>(status), deltic_last_error());
+}
+
+template <class E>
+constexpr DType dtype_of() {
+  using T = std::remove_cv_t<E>;
+  if constexpr (std::is_same_v<T, float>) {
+    return DType::f32;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return DType::f64;
+  } else if constexpr (std::is_integral_v<T> && std::is_signed_v<T> && sizeof(T) == 4) {
+    return DType::i32;
+  } else {
+    static_assert(std::is_integral_v<T> && std::is_signed_v<T> && sizeof(T) == 8,
+                  "name the dtype: TensorView(pointer, DType::bf16, {shape})");
+    return DType::i64;
+  }
+}
+}  // namespace detail
+
+// A tensor that somebody else owns. Default-constructed: absent.
+struct TensorView : deltic_tensor {
+  TensorView() : deltic_tensor{} {}
+  TensorView(const deltic_tensor& t) : deltic_tensor(t) {}
+
+  // Contiguous, row-major.
+  TensorView(const void* pointer, DType type, std::span<const int64_t> sizes) : deltic_tensor{} {
+    if (sizes.size() > DELTIC_MAX_RANK) {
+      throw Error(ErrorKind::invalid_argument,
+                  "TensorView: rank: expected at most 6, got " + std::to_string(sizes.size()));
+    }
+    data = const_cast<void*>(pointer);
+    dtype = static_cast<int32_t>(type);
+    rank = static_cast<int32_t>(sizes.size());
+    int64_t stride = 1;
+    for (int32_t i = rank - 1; i >= 0; --i) {
+      shape[i] = sizes[static_cast<size_t>(i)];
+      strides[i] = stride;
+      stride *= shape[i];
+    }
+  }
+  TensorView(const void* pointer, DType type, std::initializer_list<int64_t> sizes)
+      : TensorView(pointer, type, std::span<const int64_t>(sizes.begin(), sizes.size())) {}
+  // Contiguous, dtype from the pointer: float, double, int32_t, int64_t.
+  template <class E>
+  requires(!std::is_void_v<E>) TensorView(E* pointer, std::initializer_list<int64_t> sizes)
+      : TensorView(static_cast<const void*>(pointer), detail::dtype_of<E>(), sizes) {}
+
+  // The same elements with other strides (in elements).
+  TensorView with_strides(std::initializer_list<int64_t> new_strides) const {
+    if (static_cast<int32_t>(new_strides.size()) != rank) {
+      throw Error(ErrorKind::invalid_argument, "TensorView: strides: expected " +
+                                                   std::to_string(rank) + " of them, got " +
+                                                   std::to_string(new_strides.size()));
+    }
+    TensorView t = *this;
+    int i = 0;
+    for (int64_t s : new_strides) t.strides[i++] = s;
+    return t;
+  }
+  TensorView on(DeviceType type, int32_t index = 0) const {
+    TensorView t = *this;
+    t.device_type = static_cast<int32_t>(type);
+    t.device_index = index;
+    return t;
+  }
+  explicit operator bool() const { return rank > 0; }
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int32_t i = 0; i < rank; ++i) n *= shape[i];
+    return rank > 0 ? n : 0;
+  }
+};
+
+// All options of the family; see deltic_options.
+struct Options {
+  GateForm gate_form = GateForm::log_decay;
+  BetaForm beta_form = BetaForm::value;
+  StateLayout state_layout = StateLayout::kv;
+  Split split = Split::automatic;
+  int64_t segment_length = 0;
+  int32_t chunk = 64;
+  bool qk_l2norm = false;
+  bool reverse = false;
+  std::optional<float> scale{};
+  std::optional<float> lower_bound{};
+  int32_t num_threads = 0;
+  std::optional<bool> checked{};
+  std::string impl{};  // empty: best first
+
+  // Valid while this object lives (impl).
+  deltic_options c() const {
+    deltic_options o;
+    deltic_options_init(&o);
+    o.gate_form = static_cast<int32_t>(gate_form);
+    o.beta_form = static_cast<int32_t>(beta_form);
+    o.state_layout = static_cast<int32_t>(state_layout);
+    o.split = static_cast<int32_t>(split);
+    o.segment_length = segment_length;
+    o.chunk = chunk;
+    o.qk_l2norm = qk_l2norm ? 1 : 0;
+    o.reverse = reverse ? 1 : 0;
+    o.has_scale = scale.has_value() ? 1 : 0;
+    o.scale = scale.value_or(0.0f);
+    o.has_lower_bound = lower_bound.has_value() ? 1 : 0;
+    o.lower_bound = lower_bound.value_or(0.0f);
+    o.num_threads = num_threads;
+    o.checked = checked.has_value() ? (*checked ? 1 : 2) : 0;
+    o.impl = impl.empty() ? nullptr : impl.c_str();
+    return o;
+  }
+};
+
+// Tensors of forward and decode; see deltic_tensors.
+struct Tensors {
+  TensorView q{}, k{}, v{}, o{}, beta{}, g{}, gv{}, A_log{}, dt_bias{}, cu_seqlens{},
+      cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
+      ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
+
+  deltic_tensors c() const {
+    return {sizeof(deltic_tensors),
+            q,
+            k,
+            v,
+            o,
+            beta,
+            g,
+            gv,
+            A_log,
+            dt_bias,
+            cu_seqlens,
+            cu_seqlens_host,
+            initial_state,
+            final_state,
+            state_pool,
+            read_index,
+            write_index,
+            ckpt_cu,
+            ckpt_tokens,
+            ckpt_slots,
+            ckpt_states};
+  }
+};
+
+// Tensors of the building blocks; see deltic_block_tensors.
+struct BlockTensors {
+  TensorView q{}, k{}, v{}, x{}, g{}, beta{}, A_log{}, dt_bias{}, a{}, cu_seqlens{},
+      cu_seqlens_host{}, out{}, w{}, u{}, kg{}, qg{}, rstd{};
+
+  deltic_block_tensors c() const {
+    return {sizeof(deltic_block_tensors),
+            q,
+            k,
+            v,
+            x,
+            g,
+            beta,
+            A_log,
+            dt_bias,
+            a,
+            cu_seqlens,
+            cu_seqlens_host,
+            out,
+            w,
+            u,
+            kg,
+            qg,
+            rstd};
+  }
+};
+
+// Scratch memory for run functions: 64-byte aligned, grows on demand, reusable from call to call.
+class Workspace {
+ public:
+  Workspace() = default;
+  explicit Workspace(size_t bytes) { reserve(bytes); }
+  void reserve(size_t bytes) {
+    if (bytes <= bytes_) return;
+    data_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{64})));
+    bytes_ = bytes;
+  }
+  std::byte* data() const { return data_.get(); }
+  size_t bytes() const { return bytes_; }
+  deltic_workspace c() const { return {data_.get(), bytes_}; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<std::byte, Free> data_{};
+  size_t bytes_ = 0;
+};
+
+inline size_t forward_workspace_bytes(const Options& options, const Tensors& tensors) {
+  const deltic_options o = options.c();
+  const deltic_tensors t = tensors.c();
+  uint64_t bytes = 0;
+  detail::check(deltic_forward_workspace(&o, &t, &bytes));
+  return static_cast<size_t>(bytes);
+}
+inline size_t decode_workspace_bytes(const Options& options, const Tensors& tensors) {
+  const deltic_options o = options.c();
+  const deltic_tensors t = tensors.c();
+  uint64_t bytes = 0;
+  detail::check(deltic_decode_workspace(&o, &t, &bytes));
+  return static_cast<size_t>(bytes);
+}
+inline size_t block_workspace_bytes(Op op, const Options& options, const BlockTensors& tensors) {
+  const deltic_options o = options.c();
+  const deltic_block_tensors t = tensors.c();
+  uint64_t bytes = 0;
+  detail::check(deltic_block_workspace(static_cast<deltic_op>(op), &o, &t, &bytes));
+  return static_cast<size_t>(bytes);
+}
+
+inline void forward(const Options& options, const Tensors& tensors,
+                    const deltic_workspace& workspace, void* stream = nullptr) {
+  const deltic_options o = options.c();
+  const deltic_tensors t = tensors.c();
+  detail::check(deltic_forward(&o, &t, &workspace, stream));
+}
+inline void decode(const Options& options, const Tensors& tensors,
+                   const deltic_workspace& workspace, void* stream = nullptr) {
+  const deltic_options o = options.c();
+  const deltic_tensors t = tensors.c();
+  detail::check(deltic_decode(&o, &t, &workspace, stream));
+}
+inline void block(Op op, const Options& options, const BlockTensors& tensors,
+                  const deltic_workspace& workspace, void* stream = nullptr) {
+  const deltic_options o = options.c();
+  const deltic_block_tensors t = tensors.c();
+  detail::check(deltic_block(static_cast<deltic_op>(op), &o, &t, &workspace, stream));
+}
+
+// The same with a workspace allocated for the call: for CPU tensors, where it costs little.
+inline void forward(const Options& options, const Tensors& tensors) {
+  const Workspace w(forward_workspace_bytes(options, tensors));
+  forward(options, tensors, w.c());
+}
+inline void decode(const Options& options, const Tensors& tensors) {
+  const Workspace w(decode_workspace_bytes(options, tensors));
+  decode(options, tensors, w.c());
+}
+inline void block(Op op, const Options& options, const BlockTensors& tensors) {
+  const Workspace w(block_workspace_bytes(op, options, tensors));
+  block(op, options, tensors, w.c());
+}
+inline void cumsum(const Options& o, const BlockTensors& t) { block(Op::cumsum, o, t); }
+inline void gate(const Options& o, const BlockTensors& t) { block(Op::gate, o, t); }
+inline void l2norm(const Options& o, const BlockTensors& t) { block(Op::l2norm, o, t); }
+inline void kkt(const Options& o, const BlockTensors& t) { block(Op::kkt, o, t); }
+inline void scores(const Options& o, const BlockTensors& t) { block(Op::scores, o, t); }
+inline void inverse(const Options& o, const BlockTensors& t) { block(Op::inverse, o, t); }
+inline void wy(const Options& o, const BlockTensors& t) { block(Op::wy, o, t); }
+
+// One implementation's answer to a call.
+struct Choice {
+  std::string name;
+  bool accepts = false;
+  bool chosen = false;
+  std::string sentence;
+};
+namespace detail {
+inline void collect_choice(void* user, const char* name, int32_t accepts, int32_t chosen,
+                           const char* sentence) {
+  static_cast<std::vector<Choice>*>(user)->push_back({name, accepts != 0, chosen != 0, sentence});
+}
+}  // namespace detail
+// The chosen implementation first, then the others in list order.
+inline std::vector<Choice> explain(Op op, const Options& options, const Tensors& tensors) {
+  std::vector<Choice> choices;
+  const deltic_options o = options.c();
+  const deltic_tensors t = tensors.c();
+  detail::check(
+      deltic_explain(static_cast<deltic_op>(op), &o, &t, detail::collect_choice, &choices));
+  return choices;
+}
+inline std::vector<Choice> explain(Op op, const Options& options, const BlockTensors& tensors) {
+  std::vector<Choice> choices;
+  const deltic_options o = options.c();
+  const deltic_block_tensors t = tensors.c();
+  detail::check(
+      deltic_block_explain(static_cast<deltic_op>(op), &o, &t, detail::collect_choice, &choices));
+  return choices;
+}
+
+struct ImplementationInfo {
+  std::string name;
+  bool runs_here = false;
+  std::string sentence;  // why not
+};
+inline std::vector<ImplementationInfo> implementations(Op op, DeviceType device = DeviceType::cpu) {
+  std::vector<ImplementationInfo> list;
+  const auto c_op = static_cast<deltic_op>(op);
+  const auto c_device = static_cast<deltic_device_type>(device);
+  for (int32_t i = 0;; ++i) {
+    const char* name = deltic_implementation(c_op, c_device, i);
+    if (name == nullptr) return list;
+    const char* sentence = "";
+    const bool runs = deltic_implementation_runs_here(c_op, c_device, i, &sentence) != 0;
+    list.push_back({name, runs, sentence});
+  }
+}
+
+// Facts about build and machine.
+inline std::vector<std::pair<std::string, std::string>> info() {
+  std::vector<std::pair<std::string, std::string>> facts;
+  detail::check(deltic_info(
+      [](void* user, const char* key, const char* value) {
+        static_cast<std::vector<std::pair<std::string, std::string>>*>(user)->emplace_back(key,
+                                                                                           value);
+      },
+      &facts));
+  return facts;
+}
+
+inline std::string_view version() { return deltic_version(); }
+inline std::string_view name(Op op) { return deltic_op_name(static_cast<deltic_op>(op)); }
+// Throws if the program was compiled with another ABI's header than the library it found.
+inline void check_abi() { detail::check(deltic_check_abi(DELTIC_ABI_VERSION)); }
+inline void set_num_threads(int32_t n) { detail::check(deltic_set_num_threads(n)); }
+inline int32_t num_threads() { return deltic_get_num_threads(); }
+inline void set_checked(bool on) { detail::check(deltic_set_checked(on ? 1 : 0)); }
+
+}  // namespace deltic
+
+#endif  // DELTIC_DELTIC_HPP_

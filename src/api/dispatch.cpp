@@ -1,0 +1,145 @@
+// Choosing an implementation.
+#include "api/dispatch.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "api/settings.h"
+#include "core/check.h"
+#include "core/error.h"
+#include "cpu/cpu.h"
+#include "reference/reference.h"
+
+namespace deltic {
+namespace {
+
+std::string list_names(deltic_op op, deltic_device_type device) {
+  std::string names;
+  for (int i = 0; i < implementation_count(op, device); ++i) {
+    names += (i ? ", " : "") + std::string(implementation_at(op, device, i).name);
+  }
+  return names;
+}
+
+const Implementation* find(deltic_op op, deltic_device_type device, std::string_view name) {
+  for (int i = 0; i < implementation_count(op, device); ++i) {
+    if (name == implementation_at(op, device, i).name) return &implementation_at(op, device, i);
+  }
+  return nullptr;
+}
+
+bool known_anywhere(std::string_view name) {
+  for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
+    if (find(static_cast<deltic_op>(op), DELTIC_CPU, name)) return true;
+  }
+  return false;
+}
+
+// DELTIC_IMPL=forward:NAME,decode:NAME; a bare name binds the operations that have it.
+const Implementation* from_environment(deltic_op op, deltic_device_type device,
+                                       std::string_view text) {
+  const Implementation* found = nullptr;
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    const std::string_view entry = text.substr(0, comma);
+    text = comma == std::string_view::npos ? std::string_view{} : text.substr(comma + 1);
+    if (entry.empty()) continue;
+    const size_t colon = entry.find(':');
+    if (colon == std::string_view::npos) {
+      if (const Implementation* i = find(op, device, entry)) {
+        found = i;
+      } else if (!known_anywhere(entry)) {
+        fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": DELTIC_IMPL: expected an implementation (",
+             list_names(op, device), "), got ", entry);
+      }
+      continue;
+    }
+    const std::string_view op_text = entry.substr(0, colon), name = entry.substr(colon + 1);
+    int entry_op = 0;
+    while (entry_op < DELTIC_NUM_OPS && op_text != name_of(static_cast<deltic_op>(entry_op)))
+      ++entry_op;
+    if (entry_op == DELTIC_NUM_OPS) {
+      fail(DELTIC_INVALID_ARGUMENT, name_of(op),
+           ": DELTIC_IMPL: expected an operation before ':', got ", op_text);
+    }
+    const Implementation* i = find(static_cast<deltic_op>(entry_op), device, name);
+    if (i == nullptr) {
+      fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": DELTIC_IMPL: expected an implementation of ",
+           op_text, " (", list_names(static_cast<deltic_op>(entry_op), device), "), got ", name);
+    }
+    if (entry_op == op) found = i;
+  }
+  return found;
+}
+
+}  // namespace
+
+int implementation_count(deltic_op op, deltic_device_type device) {
+  return device == DELTIC_CPU ? static_cast<int>(cpu::implementations(op).size()) + 1 : 0;
+}
+
+const Implementation& implementation_at(deltic_op op, deltic_device_type device, int index) {
+  static_cast<void>(device);
+  const auto& list = cpu::implementations(op);
+  return index < static_cast<int>(list.size()) ? list[static_cast<size_t>(index)]
+                                               : reference::implementation(op);
+}
+
+const Implementation* named_implementation(deltic_op op, deltic_device_type device,
+                                           const char* option) {
+  if (option != nullptr && option[0] != '\0') {
+    const Implementation* i = find(op, device, option);
+    if (i == nullptr) {
+      fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": impl: expected one of ", list_names(op, device),
+           ", got ", option);
+    }
+    return i;
+  }
+  const char* text = std::getenv("DELTIC_IMPL");
+  return text == nullptr ? nullptr : from_environment(op, device, text);
+}
+
+const char* refusal(const Implementation& implementation, const Problem& p) {
+  if (const char* sentence = implementation.missing()) return sentence;
+  return implementation.refuse(p);
+}
+
+const Implementation& choose(const Problem& p, const Implementation* named) {
+  const int count = implementation_count(p.op, p.device);
+  const Implementation* chosen = nullptr;
+  if (named != nullptr) {
+    if (refusal(*named, p) == nullptr) chosen = named;
+  } else {
+    for (int i = 0; i < count && chosen == nullptr; ++i) {
+      const Implementation& candidate = implementation_at(p.op, p.device, i);
+      if (!candidate.only_when_named && refusal(candidate, p) == nullptr) chosen = &candidate;
+    }
+  }
+  if (logs_dispatch()) {
+    for (int i = 0; i < count; ++i) {
+      const Implementation& candidate = implementation_at(p.op, p.device, i);
+      const char* sentence = refusal(candidate, p);
+      log_line(cat("deltic: ", name_of(p.op), ": ", candidate.name, ": ",
+                   &candidate == chosen        ? "chosen"
+                   : sentence != nullptr       ? sentence
+                   : candidate.only_when_named ? "runs only when named"
+                   : named != nullptr          ? "takes it, another was named"
+                                               : "takes it, an earlier one was chosen"));
+    }
+  }
+  if (chosen != nullptr) return *chosen;
+  if (named != nullptr) {
+    fail(DELTIC_UNSUPPORTED, name_of(p.op), ": impl: ", named->name,
+         " was named and does not take this call: ", refusal(*named, p));
+  }
+  std::string sentences;
+  for (int i = 0; i < count; ++i) {
+    const Implementation& candidate = implementation_at(p.op, p.device, i);
+    if (candidate.only_when_named) continue;
+    sentences += cat(sentences.empty() ? "" : "; ", candidate.name, ": ", refusal(candidate, p));
+  }
+  if (count == 0) sentences = "this build has no CUDA support";
+  fail(DELTIC_UNSUPPORTED, name_of(p.op), ": no implementation takes this call: ", sentences);
+}
+
+}  // namespace deltic

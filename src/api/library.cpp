@@ -1,0 +1,51 @@
+// Version, errors, struct initialisers.
+#include <cstring>
+
+#include "api/guard.h"
+#include "core/check.h"
+
+namespace deltic {
+namespace {
+// A fixed buffer: reporting an error may not fail for want of memory. Longer texts are cut.
+thread_local char t_last_error[4096] = "";
+}  // namespace
+
+void set_last_error(const char* text) noexcept {
+  std::strncpy(t_last_error, text, sizeof(t_last_error) - 1);
+  t_last_error[sizeof(t_last_error) - 1] = '\0';
+}
+}  // namespace deltic
+
+using namespace deltic;
+
+const char* deltic_version(void) { return DELTIC_VERSION_STRING; }
+uint32_t deltic_abi_version(void) { return DELTIC_ABI_VERSION; }
+deltic_status deltic_check_abi(uint32_t header_abi_version) {
+  return guard([&] {
+    if (header_abi_version != DELTIC_ABI_VERSION) {
+      fail(DELTIC_ABI_MISMATCH, "check_abi: header: expected ABI ", DELTIC_ABI_VERSION, ", got ",
+           header_abi_version);
+    }
+  });
+}
+const char* deltic_last_error(void) { return t_last_error; }
+
+const char* deltic_status_name(deltic_status status) {
+  constexpr const char* names[] = {
+      "ok", "invalid argument", "unsupported", "out of memory", "runtime error", "ABI mismatch"};
+  return status >= 0 && status <= DELTIC_ABI_MISMATCH ? names[status] : "unknown status";
+}
+const char* deltic_op_name(deltic_op op) { return name_of(op); }
+
+void deltic_options_init(deltic_options* options) {
+  *options = {};
+  options->size = sizeof(*options);
+}
+void deltic_tensors_init(deltic_tensors* tensors) {
+  *tensors = {};
+  tensors->size = sizeof(*tensors);
+}
+void deltic_block_tensors_init(deltic_block_tensors* tensors) {
+  *tensors = {};
+  tensors->size = sizeof(*tensors);
+}

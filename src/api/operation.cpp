@@ -1,0 +1,120 @@
+// The path every operation takes: validate once, choose an implementation, run.
+#include "api/operation.h"
+
+#include <algorithm>
+
+#include "api/dispatch.h"
+#include "api/settings.h"
+#include "core/check.h"
+#include "core/error.h"
+
+namespace deltic {
+namespace {
+
+constexpr uint64_t kWorkspaceAlign = 64;
+
+const char* named_in(const deltic_options* options) {
+  // Read before the struct is checked: only a struct that is large enough has the field.
+  return options != nullptr && options->size >= sizeof(deltic_options) ? options->impl : nullptr;
+}
+
+template <class Tensors>
+struct Call {
+  Problem problem;
+  const Implementation* named = nullptr;
+
+  Call(deltic_op op, const deltic_options* options, const Tensors* tensors, bool query) {
+    named = named_implementation(op, DELTIC_CPU, named_in(options));
+    CheckContext context;
+    context.query = query;
+    context.allow_f64 = named != nullptr && named->only_when_named;
+    context.threads = default_threads();
+    context.checked = default_checked();
+    problem = check_call(op, options, tensors, context);
+  }
+};
+
+// Checks of values run before the work, in the same memory.
+uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
+  return std::max<uint64_t>(chosen.workspace_bytes(p), value_scratch_bytes(p));
+}
+
+}  // namespace
+
+template <class Tensors>
+void workspace_query(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                     uint64_t* bytes) {
+  const Call<Tensors> call(op, options, tensors, true);
+  if (bytes == nullptr) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": bytes: expected a pointer, got null");
+  }
+  *bytes = needed_bytes(call.problem, choose(call.problem, call.named));
+}
+
+template <class Tensors>
+void run_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                   const deltic_workspace* workspace, void* stream) {
+  const Call<Tensors> call(op, options, tensors, false);
+  const Problem& p = call.problem;
+  const Implementation& chosen = choose(p, call.named);
+  const uint64_t needed = needed_bytes(p, chosen);
+  const deltic_workspace given = workspace != nullptr ? *workspace : deltic_workspace{nullptr, 0};
+  if (given.bytes < needed || (needed > 0 && given.data == nullptr)) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": workspace: expected at least ", needed,
+         " bytes, got ", given.data == nullptr ? 0 : given.bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(given.data) % kWorkspaceAlign != 0) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": workspace: expected memory aligned to ",
+         kWorkspaceAlign, " bytes, got a misaligned pointer");
+  }
+  const std::span<std::byte> memory(static_cast<std::byte*>(given.data), needed);
+  check_values(p, memory);
+  if (p.checked) check_finite(p);
+  chosen.run(p, memory, stream);
+}
+
+template <class Tensors>
+void explain_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                       deltic_explain_fn fn, void* user) {
+  const Call<Tensors> call(op, options, tensors, true);
+  const Problem& p = call.problem;
+  if (fn == nullptr)
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": fn: expected a function, got null");
+  const int count = implementation_count(p.op, p.device);
+  int chosen = -1;
+  for (int i = 0; i < count && chosen < 0; ++i) {
+    const Implementation& candidate = implementation_at(p.op, p.device, i);
+    const bool eligible =
+        call.named != nullptr ? &candidate == call.named : !candidate.only_when_named;
+    if (eligible && refusal(candidate, p) == nullptr) chosen = i;
+  }
+  const auto say = [&](int i, const char* yes) {
+    const Implementation& candidate = implementation_at(p.op, p.device, i);
+    const char* sentence = refusal(candidate, p);
+    fn(user, candidate.name, sentence == nullptr, i == chosen,
+       sentence != nullptr ? sentence : yes);
+  };
+  if (chosen >= 0)
+    say(chosen, call.named != nullptr ? "named by the caller"
+                                      : "the first in the list that takes the call");
+  for (int i = 0; i < count; ++i) {
+    if (i == chosen) continue;
+    say(i, implementation_at(p.op, p.device, i).only_when_named
+               ? "takes the call, but runs only when named"
+               : "takes the call");
+  }
+}
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*, uint64_t*);
+template void workspace_query(deltic_op, const deltic_options*, const deltic_block_tensors*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_tensors*,
+                            const deltic_workspace*, void*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_block_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_tensors*,
+                                deltic_explain_fn, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_block_tensors*,
+                                deltic_explain_fn, void*);
+
+}  // namespace deltic

@@ -1,0 +1,31 @@
+// One path for every operation: validate once, choose an implementation, run.
+#pragma once
+
+#include "deltic/deltic.h"
+
+namespace deltic {
+
+template <class Tensors>
+void workspace_query(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                     uint64_t* bytes);
+template <class Tensors>
+void run_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                   const deltic_workspace* workspace, void* stream);
+template <class Tensors>
+void explain_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                       deltic_explain_fn fn, void* user);
+
+extern template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*,
+                                     uint64_t*);
+extern template void workspace_query(deltic_op, const deltic_options*, const deltic_block_tensors*,
+                                     uint64_t*);
+extern template void run_operation(deltic_op, const deltic_options*, const deltic_tensors*,
+                                   const deltic_workspace*, void*);
+extern template void run_operation(deltic_op, const deltic_options*, const deltic_block_tensors*,
+                                   const deltic_workspace*, void*);
+extern template void explain_operation(deltic_op, const deltic_options*, const deltic_tensors*,
+                                       deltic_explain_fn, void*);
+extern template void explain_operation(deltic_op, const deltic_options*,
+                                       const deltic_block_tensors*, deltic_explain_fn, void*);
+
+}  // namespace deltic

@@ -1,0 +1,82 @@
+// Process-wide defaults and their C functions.
+#include "api/settings.h"
+
+#include <omp.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "api/guard.h"
+#include "core/error.h"
+
+namespace deltic {
+namespace {
+std::atomic<int> g_threads{0};   // 0: OpenMP's default
+std::atomic<int> g_checked{-1};  // -1: DELTIC_CHECKED
+std::mutex g_log_mutex;          // orders lines, and a change of the callback with them
+std::atomic<deltic_log_fn> g_log{nullptr};
+void* g_log_user = nullptr;
+}  // namespace
+
+int default_threads() {
+  const int n = g_threads.load();
+  return n > 0 ? n : omp_get_max_threads();
+}
+
+bool default_checked() {
+  const int on = g_checked.load();
+  if (on >= 0) return on == 1;
+  const char* text = std::getenv("DELTIC_CHECKED");
+  return text != nullptr && text[0] != '\0' && std::strcmp(text, "0") != 0;
+}
+
+bool logs_dispatch() {
+  if (g_log.load() != nullptr) return true;
+  const char* text = std::getenv("DELTIC_LOG");
+  return text != nullptr && std::strstr(text, "dispatch") != nullptr;
+}
+
+void log_line(const std::string& line) {
+  const std::lock_guard<std::mutex> lock(g_log_mutex);
+  const deltic_log_fn fn = g_log.load();
+  if (fn != nullptr) {
+    fn(g_log_user, line.c_str());
+  } else {
+    std::fprintf(stderr, "%s\n", line.c_str());
+  }
+}
+
+}  // namespace deltic
+
+using namespace deltic;
+
+deltic_status deltic_set_num_threads(int32_t n) {
+  return guard([&] {
+    if (n < 0 || n > 4096) {
+      fail(DELTIC_INVALID_ARGUMENT, "set_num_threads: n: expected 0 (default) to 4096, got ", n);
+    }
+    g_threads = n;
+  });
+}
+int32_t deltic_get_num_threads(void) { return default_threads(); }
+
+deltic_status deltic_set_checked(int32_t on) {
+  return guard([&] {
+    if (on < -1 || on > 1) {
+      fail(DELTIC_INVALID_ARGUMENT, "set_checked: on: expected -1 (environment), 0 or 1, got ", on);
+    }
+    g_checked = on;
+  });
+}
+int32_t deltic_get_checked(void) { return default_checked() ? 1 : 0; }
+
+deltic_status deltic_set_log(deltic_log_fn fn, void* user) {
+  return guard([&] {
+    const std::lock_guard<std::mutex> lock(g_log_mutex);
+    g_log_user = user;
+    g_log = fn;
+  });
+}

@@ -1,0 +1,274 @@
+// The building blocks, chunk by chunk, for any arithmetic type: straight loops over the
+// definitions.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "core/problem.h"
+#include "core/recurrence.h"
+
+namespace deltic::blocks {
+
+// One chunk of one sequence, one head.
+struct Chunk {
+  int64_t batch, begin, length, head;
+};
+
+inline int64_t num_heads(const Problem& p) { return p.op == DELTIC_L2NORM ? p.H : p.HV; }
+
+// What one thread needs besides the tensors. W is the chunk length.
+template <class Real>
+struct Buffers {
+  Buffers(const Problem& p, std::byte* base) {
+    Scratch scratch(base);
+    const int64_t W = p.chunk, width = gate_width(p);
+    switch (p.op) {
+      case DELTIC_CUMSUM:
+        sum = scratch.take<double>(width);
+        [[fallthrough]];
+      case DELTIC_GATE:
+        row = scratch.take<Real>(width);
+        break;
+      case DELTIC_L2NORM:
+        row = scratch.take<Real>(p.K);
+        break;
+      case DELTIC_INVERSE:
+        row = scratch.take<Real>(W);
+        x = scratch.take<Real>(W * W);
+        break;
+      case DELTIC_KKT:
+      case DELTIC_SCORES:
+        row = scratch.take<Real>(std::max(W, p.K));
+        k = scratch.take<Real>(W * p.K);
+        G = scratch.take<Real>(W * width);
+        break;
+      default:  // DELTIC_WY
+        row = scratch.take<Real>(std::max(p.K, p.V));
+        a = scratch.take<Real>(W * W);
+        x = scratch.take<Real>(W * std::max(p.K, p.V));
+        k = scratch.take<Real>(W * p.K);
+        G = scratch.take<Real>(W * width);
+    }
+    bytes = scratch.used();
+  }
+  double* sum = nullptr;
+  Real *row = nullptr, *x = nullptr, *a = nullptr, *k = nullptr, *G = nullptr;
+  size_t bytes = 0;
+};
+
+// out_i = scale * sum of the chunk's log decays up to row i (reverse: from row i on). The sum is in
+// double: 64 terms of -104 would cost fp32 3e-4.
+template <class Real>
+void cumsum_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  const int64_t width = gate_width(p);
+  std::fill_n(buffers.sum, width, 0.0);
+  for (int64_t i = 0; i < c.length; ++i) {
+    const int64_t t = c.begin + (p.reverse ? c.length - 1 - i : i);
+    load_log_decay(p, c.batch, t, c.head, buffers.row);
+    for (int64_t d = 0; d < width; ++d) {
+      buffers.sum[d] += std::max(buffers.row[d], static_cast<Real>(kMinLogDecay));
+      buffers.row[d] = static_cast<Real>(p.scale * buffers.sum[d]);
+    }
+    store_row(p.out, c.batch, t, c.head, 0, width, buffers.row);
+  }
+}
+
+template <class Real>
+void gate_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  for (int64_t t = c.begin; t < c.begin + c.length; ++t) {
+    load_log_decay(p, c.batch, t, c.head, buffers.row);
+    store_row(p.out, c.batch, t, c.head, 0, gate_width(p), buffers.row);
+  }
+}
+
+template <class Real>
+void l2norm_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  for (int64_t t = c.begin; t < c.begin + c.length; ++t) {
+    load_row(p.x, c.batch, t, c.head, 0, p.K, buffers.row);
+    const Real r = reciprocal_norm(buffers.row, p.K);
+    for (int64_t d = 0; d < p.K; ++d) buffers.row[d] *= r;
+    store_row(p.out, c.batch, t, c.head, 0, p.K, buffers.row);
+    if (p.rstd) store_row(p.rstd, c.batch, t, c.head, 0, 1, &r);
+  }
+}
+
+template <class Real>
+void load_keys_and_gates(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  const int64_t width = gate_width(p);
+  if (p.gate == Gate::none) std::fill_n(buffers.G, c.length, Real(0));
+  for (int64_t i = 0; i < c.length; ++i) {
+    const int64_t t = c.begin + i;
+    load_row(p.k, c.batch, t, p.k_head(c.head), 0, p.K, buffers.k + i * p.K);
+    if (p.gate != Gate::none) load_row(p.g, c.batch, t, c.head, 0, width, buffers.G + i * width);
+  }
+}
+
+// sum_d x_d k_d exp(Gi_d - Gj_d)
+template <class Real>
+Real gated_product(const Problem& p, const Real* x, const Real* k, const Real* Gi, const Real* Gj) {
+  Real sum = 0;
+  if (p.gate == Gate::channel) {
+    for (int64_t d = 0; d < p.K; ++d) sum += x[d] * k[d] * std::exp(Gi[d] - Gj[d]);
+    return sum;
+  }
+  for (int64_t d = 0; d < p.K; ++d) sum += x[d] * k[d];
+  return sum * std::exp(*Gi - *Gj);
+}
+
+// kkt: out_ij = beta_i * (k_i, k_j), j < i. Scores: out_ij = scale * (q_i, k_j), j <= i. Else 0.
+template <class Real>
+void products_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  const bool is_scores = p.op == DELTIC_SCORES;
+  const int64_t K = p.K, width = gate_width(p);
+  load_keys_and_gates(p, c, buffers);
+  for (int64_t i = 0; i < c.length; ++i) {
+    const int64_t t = c.begin + i, num_columns = is_scores ? i + 1 : i;
+    Real factor = static_cast<Real>(p.scale);
+    if (is_scores) {
+      load_row(p.q, c.batch, t, p.k_head(c.head), 0, K, buffers.row);
+    } else {
+      load_beta(p, c.batch, t, c.head, 0, 1, &factor);
+      std::copy_n(buffers.k + i * K, K, buffers.row);
+    }
+    for (int64_t j = 0; j < num_columns; ++j) {
+      const Real product = gated_product(p, buffers.row, buffers.k + j * K, buffers.G + i * width,
+                                         buffers.G + j * width);
+      store(p.out.data, p.out.dtype, p.out.at(c.batch, t, c.head) + j, factor * product);
+    }
+    zero_row(p.out, c.batch, t, c.head, num_columns, p.chunk - num_columns);
+  }
+}
+
+// X = (I + A)^-1 by rows: X_i = e_i - sum_{j<i} A_ij X_j.
+template <class Real>
+void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  const int64_t W = p.chunk;
+  Real *A = buffers.row, *X = buffers.x;
+  for (int64_t i = 0; i < c.length; ++i) {
+    load_row(p.a, c.batch, c.begin + i, c.head, 0, i, A);
+    std::fill_n(X + i * W, W, Real(0));
+    X[i * W + i] = 1;
+    for (int64_t j = 0; j < i; ++j) {
+      for (int64_t m = 0; m <= j; ++m) X[i * W + m] -= A[j] * X[j * W + m];
+    }
+    store_row(p.out, c.batch, c.begin + i, c.head, 0, W, X + i * W);
+  }
+}
+
+// out_i = sum_{j<=i} a_ij x_j
+template <class Real>
+void multiply_by_a(const Problem& p, const Chunk& c, Buffers<Real>& buffers, int64_t width,
+                   const Rows& out) {
+  for (int64_t i = 0; i < c.length; ++i) {
+    std::fill_n(buffers.row, width, Real(0));
+    for (int64_t j = 0; j <= i; ++j) {
+      const Real a = buffers.a[i * p.chunk + j];
+      for (int64_t d = 0; d < width; ++d) buffers.row[d] += a * buffers.x[j * width + d];
+    }
+    store_row(out, c.batch, c.begin + i, c.head, 0, width, buffers.row);
+  }
+}
+
+template <class Real>
+void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  const int64_t K = p.K, V = p.V, W = p.chunk, width = gate_width(p), last = c.length - 1;
+  load_keys_and_gates(p, c, buffers);
+  const auto G = [&](int64_t i, int64_t d) { return buffers.G[i * width + (width == 1 ? 0 : d)]; };
+
+  for (int64_t i = 0; i < c.length; ++i) {
+    load_row(p.a, c.batch, c.begin + i, c.head, 0, i + 1, buffers.a + i * W);
+    Real beta = 1;
+    load_beta(p, c.batch, c.begin + i, c.head, 0, 1, &beta);
+    for (int64_t d = 0; d < K; ++d) {
+      buffers.x[i * K + d] = beta * buffers.k[i * K + d] * std::exp(G(i, d));
+    }
+  }
+  multiply_by_a(p, c, buffers, K, p.w);
+
+  if (p.u) {
+    for (int64_t i = 0; i < c.length; ++i) {
+      Real beta = 1;
+      load_beta(p, c.batch, c.begin + i, c.head, 0, 1, &beta);
+      load_row(p.v, c.batch, c.begin + i, c.head, 0, V, buffers.x + i * V);
+      for (int64_t d = 0; d < V; ++d) buffers.x[i * V + d] *= beta;
+    }
+    multiply_by_a(p, c, buffers, V, p.u);
+  }
+  for (int64_t i = 0; i < c.length && p.kg; ++i) {
+    for (int64_t d = 0; d < K; ++d) {
+      buffers.row[d] = buffers.k[i * K + d] * std::exp(G(last, d) - G(i, d));
+    }
+    store_row(p.kg, c.batch, c.begin + i, c.head, 0, K, buffers.row);
+  }
+  for (int64_t i = 0; i < c.length && p.qg; ++i) {
+    load_row(p.q, c.batch, c.begin + i, p.k_head(c.head), 0, K, buffers.row);
+    for (int64_t d = 0; d < K; ++d) buffers.row[d] *= std::exp(G(i, d));
+    store_row(p.qg, c.batch, c.begin + i, c.head, 0, K, buffers.row);
+  }
+}
+
+template <class Real>
+void run_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  switch (p.op) {
+    case DELTIC_CUMSUM:
+      return cumsum_chunk(p, c, buffers);
+    case DELTIC_GATE:
+      return gate_chunk(p, c, buffers);
+    case DELTIC_L2NORM:
+      return l2norm_chunk(p, c, buffers);
+    case DELTIC_INVERSE:
+      return inverse_chunk(p, c, buffers);
+    case DELTIC_WY:
+      return wy_chunk(p, c, buffers);
+    default:
+      return products_chunk(p, c, buffers);
+  }
+}
+
+inline void zero_all_padding(const Problem& p) {
+  const int64_t heads = num_heads(p);
+  const bool is_gate = p.op == DELTIC_CUMSUM || p.op == DELTIC_GATE;
+  zero_padding(p, p.out, heads, is_gate ? gate_width(p) : p.op == DELTIC_L2NORM ? p.K : p.chunk);
+  zero_padding(p, p.rstd, heads, 1);
+  zero_padding(p, p.w, heads, p.K);
+  zero_padding(p, p.u, heads, p.V);
+  zero_padding(p, p.kg, heads, p.K);
+  zero_padding(p, p.qg, heads, p.K);
+}
+
+template <class Real>
+size_t workspace_bytes(const Problem& p) {
+  return Buffers<Real>(p, nullptr).bytes * static_cast<size_t>(p.threads);
+}
+
+// Every thread walks the same list of chunks and heads and takes each num_threads-th: no table of
+// chunks is needed, and counting is nothing next to the work of a chunk.
+template <class Real>
+void run(const Problem& p, std::span<std::byte> workspace) {
+  const size_t bytes = Buffers<Real>(p, nullptr).bytes;
+#pragma omp parallel num_threads(p.threads)
+  {
+    const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
+    Buffers<Real> buffers(p, workspace.data() + static_cast<size_t>(thread) * bytes);
+    int64_t turn = 0;
+    for (int64_t n = 0; n < p.N; ++n) {
+      const Sequence s = sequence(p, n);
+      for (int64_t first = 0; first < s.length; first += p.chunk) {
+        const int64_t length = std::min<int64_t>(p.chunk, s.length - first);
+        for (int64_t h = 0; h < num_heads(p); ++h) {
+          if (turn++ % num_threads != thread) continue;
+          run_chunk(p, Chunk{s.batch, s.begin + first, length, h}, buffers);
+        }
+      }
+    }
+  }
+  zero_all_padding(p);
+}
+
+}  // namespace deltic::blocks

@@ -1,0 +1,35 @@
+// Everything that can be wrong with a call, found before anything is written.
+#pragma once
+
+#include <span>
+
+#include "core/problem.h"
+
+namespace deltic {
+
+const char* name_of(deltic_op op);
+
+// What the caller knows besides the call itself.
+struct CheckContext {
+  bool query = false;      // data pointers may be null, values are not read
+  bool allow_f64 = false;  // the oracle was named
+  int32_t threads = 1;     // default number of threads
+  bool checked = false;    // default of checked mode
+};
+
+// Shapes, dtypes, strides, devices, alignment, aliasing, option conflicts. Throws Failure.
+Problem check_call(deltic_op op, const deltic_options* options, const deltic_tensors* tensors,
+                   const CheckContext& context);
+Problem check_call(deltic_op op, const deltic_options* options, const deltic_block_tensors* tensors,
+                   const CheckContext& context);
+
+// Lengths, pool indices and checkpoint lists of CPU tensors. `scratch` holds
+// value_scratch_bytes(p).
+size_t value_scratch_bytes(const Problem& p);
+void check_values(const Problem& p, std::span<std::byte> scratch);
+
+// Checked mode: the first (lowest sequence, token, head) non-finite input, gates above the
+// contract.
+void check_finite(const Problem& p);
+
+}  // namespace deltic

@@ -1,0 +1,158 @@
+// A checked call: what every backend gets. Views with 64-bit strides, sizes and resolved options;
+// nothing here is owned. One struct serves all operations of the family.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtype.h"
+#include "deltic/deltic.h"
+
+namespace deltic {
+
+enum class Gate { none, head, channel };
+enum class BetaKind { none, head, value };  // absent (1), [B,T,HV], [B,T,HV,V]
+
+// A tensor of rows: element (b, t, h, c) is at b*sb + t*st + h*sh + c.
+struct Rows {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  bool present = false;
+  int64_t sb = 0, st = 0, sh = 0;
+
+  explicit operator bool() const { return present; }
+  int64_t at(int64_t b, int64_t t, int64_t h) const { return b * sb + t * st + h * sh; }
+  template <class E>
+  E* row(int64_t b, int64_t t, int64_t h) const {
+    return static_cast<E*>(data) + at(b, t, h);
+  }
+};
+
+// A flat parameter (A_log, dt_bias), any shape and strides.
+struct Param {
+  const void* data = nullptr;
+  DType dtype = DType::f32;
+  bool present = false;
+  int32_t rank = 0;
+  int64_t shape[DELTIC_MAX_RANK] = {}, strides[DELTIC_MAX_RANK] = {};
+
+  explicit operator bool() const { return present; }
+  float operator[](int64_t i) const {
+    int64_t offset = 0;
+    for (int32_t d = rank - 1; d >= 0; --d) {
+      offset += (i % shape[d]) * strides[d];
+      i /= shape[d];
+    }
+    return load_f32(data, dtype, offset);
+  }
+};
+
+// States by slot: element (slot, h, d, v) is at slot*s_slot + h*s_head + d*s_k + v*s_v.
+struct States {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  bool present = false;
+  int64_t slots = 0, s_slot = 0, s_head = 0, s_k = 0,
+          s_v = 0;  // s_v is 1 K-first, s_k is 1 V-first
+
+  explicit operator bool() const { return present; }
+  int64_t at(int64_t slot, int64_t h) const { return slot * s_slot + h * s_head; }
+};
+
+// int32 or int64 indices, one or two dimensions.
+struct Indices {
+  const void* data = nullptr;
+  bool present = false, is64 = false;
+  int64_t n0 = 0, n1 = 0, s0 = 0, s1 = 0;  // n1 = 0: one dimension
+
+  explicit operator bool() const { return present; }
+  int64_t operator()(int64_t i, int64_t j = 0) const {
+    const int64_t at = i * s0 + j * s1;
+    return is64 ? static_cast<const int64_t*>(data)[at] : static_cast<const int32_t*>(data)[at];
+  }
+};
+
+struct Problem {
+  deltic_op op = DELTIC_FORWARD;
+  deltic_device_type device = DELTIC_CPU;
+  int32_t device_index = 0;
+  int64_t B = 0, T = 0, N = 0, H = 0, HV = 0, K = 0, V = 0;
+  bool packed = false;
+
+  Gate gate = Gate::none;
+  deltic_gate_form gate_form = DELTIC_GATE_LOG_DECAY;
+  BetaKind beta_kind = BetaKind::none;
+  deltic_beta_form beta_form = DELTIC_BETA_VALUE;
+  bool l2norm = false, v_first = false, reverse = false, checked = false;
+  float scale = 1.0f, lower_bound = 0.0f;
+  int32_t chunk = 64;  // width of A for `inverse`
+  deltic_split split = DELTIC_SPLIT_AUTO;
+  int32_t threads = 1;
+
+  Rows q, k, v, o, beta, g, gv;        // forward, decode
+  Rows x, a, out, w, u, kg, qg, rstd;  // building blocks
+  Param A_log, dt_bias;
+  Indices cu;
+  // initial/final state or a pool: where sequence n starts and ends.
+  States state_in, state_out, ckpt;
+  bool is_pool = false;
+  Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots;
+
+  int64_t k_head(int64_t value_head) const { return value_head / (HV / H); }
+};
+
+inline constexpr float kMinLogDecay = -104.0f;  // exp is 0 below that in fp32
+inline constexpr double kNormEps = 1e-6;
+
+// One sequence of the batch.
+struct Sequence {
+  int64_t n = 0;      // index in the call
+  int64_t batch = 0;  // row of the B dimension
+  int64_t begin = 0;  // first token in the T dimension
+  int64_t length = 0;
+  int64_t read_slot = -1, write_slot = -1;  // of state_in, state_out; -1: zero, nowhere
+  int64_t ckpt_begin = 0, ckpt_end = 0;
+  bool skipped = false;  // both pool indices -1: o = 0, nothing else is touched
+};
+
+// Needs host-visible lengths and indices. With write_index [N,T'] write_slot is -1: ask token_slot.
+inline Sequence sequence(const Problem& p, int64_t n) {
+  Sequence s;
+  s.n = n;
+  s.batch = p.packed ? 0 : n;
+  s.begin = p.packed ? p.cu(n) : 0;
+  s.length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+  const bool per_token = p.write_index.n1 > 0;
+  if (p.is_pool) {
+    const Indices& read = p.read_index ? p.read_index : p.write_index;
+    const Indices& write = p.write_index ? p.write_index : p.read_index;
+    s.read_slot = read ? read(n) : n;
+    s.write_slot = per_token ? -1 : write ? write(n) : n;
+    if (per_token) {
+      bool any = s.read_slot >= 0;
+      for (int64_t t = 0; t < s.length && !any; ++t) any = p.write_index(n, t) >= 0;
+      s.skipped = !any;
+    } else {
+      s.skipped = s.read_slot < 0 && s.write_slot < 0;
+    }
+  } else {
+    s.read_slot = p.state_in ? n : -1;
+    s.write_slot = p.state_out ? n : -1;
+  }
+  if (p.ckpt_cu) {
+    s.ckpt_begin = p.ckpt_cu(n);
+    s.ckpt_end = p.ckpt_cu(n + 1);
+  }
+  return s;
+}
+// Slot of the state after token t (0-based) of a sequence; -1: not kept.
+inline int64_t token_slot(const Problem& p, const Sequence& s, int64_t t) {
+  return p.write_index.n1 > 0 ? p.write_index(s.n, t) : t + 1 == s.length ? s.write_slot : -1;
+}
+// Tokens of the packed T dimension that belong to no sequence.
+inline int64_t padding_begin(const Problem& p) {
+  return p.packed ? (p.N > 0 ? p.cu(p.N) : 0) : p.T;
+}
+
+}  // namespace deltic

@@ -1,0 +1,239 @@
+// The edges of a pass over tokens, for any arithmetic type: scratch, rows in and out, gate and beta
+// forms, the L2 norm, and where the states of a sequence come from and go to.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "core/problem.h"
+
+namespace deltic {
+
+// Cuts arrays out of one thread's part of a workspace, each aligned to 64 bytes. With a null base
+// it only counts, so that one piece of code says both the layout and the size.
+class Scratch {
+ public:
+  explicit Scratch(std::byte* base) : base_(base) {}
+  template <class E>
+  E* take(int64_t count) {
+    E* array = base_ ? reinterpret_cast<E*>(base_ + used_) : nullptr;
+    used_ += (static_cast<size_t>(count) * sizeof(E) + 63) / 64 * 64;
+    return array;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+// ---- Rows: `count` elements, `stride` apart, from element `at` on. Stores round to nearest even.
+// ----
+
+template <class Real>
+void load_elements(const void* data, DType type, int64_t at, int64_t stride, int64_t count,
+                   Real* out) {
+  const auto convert = [&](const auto* in, auto to_real) {
+    if (stride == 1) {
+      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Real>(to_real(in[at + i]));
+    } else {
+      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Real>(to_real(in[at + i * stride]));
+    }
+  };
+  const auto as_is = [](auto x) { return x; };
+  switch (type) {
+    case DType::f32:
+      return convert(static_cast<const float*>(data), as_is);
+    case DType::bf16:
+      return convert(static_cast<const uint16_t*>(data), bf16_to_f32);
+    case DType::f16:
+      return convert(static_cast<const uint16_t*>(data), f16_to_f32);
+    default:
+      return convert(static_cast<const double*>(data), as_is);
+  }
+}
+
+template <class Real>
+void store_elements(void* data, DType type, int64_t at, int64_t stride, int64_t count,
+                    const Real* in) {
+  for (int64_t i = 0; i < count; ++i) store(data, type, at + i * stride, in[i]);
+}
+
+template <class Real>
+void load_row(const Rows& x, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count,
+              Real* out) {
+  load_elements(x.data, x.dtype, x.at(b, t, h) + first, 1, count, out);
+}
+
+template <class Real>
+void store_row(const Rows& x, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count,
+               const Real* in) {
+  store_elements(x.data, x.dtype, x.at(b, t, h) + first, 1, count, in);
+}
+
+// Zero is all bits zero in every dtype.
+inline void zero_row(const Rows& x, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count) {
+  const int64_t bytes = size_of(x.dtype);
+  std::memset(static_cast<std::byte*>(x.data) + (x.at(b, t, h) + first) * bytes, 0,
+              static_cast<size_t>(count * bytes));
+}
+
+// Rows of an output that belong to no sequence.
+inline void zero_padding(const Problem& p, const Rows& x, int64_t heads, int64_t width) {
+  if (!x || !p.packed) return;
+  for (int64_t t = padding_begin(p); t < p.T; ++t) {
+    for (int64_t h = 0; h < heads; ++h) zero_row(x, 0, t, h, 0, width);
+  }
+}
+
+// ---- Gate and beta forms. Written so that no exponential overflows. ----
+
+template <class Real>
+Real sigmoid(Real x) {
+  const Real e = std::exp(-std::abs(x));
+  return x >= 0 ? 1 / (1 + e) : e / (1 + e);
+}
+
+template <class Real>
+Real softplus(Real x) {
+  return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x)));
+}
+
+template <class Real>
+Real log_decay(const Problem& p, Real g, Real rate, Real bias) {
+  switch (p.gate_form) {
+    case DELTIC_GATE_SOFTPLUS:
+      return -rate * softplus(g + bias);
+    case DELTIC_GATE_BOUNDED:
+      return static_cast<Real>(p.lower_bound) * sigmoid(rate * (g + bias));
+    default:
+      return g;
+  }
+}
+
+inline int64_t gate_width(const Problem& p) { return p.gate == Gate::channel ? p.K : 1; }
+
+// The log decay of one token and value head: gate_width(p) numbers. Needs a gate.
+template <class Real>
+void load_log_decay(const Problem& p, int64_t b, int64_t t, int64_t h, Real* out) {
+  const int64_t width = gate_width(p);
+  load_row(p.g, b, t, h, 0, width, out);
+  if (p.gate_form == DELTIC_GATE_LOG_DECAY) return;
+  const Real rate = p.A_log ? std::exp(static_cast<Real>(p.A_log[h])) : Real(1);
+  for (int64_t d = 0; d < width; ++d) {
+    const Real bias = p.dt_bias ? static_cast<Real>(p.dt_bias[h * width + d]) : Real(0);
+    out[d] = log_decay(p, out[d], rate, bias);
+  }
+}
+
+template <class Real>
+Real beta_value(const Problem& p, Real x) {
+  switch (p.beta_form) {
+    case DELTIC_BETA_SIGMOID:
+      return sigmoid(x);
+    case DELTIC_BETA_2SIGMOID:
+      return 2 * sigmoid(x);
+    default:
+      return x;
+  }
+}
+
+// beta of value columns [first, first + count): 1, one number for all, or one each.
+template <class Real>
+void load_beta(const Problem& p, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count,
+               Real* out) {
+  if (p.beta_kind == BetaKind::value) {
+    load_row(p.beta, b, t, h, first, count, out);
+    for (int64_t i = 0; i < count; ++i) out[i] = beta_value(p, out[i]);
+  } else {
+    Real beta = 1;
+    if (p.beta_kind == BetaKind::head) {
+      load_row(p.beta, b, t, h, 0, 1, &beta);
+      beta = beta_value(p, beta);
+    }
+    std::fill_n(out, count, beta);
+  }
+}
+
+// 1 / sqrt(sum x^2 + 1e-6). The sum is in double: squares of large fp32 numbers overflow fp32.
+template <class Real>
+Real reciprocal_norm(const Real* x, int64_t count) {
+  double sum = kNormEps;
+  for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return static_cast<Real>(1 / std::sqrt(sum));
+}
+
+template <class Real>
+void normalize(Real* x, int64_t count) {
+  const Real r = reciprocal_norm(x, count);
+  for (int64_t i = 0; i < count; ++i) x[i] *= r;
+}
+
+// ---- States ----
+
+// The states of one sequence and value head, value columns [first, first + count). S is K-first in
+// scratch whatever the layout outside: element (d, c) is at d * pitch + c.
+template <class Real>
+class StateColumns {
+ public:
+  StateColumns(const Problem& p, const Sequence& s, int64_t h, int64_t first, int64_t count,
+               int64_t pitch)
+      : p_(p), s_(s), h_(h), first_(first), count_(count), pitch_(pitch) {
+    next_checkpoint_ = checkpoint_from(0);
+  }
+
+  void load_initial(Real* S) const {
+    for (int64_t d = 0; d < p_.K; ++d) {
+      if (s_.read_slot < 0) {
+        std::fill_n(S + d * pitch_, count_, Real(0));
+      } else {
+        load_elements(p_.state_in.data, p_.state_in.dtype, at(p_.state_in, s_.read_slot, d),
+                      p_.state_in.s_v, count_, S + d * pitch_);
+      }
+    }
+  }
+
+  // To be called with the state after 0, 1, ..., length tokens of the sequence.
+  void keep(const Real* S, int64_t tokens) {
+    const int64_t slot = tokens > 0       ? token_slot(p_, s_, tokens - 1)
+                         : s_.length == 0 ? s_.write_slot
+                                          : -1;
+    if (slot >= 0) write(p_.state_out, slot, S);
+    if (tokens != next_checkpoint_) return;
+    for (int64_t m = s_.ckpt_begin; m < s_.ckpt_end; ++m) {
+      if (p_.ckpt_tokens(m) == tokens && p_.ckpt_slots(m) >= 0) write(p_.ckpt, p_.ckpt_slots(m), S);
+    }
+    next_checkpoint_ = checkpoint_from(tokens + 1);
+  }
+
+ private:
+  int64_t at(const States& x, int64_t slot, int64_t d) const {
+    return x.at(slot, h_) + d * x.s_k + first_ * x.s_v;
+  }
+  void write(const States& x, int64_t slot, const Real* S) const {
+    for (int64_t d = 0; d < p_.K; ++d) {
+      store_elements(x.data, x.dtype, at(x, slot, d), x.s_v, count_, S + d * pitch_);
+    }
+  }
+  // The smallest token count >= `tokens` with a checkpoint. The list may be in any order; looking
+  // through it once per checkpoint rather than once per token keeps long sequences cheap.
+  int64_t checkpoint_from(int64_t tokens) const {
+    int64_t next = std::numeric_limits<int64_t>::max();
+    for (int64_t m = s_.ckpt_begin; m < s_.ckpt_end; ++m) {
+      if (p_.ckpt_slots(m) >= 0 && p_.ckpt_tokens(m) >= tokens) {
+        next = std::min(next, p_.ckpt_tokens(m));
+      }
+    }
+    return next;
+  }
+
+  const Problem& p_;
+  const Sequence& s_;
+  int64_t h_, first_, count_, pitch_, next_checkpoint_ = 0;
+};
+
+}  // namespace deltic

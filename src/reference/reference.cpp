@@ -1,0 +1,137 @@
+// The oracle: the recurrence of the family in fp64, token by token, and the entries of all
+// operations.
+#include "reference/reference.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "core/block_math.h"
+#include "core/recurrence.h"
+
+namespace deltic::reference {
+namespace {
+
+// What one thread needs: the state S, K x V, and the vectors of one token.
+struct Token {
+  Token(const Problem& p, std::byte* base) {
+    Scratch scratch(base);
+    S = scratch.take<double>(p.K * p.V);
+    q = scratch.take<double>(p.K);
+    k = scratch.take<double>(p.K);
+    decay = scratch.take<double>(p.K);
+    v = scratch.take<double>(p.V);
+    value_decay = scratch.take<double>(p.V);
+    beta = scratch.take<double>(p.V);
+    u = scratch.take<double>(p.V);
+    o = scratch.take<double>(p.V);
+    bytes = scratch.used();
+  }
+
+  void load(const Problem& p, int64_t b, int64_t t, int64_t h) {
+    load_row(p.q, b, t, p.k_head(h), 0, p.K, q);
+    load_row(p.k, b, t, p.k_head(h), 0, p.K, k);
+    load_row(p.v, b, t, h, 0, p.V, v);
+    load_beta(p, b, t, h, 0, p.V, beta);
+    if (p.l2norm) {
+      normalize(q, p.K);
+      normalize(k, p.K);
+    }
+    std::fill_n(decay, p.K, 1.0);
+    if (p.gate != Gate::none) load_log_decay(p, b, t, h, decay);
+    if (p.gate == Gate::head) std::fill_n(decay, p.K, decay[0]);
+    if (p.gate != Gate::none) {
+      for (int64_t d = 0; d < p.K; ++d) decay[d] = std::exp(decay[d]);
+    }
+    std::fill_n(value_decay, p.V, 1.0);
+    if (p.gv) {
+      load_row(p.gv, b, t, h, 0, p.V, value_decay);
+      for (int64_t c = 0; c < p.V; ++c) value_decay[c] = std::exp(value_decay[c]);
+    }
+  }
+
+  double *S, *q, *k, *decay, *v, *value_decay, *beta, *u, *o;
+  size_t bytes;
+};
+
+// S_{t-1} -> S_t and o_t, one line of mathematics per loop; d counts the keys, c the value columns.
+void step(const Problem& p, Token& x) {
+  const int64_t K = p.K, V = p.V;
+  // S' = decay_t * S_{t-1} * exp(gv_t)
+  for (int64_t d = 0; d < K; ++d) {
+#pragma omp simd
+    for (int64_t c = 0; c < V; ++c) x.S[d * V + c] *= x.decay[d] * x.value_decay[c];
+  }
+  // u_t = beta_t * (v_t - S'^T k_t)
+  std::copy_n(x.v, V, x.u);
+  for (int64_t d = 0; d < K; ++d) {
+#pragma omp simd
+    for (int64_t c = 0; c < V; ++c) x.u[c] -= x.S[d * V + c] * x.k[d];
+  }
+  for (int64_t c = 0; c < V; ++c) x.u[c] *= x.beta[c];
+  // S_t = S' + k_t u_t^T
+  for (int64_t d = 0; d < K; ++d) {
+#pragma omp simd
+    for (int64_t c = 0; c < V; ++c) x.S[d * V + c] += x.k[d] * x.u[c];
+  }
+  // o_t = scale * S_t^T q_t
+  std::fill_n(x.o, V, 0.0);
+  for (int64_t d = 0; d < K; ++d) {
+#pragma omp simd
+    for (int64_t c = 0; c < V; ++c) x.o[c] += x.S[d * V + c] * x.q[d];
+  }
+  for (int64_t c = 0; c < V; ++c) x.o[c] *= p.scale;
+}
+
+void run_sequence(const Problem& p, const Sequence& s, int64_t h, Token& x) {
+  if (s.skipped) {
+    for (int64_t t = 0; t < s.length; ++t) zero_row(p.o, s.batch, s.begin + t, h, 0, p.V);
+    return;
+  }
+  StateColumns<double> states(p, s, h, 0, p.V, p.V);
+  states.load_initial(x.S);
+  states.keep(x.S, 0);
+  for (int64_t t = 0; t < s.length; ++t) {
+    x.load(p, s.batch, s.begin + t, h);
+    step(p, x);
+    store_row(p.o, s.batch, s.begin + t, h, 0, p.V, x.o);
+    states.keep(x.S, t + 1);
+  }
+}
+
+void run_recurrence(const Problem& p, std::span<std::byte> workspace) {
+  const size_t bytes = Token(p, nullptr).bytes;
+#pragma omp parallel for schedule(dynamic) num_threads(p.threads)
+  for (int64_t i = 0; i < p.N * p.HV; ++i) {
+    Token x(p, workspace.data() + static_cast<size_t>(omp_get_thread_num()) * bytes);
+    run_sequence(p, sequence(p, i / p.HV), i % p.HV, x);
+  }
+  zero_padding(p, p.o, p.HV, p.V);
+}
+
+bool is_recurrence(const Problem& p) { return p.op == DELTIC_FORWARD || p.op == DELTIC_DECODE; }
+
+std::string nothing_missing() { return ""; }
+std::string takes_all(const Problem&) { return ""; }
+
+size_t workspace_bytes(const Problem& p) {
+  if (!is_recurrence(p)) return blocks::workspace_bytes<double>(p);
+  return Token(p, nullptr).bytes * static_cast<size_t>(p.threads);
+}
+
+void run(const Problem& p, std::span<std::byte> workspace, void*) {
+  is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run<double>(p, workspace);
+}
+
+}  // namespace
+
+// One entry serves every operation: the problem says which it is.
+const Implementation& implementation(deltic_op) {
+  static const Implementation oracle{"reference", nothing_missing, takes_all, workspace_bytes, run,
+                                     true};
+  return oracle;
+}
+
+}  // namespace deltic::reference

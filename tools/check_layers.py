@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Checks from the #include lines that every layer sees only the layers below it.
+
+Exit status 0 if the tree obeys, 1 with one line per offence. The rules are first tried on a few
+made-up files that break them, so that a rule that stopped working is noticed.
+"""
+
+import posixpath
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Layer -> layers it may include besides itself.
+ALLOWED = {
+    "include": set(),
+    "src/core": {"include"},
+    "src/reference": {"include", "src/core"},
+    "src/cpu": {"include", "src/core"},
+    "src/cuda": {"include", "src/core"},
+    "src/api": {"include", "src/core", "src/reference", "src/cpu", "src/cuda"},
+    "bindings": {"include"},
+    "cli": {"include"},
+    "examples": {"include"},
+}
+
+# Header prefix -> layers that may include it. Everything else may not.
+FOREIGN = {
+    "torch/": {"bindings"},
+    "ATen/": {"bindings"},
+    "c10/": {"bindings"},
+    "Python.h": set(),
+    "cuda": {"src/cuda", "bindings"},
+    "hwy/": {"src/cpu"},
+    "CLI/": {"cli"},
+    "nlohmann/": {"cli"},
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+SOURCE_ENDINGS = (".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc")
+
+
+def layer_of(path):
+    """The layer a file of the project belongs to, or None (tests and benchmarks may see all)."""
+    for layer in ALLOWED:
+        if path.startswith(layer + "/"):
+            return layer
+    return None
+
+
+def resolve(path, header, known):
+    """The project file that an include line of `path` means, or None if it is a foreign header."""
+    roots = [posixpath.dirname(path), "src", "include", "."]
+    for root in roots:
+        candidate = posixpath.normpath(posixpath.join(root, header))
+        if candidate in known:
+            return candidate
+    return None
+
+
+def offences(files):
+    """One sentence per include line that breaks a rule. `files` maps paths to texts."""
+    found = []
+    for path, text in sorted(files.items()):
+        layer = layer_of(path)
+        if layer is None:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match:
+                continue
+            header = match.group(2)
+            target = resolve(path, header, files)
+            if target is not None:
+                seen = layer_of(target)
+                if seen is None:
+                    seen = target.split("/", 1)[0]
+                if seen != layer and seen not in ALLOWED[layer]:
+                    found.append(f"{path}:{number}: {layer} must not see {seen} ({header})")
+                continue
+            for prefix, layers in FOREIGN.items():
+                if header.startswith(prefix) and layer not in layers:
+                    found.append(f"{path}:{number}: {layer} must not include {header}")
+                    break
+    return found
+
+
+def self_check():
+    """Fails unless every kind of offence is found in files made for it."""
+    base = {
+        "include/deltic/deltic.h": "",
+        "src/core/problem.h": '#include "deltic/deltic.h"\n',
+        "src/cpu/cpu.h": '#include "core/problem.h"\n#include <hwy/highway.h>\n',
+        "src/reference/reference.h": '#include "core/problem.h"\n',
+        "src/api/forward.cpp": '#include "cpu/cpu.h"\n#include "reference/reference.h"\n',
+        "cli/main.cpp": '#include "deltic/deltic.h"\n#include <CLI/CLI.hpp>\n',
+        "tests/all.cpp": '#include "cpu/cpu.h"\n',
+    }
+    assert offences(base) == [], offences(base)
+    bad = {
+        "include/deltic/deltic.hpp": '#include "core/problem.h"',
+        "include/deltic/x.h": "#include <torch/torch.h>",
+        "src/core/a.h": '#include "cpu/cpu.h"',
+        "src/core/b.h": "#include <hwy/highway.h>",
+        "src/cpu/c.h": '#include "reference/reference.h"',
+        "src/cpu/d.cpp": '#  include "../api/forward.cpp"',
+        "src/reference/e.cpp": '#include "../cpu/cpu.h"',
+        "src/api/f.cpp": "#include <torch/csrc/stable/library.h>",
+        "bindings/torch/g.cpp": '#include "core/problem.h"',
+        "cli/h.cpp": '#include "../src/core/problem.h"',
+        "src/api/i.cpp": '#include "tests/all.cpp"',
+    }
+    for path, text in bad.items():
+        got = offences({**base, path: text})
+        if len(got) != 1 or not got[0].startswith(path + ":1:"):
+            sys.exit(f"check_layers: the rule against `{text}` in {path} found {got}")
+
+
+def main():
+    self_check()
+    listed = subprocess.run(
+        [str(ROOT / "tools" / "list_files.sh")], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    files = {
+        path: (ROOT / path).read_text(encoding="utf-8")
+        for path in listed
+        if path.endswith(SOURCE_ENDINGS)
+    }
+    if not any(layer_of(path) == "src/core" for path in files):
+        sys.exit("check_layers: no sources found")
+    found = offences(files)
+    for line in found:
+        print(line)
+    print(f"layers: {len(files)} files, {len(found)} offences")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
