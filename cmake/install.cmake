@@ -1,5 +1,13 @@
-# Installation: library, headers, program, CMake package and pkg-config file.
+# Installation: what the library shows, headers, program, CMake package and pkg-config file.
 include(CMakePackageConfigHelpers)
+
+# Hidden visibility does not reach the templates of the standard library: they say default themselves.
+# The linker is told by name what stays visible.
+if(BUILD_SHARED_LIBS)
+  set(deltic_map ${CMAKE_CURRENT_LIST_DIR}/deltic.map)
+  target_link_options(deltic PRIVATE LINKER:--version-script=${deltic_map})
+  set_property(TARGET deltic APPEND PROPERTY LINK_DEPENDS ${deltic_map})
+endif()
 
 set(deltic_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/deltic)
 
@@ -13,12 +21,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/include/deltic/deltic.h
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 if(DELTIC_BUILD_CLI)
-  # The program finds the library beside it, wherever the prefix is moved to.
-  file(RELATIVE_PATH deltic_bin_to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-  if(BUILD_SHARED_LIBS)
-    set_target_properties(deltic_program PROPERTIES INSTALL_RPATH "$ORIGIN/${deltic_bin_to_lib}")
-  endif()
-  install(TARGETS deltic_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS deltic_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
 # find_package(deltic) gives deltic::deltic.
@@ -46,5 +49,6 @@ list(TRANSFORM deltic_private_libs PREPEND "-l")
 list(JOIN deltic_private_libs " " deltic_private_libs)
 # Relative to the .pc file, so that the prefix can be moved.
 file(RELATIVE_PATH deltic_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" deltic_pc_prefix "${deltic_pc_prefix}")
 configure_file(${CMAKE_CURRENT_LIST_DIR}/deltic.pc.in ${PROJECT_BINARY_DIR}/deltic.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/deltic.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -185,11 +185,12 @@ class Checker {
       // Elements must be distinct: each dimension steps over all that the finer-stepping ones span.
       int32_t order[DELTIC_MAX_RANK];
       int32_t n = 0;
-      for (int32_t i = 0; i < t.rank; ++i) {
-        if (t.shape[i] > 1) order[n++] = i;
+      for (int32_t d = 0; d < t.rank; ++d) {
+        if (t.shape[d] <= 1) continue;
+        int32_t at = n++;  // insertion by stride
+        for (; at > 0 && t.strides[order[at - 1]] > t.strides[d]; --at) order[at] = order[at - 1];
+        order[at] = d;
       }
-      std::sort(order, order + n,
-                [&](int32_t a, int32_t b) { return t.strides[a] < t.strides[b]; });
       int64_t span = 1;
       for (int32_t i = 0; i < n; ++i) {
         if (t.strides[order[i]] < span) {
@@ -262,6 +263,12 @@ class Checker {
     q.rank = t.rank;
     std::copy(t.shape, t.shape + t.rank, q.shape);
     std::copy(t.strides, t.strides + t.rank, q.strides);
+    int64_t packed_stride = 1;
+    q.contiguous = true;
+    for (int32_t i = t.rank - 1; i >= 0; --i) {
+      q.contiguous = q.contiguous && (t.shape[i] == 1 || t.strides[i] == packed_stride);
+      packed_stride *= t.shape[i];
+    }
     return q;
   }
 

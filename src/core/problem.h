@@ -34,6 +34,7 @@ struct Param {
   const void* data = nullptr;
   DType dtype = DType::f32;
   bool present = false;
+  bool contiguous = false;
   int32_t rank = 0;
   int64_t shape[DELTIC_MAX_RANK] = {}, strides[DELTIC_MAX_RANK] = {};
 

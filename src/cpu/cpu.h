@@ -8,6 +8,7 @@
 
 namespace deltic::cpu {
 const std::vector<Implementation>& implementations(deltic_op op);
+
 std::string features_found();  // instruction sets the machine has
 std::string features_used();   // instruction sets implementations here use
 }  // namespace deltic::cpu

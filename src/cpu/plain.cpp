@@ -6,10 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <string>
+#include <span>
 
 #include "core/block_math.h"
-#include "core/error.h"
 #include "core/recurrence.h"
 
 namespace deltic::cpu {
@@ -114,7 +113,7 @@ void run_recurrence(const Problem& p, std::span<std::byte> workspace) {
   const size_t bytes = Slice(p, nullptr).bytes;
   const int64_t num_slices = (p.V + kColumns - 1) / kColumns;
   const int64_t num_tasks = p.N * p.HV * num_slices;
-#pragma omp parallel for schedule(dynamic) num_threads(p.threads)
+#pragma omp parallel for schedule(dynamic) num_threads(useful_threads(p, num_tasks))
   for (int64_t i = 0; i < num_tasks; ++i) {
     Slice x(p, workspace.data() + static_cast<size_t>(omp_get_thread_num()) * bytes);
     const int64_t head = i / num_slices;
@@ -125,19 +124,18 @@ void run_recurrence(const Problem& p, std::span<std::byte> workspace) {
 
 bool is_recurrence(const Problem& p) { return p.op == DELTIC_FORWARD || p.op == DELTIC_DECODE; }
 
-std::string nothing_missing() { return ""; }
+const char* nothing_missing() { return nullptr; }
 
-std::string refuse_fp64(const Problem& p) {
-  std::string name;
-  const auto look = [&](const auto& tensor, const char* its_name) {
-    if (name.empty() && tensor && tensor.dtype == DType::f64) name = its_name;
-  };
-  look(p.q, "q"), look(p.k, "k"), look(p.v, "v"), look(p.o, "o"), look(p.beta, "beta");
-  look(p.g, "g"), look(p.gv, "gv"), look(p.x, "x"), look(p.a, "a"), look(p.out, "out");
-  look(p.w, "w"), look(p.u, "u"), look(p.kg, "kg"), look(p.qg, "qg"), look(p.rstd, "rstd");
-  look(p.state_in, p.is_pool ? "state_pool" : "initial_state");
-  look(p.state_out, "final_state"), look(p.ckpt, "ckpt_states");
-  return name.empty() ? "" : cat(name, " is fp64, which only the oracle takes");
+const char* refuse_fp64(const Problem& p) {
+  const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
+  for (const Rows* rows : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g, &p.gv, &p.x, &p.a, &p.out, &p.w,
+                           &p.u, &p.kg, &p.qg, &p.rstd}) {
+    if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
+  }
+  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt}) {
+    if (is_fp64(*states)) return "a state is fp64, which only the oracle takes";
+  }
+  return nullptr;
 }
 
 size_t workspace_bytes(const Problem& p) {

@@ -1,0 +1,35 @@
+// How a CPU call is divided among threads: plain data, from shapes and lengths.
+#pragma once
+
+#include "core/problem.h"
+
+namespace deltic::cpu {
+
+struct ForwardPlan {
+  int threads;    // of the parallel region
+  int64_t group;  // tasks (sequence, value head) that are carried at once in rounds
+  int64_t block;  // chunks of a task that one round carries
+};
+// From shapes alone, as the workspace query has no lengths. `panels`: pieces of one task's columns.
+ForwardPlan forward_plan(const Problem& p, int64_t panels);
+
+struct TaskOrder {
+  bool is_balanced;  // whole tasks keep all threads busy; else rounds
+};
+// Sequences by falling length into order[N]; decides between whole tasks and rounds.
+TaskOrder order_tasks(const Problem& p, const ForwardPlan& plan, int64_t* order, int64_t* loads);
+
+// Products of small gates run into denormals, which cost a hundred cycles each and carry nothing
+// here: flushed to zero for the time of a call, in each of its threads.
+class FlushDenormals {
+ public:
+  FlushDenormals();
+  ~FlushDenormals();
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  unsigned saved_;
+};
+
+}  // namespace deltic::cpu

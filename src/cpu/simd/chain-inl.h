@@ -1,0 +1,202 @@
+// The part of a chunk that carries the state: one function per step and engine, panel by panel.
+//
+// The state of one value head lives in panels of 32 value columns, [Kp][32] fp32 each. Columns
+// never meet, so panels may go to different threads. An engine says how the operands of a prepared
+// chunk are kept and how the products with them are formed.
+#if defined(DELTIC_CPU_SIMD_CHAIN_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTIC_CPU_SIMD_CHAIN_INL_H_
+#undef DELTIC_CPU_SIMD_CHAIN_INL_H_
+#else
+#define DELTIC_CPU_SIMD_CHAIN_INL_H_
+#endif
+
+#include "cpu/simd/prepare-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+// Sizes that every part of a forward call needs.
+struct Shape {
+  int64_t C, K, Kp, V, panels;
+
+  explicit Shape(const Problem& p, int64_t k_align)
+      : C(p.chunk),
+        K(p.K),
+        Kp((p.K + k_align - 1) / k_align * k_align),
+        V(p.V),
+        panels((p.V + kPanel - 1) / kPanel) {}
+  // The last panel is narrow if half of it is enough.
+  int64_t panel_width(int64_t panel) const { return V - panel * kPanel > 16 ? 32 : 16; }
+  int64_t panel_columns(int64_t panel) const { return std::min(kPanel, V - panel * kPanel); }
+  int64_t panel_floats() const { return Kp * kPanel; }
+};
+
+inline void load_state(const States& states, int64_t slot, int64_t head, const Shape& s,
+                       int64_t panel, float* S) {
+  const int64_t width = s.panel_width(panel), columns = s.panel_columns(panel), v0 = panel * kPanel;
+  std::memset(S, 0, static_cast<size_t>(s.Kp * width) * sizeof(float));
+  if (!states || slot < 0) return;
+  const int64_t base = states.at(slot, head) + v0 * states.s_v;
+  if (states.s_v == 1) {
+    for (int64_t d = 0; d < s.K; ++d) {
+      load_row(states.data, states.dtype, base + d * states.s_k, columns, columns, S + d * width);
+    }
+  } else {
+    for (int64_t v = 0; v < columns; ++v) {
+      for (int64_t d = 0; d < s.K; ++d) {
+        S[d * width + v] = load_f32(states.data, states.dtype, base + v * states.s_v + d);
+      }
+    }
+  }
+}
+
+inline void store_state(const States& states, int64_t slot, int64_t head, const Shape& s,
+                        int64_t panel, const float* S) {
+  if (!states || slot < 0) return;
+  const int64_t width = s.panel_width(panel), columns = s.panel_columns(panel), v0 = panel * kPanel;
+  const int64_t base = states.at(slot, head) + v0 * states.s_v;
+  if (states.s_v == 1) {
+    for (int64_t d = 0; d < s.K; ++d) {
+      store_row(S + d * width, columns, states.data, states.dtype, base + d * states.s_k);
+    }
+  } else {
+    for (int64_t v = 0; v < columns; ++v) {
+      for (int64_t d = 0; d < s.K; ++d) {
+        store(states.data, states.dtype, base + v * states.s_v + d,
+              static_cast<double>(S[d * width + v]));
+      }
+    }
+  }
+}
+
+// Rows of v as a panel, zeros past the end; and a panel as rows of o.
+inline void load_values(const Problem& p, const ChunkPlace& at, const Shape& s, int64_t panel,
+                        int64_t width, float* x) {
+  const int64_t columns = s.panel_columns(panel);
+  for (int64_t t = 0; t < at.length; ++t) {
+    const int64_t row = p.v.at(at.batch, at.begin + t, at.head) + panel * kPanel;
+    load_row(p.v.data, p.v.dtype, row, columns, width, x + t * width);
+  }
+  std::memset(x + at.length * width, 0,
+              static_cast<size_t>((rows_of(at.length) - at.length) * width) * sizeof(float));
+}
+inline void store_outputs(const Problem& p, const ChunkPlace& at, const Shape& s, int64_t panel,
+                          int64_t width, const float* o) {
+  const int64_t columns = s.panel_columns(panel);
+  for (int64_t t = 0; t < at.length; ++t) {
+    const int64_t row = p.o.at(at.batch, at.begin + t, at.head) + panel * kPanel;
+    store_row(o + t * width, columns, p.o.data, p.o.dtype, row);
+  }
+}
+
+// What a chain step does between v_new and the update: write the checkpoints inside the chunk.
+// keep(y) gets v_new as an fp32 panel and the incoming state.
+struct ChainScratch {
+  float *x, *y, *kept;                    // panels: [C][32], [C][32], [Kp][32]
+  uint16_t *x_pairs, *y_pairs, *S_pairs;  // bf16 operands of the tile engine
+
+  ChainScratch(Arena& arena, const Shape& s, bool tiles) {
+    x = arena.take<float>(s.C * kPanel);
+    y = arena.take<float>(s.C * kPanel);
+    kept = arena.take<float>(s.panel_floats());
+    x_pairs = tiles ? arena.take<uint16_t>(64 * kPanel) : nullptr;
+    y_pairs = tiles ? arena.take<uint16_t>(64 * kPanel) : nullptr;
+    S_pairs = tiles ? arena.take<uint16_t>(s.panel_floats()) : nullptr;
+  }
+};
+
+// fp32 products: operands are kept as they come.
+struct Fp32Engine {
+  static constexpr int64_t kKeyAlign = 16;
+  static constexpr bool kTiles = false;
+
+  struct Operands {
+    float *kd, *qd, *kg;      // [C][Kp]
+    float *inverse, *scores;  // [C][C]
+    float* decay;             // [Kp]
+    Operands(Arena& arena, const Shape& s) {
+      kd = arena.take<float>(s.C * s.Kp), qd = arena.take<float>(s.C * s.Kp);
+      kg = arena.take<float>(s.C * s.Kp);
+      inverse = arena.take<float>(s.C * s.C), scores = arena.take<float>(s.C * s.C);
+      decay = arena.take<float>(s.Kp);
+    }
+  };
+
+  void enter() const {}
+  void leave() const {}
+
+  // Preparing writes straight into the operands.
+  static PrepareScratch redirect(PrepareScratch scratch, const Operands& to) {
+    scratch.kd = to.kd, scratch.qd = to.qd, scratch.kg = to.kg;
+    scratch.inverse = to.inverse, scratch.scores = to.scores, scratch.decay = to.decay;
+    return scratch;
+  }
+  static void pack(const PrepareScratch&, const Operands&, const Shape&, int64_t) {}
+
+  template <Gate kGate>
+  void scores(const PrepareScratch& s, int64_t rows, int64_t K, int64_t Kp, int64_t C) const {
+    using Wide = PanelProducts<32>;
+    using Narrow = PanelProducts<16>;
+    if constexpr (kGate != Gate::channel) {
+      // Panels of 32 columns, rows from the panel's first on: above it all is masked.
+      for (int64_t j = 0; j < rows; j += 32) {
+        const int64_t columns = std::min<int64_t>(32, rows - j);
+        float* panel = s.transposed + j * Kp;
+        transpose(s.k + j * Kp, Kp, columns, Kp, panel, columns);
+        const int64_t i = j * Kp, c = j * C + j, n = rows - j;
+        if (columns == 32) {
+          Wide::scores(s.k + i, Kp, n, K, panel, 32, s.lower + c, C);
+          Wide::scores(s.q + i, Kp, n, K, panel, 32, s.scores + c, C);
+        } else {
+          Narrow::scores(s.k + i, Kp, n, K, panel, 16, s.lower + c, C);
+          Narrow::scores(s.q + i, Kp, n, K, panel, 16, s.scores + c, C);
+        }
+      }
+    } else {
+      for (int64_t b = 16; b < rows;
+           b += 32) {  // rows b .. b+15 against the 16 columns before them
+        const int64_t j = b - 16;
+        transpose(s.col_k[0] + j * Kp, Kp, 16, Kp, s.transposed, 16);
+        Narrow::scores(s.row_k[0] + b * Kp, Kp, 16, K, s.transposed, 16, s.lower + b * C + j, C);
+        Narrow::scores(s.row_q[0] + b * Kp, Kp, 16, K, s.transposed, 16, s.scores + b * C + j, C);
+      }
+      if (rows > 32) {  // rows 32 .. against columns 0 .. 31
+        transpose(s.col_k[1], Kp, 32, Kp, s.transposed, 32);
+        Wide::scores(s.row_k[1] + 32 * Kp, Kp, rows - 32, K, s.transposed, 32, s.lower + 32 * C, C);
+        Wide::scores(s.row_q[1] + 32 * Kp, Kp, rows - 32, K, s.transposed, 32, s.scores + 32 * C,
+                     C);
+      }
+    }
+  }
+
+  // One chunk on one panel; keep(y, S) runs between v_new and the update.
+  template <int64_t kWidth, class Keep>
+  static void step_panel(const Problem& p, const ChunkPlace& at, const Shape& s,
+                         const Operands& ops, int64_t panel, const ChainScratch& scratch, float* S,
+                         const Keep& keep) {
+    using Products = PanelProducts<kWidth>;
+    const int64_t rows = rows_of(at.length);
+    load_values(p, at, s, panel, kWidth, scratch.x);
+    Products::subtract(ops.kd, s.Kp, rows, s.K, S, scratch.x);
+    Products::lower(ops.inverse, s.C, rows, scratch.x, scratch.y);
+    Products::output(ops.qd, s.Kp, rows, s.K, S, ops.scores, s.C, scratch.y, scratch.x);
+    store_outputs(p, at, s, panel, kWidth, scratch.x);
+    keep(scratch.y, S);
+    Products::update(ops.decay, ops.kg, s.Kp, at.length, s.Kp, scratch.y, S, S);
+  }
+  template <class Keep>
+  static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
+                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep) {
+    if (s.panel_width(panel) == 32) {
+      step_panel<32>(p, at, s, ops, panel, scratch, S, keep);
+    } else {
+      step_panel<16>(p, at, s, ops, panel, scratch, S, keep);
+    }
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+#endif

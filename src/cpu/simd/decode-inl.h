@@ -1,0 +1,337 @@
+// The recurrent form, token by token. It reads and writes the state once per token: for one token
+// that is all it does, so states go straight from their slot to their slot.
+//
+//   a = S'^T k and b = S'^T q in one pass over S (S' = decay S), u = beta (v - a), o = b + (k.q) u,
+//   then S = S' + k u^T in a second pass, which finds the columns in L1 or L2.
+#if defined(DELTIC_CPU_SIMD_DECODE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTIC_CPU_SIMD_DECODE_INL_H_
+#undef DELTIC_CPU_SIMD_DECODE_INL_H_
+#else
+#define DELTIC_CPU_SIMD_DECODE_INL_H_
+#endif
+
+#include <omp.h>
+
+#include "cpu/schedule.h"
+#include "cpu/simd/prepare-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+// A state in memory: where element (d, v) of a head is, and its type.
+struct StateAt {
+  void* data;
+  int64_t base, s_k, s_v;
+};
+
+struct LoadF32 {
+  using Element = float;
+  static HWY_INLINE Vec load(const float* p) { return hn::LoadU(F32(), p); }
+  static HWY_INLINE void store(Vec x, float* p) { hn::StoreU(x, F32(), p); }
+};
+struct LoadBf16 {
+  using Element = uint16_t;
+  static HWY_INLINE Vec load(const uint16_t* p) { return load_bf16(p); }
+  static HWY_INLINE void store(Vec x, uint16_t* p) { store_bf16(x, p); }
+};
+
+// One token's rows for one value head, fp32. Rows are padded with zeros.
+struct TokenRows {
+  float *k, *q, *decay;                    // [Kp]; q times scale; decay 1 without a gate
+  float *kd, *qd;                          // k decay, q decay
+  float *v, *u, *o;                        // [Vp]
+  float *beta, *column_decay, *gate_bias;  // [Vp], [Vp], [Kp]
+  float kq = 0;                            // k . q
+
+  TokenRows(Arena& arena, int64_t Kp, int64_t Vp) {
+    k = arena.take<float>(Kp), q = arena.take<float>(Kp), decay = arena.take<float>(Kp);
+    kd = arena.take<float>(Kp), qd = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
+    v = arena.take<float>(Vp), u = arena.take<float>(Vp), o = arena.take<float>(Vp);
+    beta = arena.take<float>(Vp), column_decay = arena.take<float>(Vp);
+  }
+};
+
+template <Gate kGate>
+class Decode {
+ public:
+  explicit Decode(const Problem& p) : p_(p), Kp_(padded(p.K)), Vp_(padded(p.V)) {
+    const int64_t items = std::max<int64_t>(1, p.N * p.HV);
+    threads_ =
+        static_cast<int>(std::min<int64_t>(p.threads, items * std::max<int64_t>(1, Vp_ / 16)));
+    // Slices of columns only where there are too few heads for the threads.
+    slices_ = std::min<int64_t>((2 * threads_ + items - 1) / items, std::max<int64_t>(1, Vp_ / 16));
+    if (items >= 2 * threads_) slices_ = 1;
+    slice_ = (Vp_ / 16 + slices_ - 1) / slices_ * 16;
+  }
+
+  size_t workspace_bytes() const {
+    Arena arena(nullptr);
+    TokenRows(arena, Kp_, Vp_);
+    arena.take<float>(Kp_ * slice_);
+    return arena.used() * static_cast<size_t>(threads_);
+  }
+
+  void run(std::span<std::byte> workspace) const {
+    const size_t thread_bytes = workspace_bytes() / static_cast<size_t>(threads_);
+    const int64_t items = p_.N * p_.HV * slices_;
+#pragma omp parallel num_threads(threads_)
+    {
+      const FlushDenormals flush;
+      Arena arena(workspace.data() + static_cast<size_t>(omp_get_thread_num()) * thread_bytes);
+      TokenRows rows(arena, Kp_, Vp_);
+      float* state = arena.take<float>(Kp_ * slice_);
+#pragma omp for schedule(static) nowait
+      for (int64_t t = padding_begin(p_); t < p_.T; ++t) {
+        for (int64_t h = 0; h < p_.HV; ++h) zero_row(p_.o.data, p_.o.dtype, p_.o.at(0, t, h), p_.V);
+      }
+#pragma omp for schedule(static) nowait
+      for (int64_t i = 0; i < items; ++i) {
+        const Sequence s = sequence(p_, i / (p_.HV * slices_));
+        const int64_t head = i / slices_ % p_.HV, v0 = i % slices_ * slice_;
+        if (v0 < p_.V) run_slice(s, head, v0, std::min(slice_, p_.V - v0), rows, state);
+      }
+    }
+  }
+
+ private:
+  void run_slice(const Sequence& s, int64_t head, int64_t v0, int64_t columns, TokenRows& r,
+                 float* state) const {
+    if (s.skipped) {
+      for (int64_t t = 0; t < s.length; ++t) {
+        zero_row(p_.o.data, p_.o.dtype, p_.o.at(s.batch, s.begin + t, head) + v0, columns);
+      }
+      return;
+    }
+    if (s.length == 1 && s.read_slot >= 0 && token_slot(p_, s, 0) >= 0 &&
+        s.ckpt_begin == s.ckpt_end && p_.state_in.dtype == p_.state_out.dtype &&
+        p_.state_in.dtype != DType::f64 && columns % kLanes == 0 && p_.K % kLanes == 0) {
+      load_token(s, head, 0, v0, columns, r);
+      const StateAt from{p_.state_in.data, p_.state_in.at(s.read_slot, head) + v0 * p_.state_in.s_v,
+                         p_.state_in.s_k, p_.state_in.s_v};
+      const StateAt to{p_.state_out.data,
+                       p_.state_out.at(token_slot(p_, s, 0), head) + v0 * p_.state_out.s_v,
+                       p_.state_out.s_k, p_.state_out.s_v};
+      if (p_.state_in.dtype == DType::f32) {
+        token_step<LoadF32>(from, to, p_.K, columns, r);
+      } else {
+        token_step<LoadBf16>(from, to, p_.K, columns, r);
+      }
+      store_token(s, head, 0, v0, columns, r);
+      return;
+    }
+    // Several tokens, or odd widths: the slice lives in scratch, K-first, rows of slice_ columns.
+    std::memset(state, 0, static_cast<size_t>(Kp_ * slice_) * sizeof(float));
+    if (s.read_slot >= 0) copy_in(p_.state_in, s.read_slot, head, v0, columns, state);
+    const StateAt here{state, 0, slice_, 1};
+    keep(s, head, 0, v0, columns, state);
+    for (int64_t t = 0; t < s.length; ++t) {
+      load_token(s, head, t, v0, columns, r);
+      token_step<LoadF32>(here, here, Kp_, padded(columns), r);
+      store_token(s, head, t, v0, columns, r);
+      if (token_slot(p_, s, t) >= 0)
+        copy_out(p_.state_out, token_slot(p_, s, t), head, v0, columns, state);
+      keep(s, head, t + 1, v0, columns, state);
+    }
+    if (s.length == 0 && s.write_slot >= 0)
+      copy_out(p_.state_out, s.write_slot, head, v0, columns, state);
+  }
+
+  void keep(const Sequence& s, int64_t head, int64_t tokens, int64_t v0, int64_t columns,
+            const float* state) const {
+    for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
+      if (p_.ckpt_slots(m) >= 0 && p_.ckpt_tokens(m) == tokens) {
+        copy_out(p_.ckpt, p_.ckpt_slots(m), head, v0, columns, state);
+      }
+    }
+  }
+  void copy_in(const States& from, int64_t slot, int64_t head, int64_t v0, int64_t columns,
+               float* state) const {
+    const int64_t base = from.at(slot, head) + v0 * from.s_v;
+    for (int64_t d = 0; d < p_.K; ++d) {
+      if (from.s_v == 1) {
+        load_row(from.data, from.dtype, base + d * from.s_k, columns, columns, state + d * slice_);
+      } else {
+        for (int64_t v = 0; v < columns; ++v) {
+          state[d * slice_ + v] =
+              load_f32(from.data, from.dtype, base + d * from.s_k + v * from.s_v);
+        }
+      }
+    }
+  }
+  void copy_out(const States& to, int64_t slot, int64_t head, int64_t v0, int64_t columns,
+                const float* state) const {
+    const int64_t base = to.at(slot, head) + v0 * to.s_v;
+    for (int64_t d = 0; d < p_.K; ++d) {
+      if (to.s_v == 1) {
+        store_row(state + d * slice_, columns, to.data, to.dtype, base + d * to.s_k);
+      } else {
+        for (int64_t v = 0; v < columns; ++v) {
+          store(to.data, to.dtype, base + d * to.s_k + v * to.s_v,
+                static_cast<double>(state[d * slice_ + v]));
+        }
+      }
+    }
+  }
+
+  void load_token(const Sequence& s, int64_t head, int64_t t, int64_t v0, int64_t columns,
+                  TokenRows& r) const {
+    const F32 d;
+    const ChunkPlace at{s.batch, s.begin + t, 1, head};
+    const int64_t k_head = p_.k_head(head), token = s.begin + t, width = padded(columns);
+    const auto load_head = [&](const Rows& x, float scale, float* row) {
+      load_row(x.data, x.dtype, x.at(s.batch, token, k_head), p_.K, Kp_, row);
+      const float factor = p_.l2norm ? scale * inverse_norm(row, Kp_) : scale;
+      if (factor != 1.0f) scale_row(row, Kp_, factor);
+    };
+    load_head(p_.k, 1.0f, r.k);
+    load_head(p_.q, p_.scale, r.q);
+    if constexpr (kGate == Gate::channel) {
+      const GateParams g = gate_params(p_, head, Kp_, r.gate_bias);
+      load_row(p_.g.data, p_.g.dtype, p_.g.at(s.batch, token, head), p_.K, Kp_, r.decay);
+      for (int64_t c = 0; c < Kp_; c += kLanes) {
+        const Vec x = gate_value(p_.gate_form, hn::LoadU(d, r.decay + c),
+                                 hn::LoadU(d, r.gate_bias + c), g.factor, p_.lower_bound);
+        hn::StoreU(hn::Exp(d, clamp_log_decay(x)), d, r.decay + c);
+      }
+    } else {
+      float e = 1.0f;
+      if constexpr (kGate == Gate::head) {
+        const GateParams g = gate_params(p_, head, Kp_, r.gate_bias);
+        const float raw = load_f32(p_.g.data, p_.g.dtype, p_.g.at(s.batch, token, head));
+        const Vec x =
+            gate_value(p_.gate_form, hn::Set(d, raw), hn::Set(d, g.bias), g.factor, p_.lower_bound);
+        e = hn::GetLane(hn::Exp(d, clamp_log_decay(x)));
+      }
+      std::fill(r.decay, r.decay + Kp_, e);
+    }
+    Vec kq = hn::Zero(d);
+    for (int64_t c = 0; c < Kp_; c += kLanes) {
+      const Vec k = hn::LoadU(d, r.k + c), q = hn::LoadU(d, r.q + c), e = hn::LoadU(d, r.decay + c);
+      hn::StoreU(hn::Mul(k, e), d, r.kd + c);
+      hn::StoreU(hn::Mul(q, e), d, r.qd + c);
+      kq = hn::MulAdd(k, q, kq);
+    }
+    r.kq = sum_lanes(kq);
+    load_row(p_.v.data, p_.v.dtype, p_.v.at(s.batch, token, head) + v0, columns, width, r.v);
+    if (p_.beta_kind == BetaKind::value) {
+      load_row(p_.beta.data, p_.beta.dtype, p_.beta.at(s.batch, token, head) + v0, columns, width,
+               r.beta);
+    } else {
+      const float beta =
+          p_.beta_kind == BetaKind::none
+              ? 1.0f
+              : load_f32(p_.beta.data, p_.beta.dtype, p_.beta.at(s.batch, token, head));
+      std::fill(r.beta, r.beta + width, beta);
+    }
+    if (p_.beta) {
+      for (int64_t v = 0; v < width; v += kLanes) {
+        hn::StoreU(beta_value(p_.beta_form, hn::LoadU(d, r.beta + v)), d, r.beta + v);
+      }
+    }
+    if (p_.gv) {
+      load_row(p_.gv.data, p_.gv.dtype, p_.gv.at(s.batch, token, head) + v0, columns, width,
+               r.column_decay);
+      for (int64_t v = 0; v < width; v += kLanes) {
+        hn::StoreU(hn::Exp(d, clamp_log_decay(hn::LoadU(d, r.column_decay + v))), d,
+                   r.column_decay + v);
+      }
+    } else {
+      std::fill(r.column_decay, r.column_decay + width, 1.0f);
+    }
+    static_cast<void>(at);
+  }
+  void store_token(const Sequence& s, int64_t head, int64_t t, int64_t v0, int64_t columns,
+                   const TokenRows& r) const {
+    store_row(r.o, columns, p_.o.data, p_.o.dtype, p_.o.at(s.batch, s.begin + t, head) + v0);
+  }
+
+  template <class Access>
+  void token_step(const StateAt& from, const StateAt& to, int64_t K, int64_t columns,
+                  TokenRows& r) const {
+    auto* src = static_cast<typename Access::Element*>(from.data) + from.base;
+    auto* dst = static_cast<typename Access::Element*>(to.data) + to.base;
+    if (from.s_v == 1) {
+      int64_t v = 0;
+      constexpr int kWide = kLanes >= 16 ? 8 : 4;
+      for (; v + kWide * kLanes <= columns; v += kWide * kLanes) {
+        key_first<Access, kWide>(src + v, from.s_k, dst + v, to.s_k, K, v, r);
+      }
+      for (; v < columns; v += kLanes)
+        key_first<Access, 1>(src + v, from.s_k, dst + v, to.s_k, K, v, r);
+    } else {
+      for (int64_t v = 0; v < columns; ++v) {
+        value_first<Access>(src + v * from.s_v, dst + v * to.s_v, K, v, r);
+      }
+    }
+  }
+
+  // kVecs vectors of columns, rows of the state apart by a stride.
+  template <class Access, int kVecs>
+  static HWY_NOINLINE void key_first(const typename Access::Element* src, int64_t src_row,
+                                     typename Access::Element* dst, int64_t dst_row, int64_t K,
+                                     int64_t v, TokenRows& r) {
+    const F32 d;
+    Vec a[kVecs], b[kVecs];
+    DELTIC_UNROLL
+    for (int j = 0; j < kVecs; ++j) a[j] = b[j] = hn::Zero(d);
+    for (int64_t c = 0; c < K; ++c) {
+      const Vec kd = hn::Set(d, r.kd[c]), qd = hn::Set(d, r.qd[c]);
+      DELTIC_UNROLL
+      for (int j = 0; j < kVecs; ++j) {
+        const Vec s = Access::load(src + c * src_row + j * kLanes);
+        a[j] = hn::MulAdd(s, kd, a[j]);
+        b[j] = hn::MulAdd(s, qd, b[j]);
+      }
+    }
+    const Vec kq = hn::Set(d, r.kq);
+    Vec u[kVecs], f[kVecs];
+    DELTIC_UNROLL
+    for (int j = 0; j < kVecs; ++j) {
+      const int64_t at = v + j * kLanes;
+      f[j] = hn::LoadU(d, r.column_decay + at);
+      const Vec error = hn::NegMulAdd(f[j], a[j], hn::LoadU(d, r.v + at));
+      u[j] = hn::Mul(hn::LoadU(d, r.beta + at), error);
+      hn::StoreU(hn::MulAdd(kq, u[j], hn::Mul(f[j], b[j])), d, r.o + at);
+    }
+    for (int64_t c = 0; c < K; ++c) {
+      const Vec decay = hn::Set(d, r.decay[c]), k = hn::Set(d, r.k[c]);
+      DELTIC_UNROLL
+      for (int j = 0; j < kVecs; ++j) {
+        const Vec s = hn::Mul(hn::Mul(Access::load(src + c * src_row + j * kLanes), decay), f[j]);
+        Access::store(hn::MulAdd(k, u[j], s), dst + c * dst_row + j * kLanes);
+      }
+    }
+  }
+
+  // One column, its K numbers side by side.
+  template <class Access>
+  static HWY_INLINE void value_first(const typename Access::Element* src,
+                                     typename Access::Element* dst, int64_t K, int64_t v,
+                                     TokenRows& r) {
+    const F32 d;
+    Vec a = hn::Zero(d), b = hn::Zero(d);
+    for (int64_t c = 0; c < K; c += kLanes) {
+      const Vec s = Access::load(src + c);
+      a = hn::MulAdd(s, hn::LoadU(d, r.kd + c), a);
+      b = hn::MulAdd(s, hn::LoadU(d, r.qd + c), b);
+    }
+    const float f = r.column_decay[v];
+    const float u = r.beta[v] * (r.v[v] - f * sum_lanes(a));
+    r.o[v] = f * sum_lanes(b) + r.kq * u;
+    const Vec uv = hn::Set(d, u), fv = hn::Set(d, f);
+    for (int64_t c = 0; c < K; c += kLanes) {
+      const Vec s = hn::Mul(hn::Mul(Access::load(src + c), hn::LoadU(d, r.decay + c)), fv);
+      Access::store(hn::MulAdd(hn::LoadU(d, r.k + c), uv, s), dst + c);
+    }
+  }
+
+  const Problem& p_;
+  int64_t Kp_, Vp_, slices_, slice_;
+  int threads_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+#endif

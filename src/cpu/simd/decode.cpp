@@ -1,0 +1,42 @@
+// The recurrent form for every instruction set.
+#include "cpu/simd/simd.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/decode.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "cpu/simd/decode-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+template <class Use>
+auto with_gate(const Problem& p, const Use& use) {
+  switch (p.gate) {
+    case Gate::none:
+      return use(Decode<Gate::none>(p));
+    case Gate::head:
+      return use(Decode<Gate::head>(p));
+    default:
+      return use(Decode<Gate::channel>(p));
+  }
+}
+
+size_t decode_workspace(const Problem& p) {
+  return with_gate(p, [](const auto& d) { return d.workspace_bytes(); });
+}
+void decode_run(const Problem& p, std::span<std::byte> workspace, void*) {
+  with_gate(p, [&](const auto& d) { d.run(workspace); });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace deltic::cpu {
+DELTIC_SIMD_TABLE(decode)
+}  // namespace deltic::cpu
+#endif

@@ -1,0 +1,280 @@
+// The chunked forward: schedule of chunks, panels and threads, checkpoints, states in and out.
+//
+// Two schedules, same bits. Many (sequence, head) tasks: each thread takes whole tasks, longest
+// first, and a chunk's operands never leave its L2. Few tasks: all threads work on a group of tasks
+// in rounds; round r carries the state through one block of chunks, panel by panel, while the next
+// block is prepared, chunk by chunk.
+#if defined(DELTIC_CPU_SIMD_FORWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTIC_CPU_SIMD_FORWARD_INL_H_
+#undef DELTIC_CPU_SIMD_FORWARD_INL_H_
+#else
+#define DELTIC_CPU_SIMD_FORWARD_INL_H_
+#endif
+
+#include <omp.h>
+
+#include <atomic>
+
+#include "cpu/schedule.h"
+#include "cpu/simd/chain-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+template <Gate kGate, class Engine>
+class Forward {
+ public:
+  using Operands = typename Engine::Operands;
+
+  explicit Forward(const Problem& p)
+      : p_(p), shape_(p, Engine::kKeyAlign), plan_(forward_plan(p, shape_.panels)) {}
+
+  size_t workspace_bytes() const {
+    Arena arena(nullptr);
+    Memory memory(arena, *this);
+    return arena.used();
+  }
+
+  void run(std::span<std::byte> workspace) const {
+    Arena arena(workspace.data());
+    const Memory memory(arena, *this);
+    const TaskOrder order = order_tasks(p_, plan_, memory.order, memory.loads);
+    std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(plan_.threads)
+    {
+      const FlushDenormals flush;
+      engine_.enter();
+      zero_unused();
+      const ThreadMemory mine(memory, omp_get_thread_num(), *this);
+      if (order.is_balanced) {
+        run_whole_tasks(memory, mine, next);
+      } else {
+        run_rounds(memory, mine);
+      }
+      engine_.leave();
+    }
+  }
+
+ private:
+  // Where everything lies in the workspace: sizes follow from shapes alone.
+  struct Memory {
+    int64_t* order;      // [N] sequences, longest first
+    int64_t* loads;      // [threads]
+    std::byte* threads;  // scratch of each thread
+    std::byte* shared;   // operands and states: of threads, or of a group's tasks
+    size_t thread_bytes, operand_bytes, state_bytes;
+
+    Memory(Arena& arena, const Forward& f) {
+      Arena one(nullptr), operands(nullptr), state(nullptr);
+      PrepareScratch(one, f.shape_.C, f.shape_.Kp, kGate == Gate::channel);
+      ChainScratch(one, f.shape_, Engine::kTiles);
+      Operands(operands, f.shape_);
+      state.take<float>(f.shape_.panels * f.shape_.panel_floats());
+      thread_bytes = one.used(), operand_bytes = operands.used(), state_bytes = state.used();
+      order = arena.take<int64_t>(f.p_.N);
+      loads = arena.take<int64_t>(f.plan_.threads);
+      threads = arena.take<std::byte>(static_cast<int64_t>(thread_bytes) * f.plan_.threads);
+      const size_t whole = static_cast<size_t>(f.plan_.threads) * (operand_bytes + state_bytes);
+      const size_t rounds = static_cast<size_t>(f.plan_.group) *
+                            (2 * static_cast<size_t>(f.plan_.block) * operand_bytes + state_bytes);
+      shared = arena.take<std::byte>(static_cast<int64_t>(std::max(whole, rounds)));
+    }
+    float* task_state(int64_t i) const {
+      return reinterpret_cast<float*>(shared + static_cast<size_t>(i) * state_bytes);
+    }
+    std::byte* operands(int64_t states, int64_t i) const {
+      return shared + static_cast<size_t>(states) * state_bytes +
+             static_cast<size_t>(i) * operand_bytes;
+    }
+  };
+
+  struct ThreadMemory {
+    Arena arena;
+    PrepareScratch prepare;
+    ChainScratch chain;
+    int thread;
+    ThreadMemory(const Memory& m, int index, const Forward& f)
+        : arena(m.threads + static_cast<size_t>(index) * m.thread_bytes),
+          prepare(arena, f.shape_.C, f.shape_.Kp, kGate == Gate::channel),
+          chain(arena, f.shape_, Engine::kTiles),
+          thread(index) {}
+  };
+
+  int64_t chunks(const Sequence& s) const { return (s.length + shape_.C - 1) / shape_.C; }
+  ChunkPlace place(const Sequence& s, int64_t head, int64_t chunk) const {
+    const int64_t first = chunk * shape_.C;
+    return {s.batch, s.begin + first, std::min(shape_.C, s.length - first), head};
+  }
+  Operands operands_at(std::byte* memory) const {
+    Arena arena(memory);
+    return Operands(arena, shape_);
+  }
+
+  // Outputs of padding rows and of skipped sequences.
+  void zero_unused() const {
+#pragma omp for schedule(static) nowait
+    for (int64_t t = padding_begin(p_); t < p_.T; ++t) {
+      for (int64_t h = 0; h < p_.HV; ++h) zero_row(p_.o.data, p_.o.dtype, p_.o.at(0, t, h), p_.V);
+    }
+#pragma omp for schedule(static) nowait
+    for (int64_t n = 0; n < p_.N; ++n) {
+      const Sequence s = sequence(p_, n);
+      for (int64_t t = 0; s.skipped && t < s.length; ++t) {
+        for (int64_t h = 0; h < p_.HV; ++h) {
+          zero_row(p_.o.data, p_.o.dtype, p_.o.at(s.batch, s.begin + t, h), p_.V);
+        }
+      }
+    }
+  }
+
+  void prepare(const ChunkPlace& at, const Operands& operands, const ThreadMemory& mine) const {
+    const PrepareScratch scratch = Engine::redirect(mine.prepare, operands);
+    prepare_chunk<kGate>(p_, at, shape_.Kp, scratch, engine_);
+    Engine::pack(scratch, operands, shape_, rows_of(at.length));
+  }
+
+  // Checkpoints of a sequence that lie strictly inside a chunk: S_n = decay S + (k exp(G_n - G))^T
+  // v_new.
+  bool has_inner_checkpoint(const Sequence& s, int64_t chunk) const {
+    const int64_t first = chunk * shape_.C;
+    for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
+      const int64_t n = p_.ckpt_tokens(m) - first;
+      if (p_.ckpt_slots(m) >= 0 && n > 0 && n < std::min(shape_.C, s.length - first)) return true;
+    }
+    return false;
+  }
+  void keep_inner(const Sequence& s, const ChunkPlace& at, int64_t chunk, int64_t panel,
+                  const float* y, const float* S, const ThreadMemory& mine) const {
+    const PrepareScratch& r = mine.prepare;
+    load_heads(p_.k, at, p_.k_head(at.head), p_.K, shape_.Kp, p_.l2norm, 1.0f, r.k);
+    load_gates<kGate>(p_, at, shape_.C, shape_.Kp, r.gate_bias, r.e);
+    for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
+      const int64_t n = p_.ckpt_tokens(m) - chunk * shape_.C;
+      if (p_.ckpt_slots(m) < 0 || n <= 0 || n >= at.length) continue;
+      carry_rows<kGate>(r.k, r.e, n, shape_.Kp, r.kg, r.decay);
+      if (shape_.panel_width(panel) == 32) {
+        PanelProducts<32>::update(r.decay, r.kg, shape_.Kp, n, shape_.Kp, y, S, mine.chain.kept);
+      } else {
+        PanelProducts<16>::update(r.decay, r.kg, shape_.Kp, n, shape_.Kp, y, S, mine.chain.kept);
+      }
+      store_state(p_.ckpt, p_.ckpt_slots(m), at.head, shape_, panel, mine.chain.kept);
+    }
+  }
+  // Checkpoints at a chunk's edge: the state as it is after n tokens.
+  void keep_edge(const Sequence& s, int64_t head, int64_t tokens, int64_t panel,
+                 const float* S) const {
+    for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
+      if (p_.ckpt_tokens(m) == tokens)
+        store_state(p_.ckpt, p_.ckpt_slots(m), head, shape_, panel, S);
+    }
+  }
+
+  void begin(const Sequence& s, int64_t head, int64_t panel, float* S) const {
+    load_state(p_.state_in, s.read_slot, head, shape_, panel, S);
+    keep_edge(s, head, 0, panel, S);
+  }
+  void carry(const Sequence& s, int64_t head, int64_t chunk, int64_t panel,
+             const Operands& operands, const ThreadMemory& mine, float* S) const {
+    const ChunkPlace at = place(s, head, chunk);
+    const bool inner = s.ckpt_begin < s.ckpt_end && has_inner_checkpoint(s, chunk);
+    Engine::step(p_, at, shape_, operands, panel, mine.chain, S,
+                 [&](const float* y, const float* S_in) {
+                   if (inner) keep_inner(s, at, chunk, panel, y, S_in, mine);
+                 });
+    if (s.ckpt_begin < s.ckpt_end) keep_edge(s, head, chunk * shape_.C + at.length, panel, S);
+  }
+  void end(const Sequence& s, int64_t head, int64_t panel, const float* S) const {
+    store_state(p_.state_out, s.write_slot, head, shape_, panel, S);
+  }
+  float* panel_state(float* state, int64_t panel) const {
+    return state + panel * shape_.panel_floats();
+  }
+
+  void run_whole_tasks(const Memory& memory, const ThreadMemory& mine,
+                       std::atomic<int64_t>& next) const {
+    float* state = memory.task_state(mine.thread);
+    const Operands operands = operands_at(memory.operands(plan_.threads, mine.thread));
+    for (int64_t i = next++; i < p_.N * p_.HV; i = next++) {
+      const Sequence s = sequence(p_, memory.order[i / p_.HV]);
+      const int64_t head = i % p_.HV;
+      if (s.skipped) continue;
+      for (int64_t panel = 0; panel < shape_.panels; ++panel)
+        begin(s, head, panel, panel_state(state, panel));
+      for (int64_t chunk = 0; chunk < chunks(s); ++chunk) {
+        if (chunk + 1 < chunks(s)) prefetch(place(s, head, chunk + 1));
+        prepare(place(s, head, chunk), operands, mine);
+        for (int64_t panel = 0; panel < shape_.panels; ++panel) {
+          carry(s, head, chunk, panel, operands, mine, panel_state(state, panel));
+        }
+      }
+      for (int64_t panel = 0; panel < shape_.panels; ++panel)
+        end(s, head, panel, panel_state(state, panel));
+    }
+  }
+
+  // Rows of the next chunk lie a whole token apart: the hardware does not see that coming.
+  void prefetch(const ChunkPlace& at) const {
+    const auto rows = [&](const Rows& x, int64_t head, int64_t width) {
+      const int64_t bytes = width * size_of(x.dtype);
+      for (int64_t t = 0; t < at.length; ++t) {
+        const auto* row = static_cast<const std::byte*>(x.data) +
+                          x.at(at.batch, at.begin + t, head) * size_of(x.dtype);
+        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+      }
+    };
+    rows(p_.k, p_.k_head(at.head), p_.K);
+    rows(p_.q, p_.k_head(at.head), p_.K);
+    rows(p_.v, at.head, p_.V);
+    if (kGate == Gate::channel) rows(p_.g, at.head, p_.K);
+  }
+
+  void run_rounds(const Memory& memory, const ThreadMemory& mine) const {
+    const int64_t tasks = p_.N * p_.HV, group = plan_.group, block = plan_.block;
+    const auto buffer = [&](int64_t slot, int64_t round, int64_t j) {
+      return operands_at(memory.operands(group, (slot * 2 + round % 2) * block + j));
+    };
+    for (int64_t first = 0; first < tasks; first += group) {
+      const int64_t size = std::min(group, tasks - first);
+      // Tasks are ordered by length: the group's first is its longest.
+      const int64_t longest = chunks(sequence(p_, memory.order[first / p_.HV]));
+      const int64_t rounds = (longest + block - 1) / block;
+      for (int64_t round = -1; round < std::max<int64_t>(rounds, 1); ++round) {
+        const int64_t carries = round < 0 ? 0 : size * shape_.panels;
+        const int64_t prepares = round + 1 < rounds ? size * block : 0;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < carries + prepares; ++i) {
+          const bool is_carry = i < carries;
+          const int64_t item = is_carry ? i : i - carries;
+          const int64_t slot = is_carry ? item / shape_.panels : item / block;
+          const Sequence s = sequence(p_, memory.order[(first + slot) / p_.HV]);
+          const int64_t head = (first + slot) % p_.HV;
+          if (s.skipped) continue;
+          if (is_carry) {
+            const int64_t panel = item % shape_.panels;
+            float* S = panel_state(memory.task_state(slot), panel);
+            if (round == 0) begin(s, head, panel, S);
+            const int64_t last = std::min(chunks(s), (round + 1) * block);
+            for (int64_t chunk = round * block; chunk < last; ++chunk) {
+              carry(s, head, chunk, panel, buffer(slot, round, chunk - round * block), mine, S);
+            }
+            if (round + 1 >= std::max<int64_t>(rounds, 1)) end(s, head, panel, S);
+          } else {
+            const int64_t j = item % block, chunk = (round + 1) * block + j;
+            if (chunk < chunks(s)) prepare(place(s, head, chunk), buffer(slot, round + 1, j), mine);
+          }
+        }
+      }
+    }
+  }
+
+  const Problem& p_;
+  Shape shape_;
+  ForwardPlan plan_;
+  Engine engine_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+#endif

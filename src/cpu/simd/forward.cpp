@@ -1,0 +1,42 @@
+// The chunked forward for every instruction set.
+#include "cpu/simd/simd.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/forward.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "cpu/simd/forward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+template <class Engine, class Use>
+auto with_gate(const Problem& p, const Use& use) {
+  switch (p.gate) {
+    case Gate::none:
+      return use(Forward<Gate::none, Engine>(p));
+    case Gate::head:
+      return use(Forward<Gate::head, Engine>(p));
+    default:
+      return use(Forward<Gate::channel, Engine>(p));
+  }
+}
+
+size_t forward_workspace(const Problem& p) {
+  return with_gate<Fp32Engine>(p, [](const auto& f) { return f.workspace_bytes(); });
+}
+void forward_run(const Problem& p, std::span<std::byte> workspace, void*) {
+  with_gate<Fp32Engine>(p, [&](const auto& f) { f.run(workspace); });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace deltic::cpu {
+DELTIC_SIMD_TABLE(forward)
+}  // namespace deltic::cpu
+#endif

@@ -1,0 +1,416 @@
+// The part of a chunk that does not see the state: norms, gates, scores, the triangular inverse.
+//
+// Gates are handled as products, never as exponentials of sums: with e_t = exp(g_t), the factor
+// exp(G_i - G_j) is e_{j+1} ... e_i. Every factor that is formed is such a product of consecutive
+// e, so with g <= 0 it is at most 1, keeps its relative precision (64 roundings, 4e-6 at worst),
+// and underflows only where the true value does. Nothing has to be bounded, referenced or clamped
+// beyond -104 per token, and one exponential per gate value is all there is.
+//
+// Per channel, rows i > j meet at the coarsest boundary that separates them: rows of the upper half
+// of a block of 64 (32) against columns of its lower half take the block's middle as reference and
+// become one matrix product of k times prefix products with k times suffix products. Inside a block
+// of 16 a row walks back through its columns and multiplies one e after the other.
+#if defined(DELTIC_CPU_SIMD_PREPARE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTIC_CPU_SIMD_PREPARE_INL_H_
+#undef DELTIC_CPU_SIMD_PREPARE_INL_H_
+#else
+#define DELTIC_CPU_SIMD_PREPARE_INL_H_
+#endif
+
+#include "cpu/simd/products-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+// Where a chunk of one value head lies.
+struct ChunkPlace {
+  int64_t batch, begin;  // first token, in the T dimension
+  int64_t length;        // tokens, at most the chunk length
+  int64_t head;          // value head
+};
+
+// Hands out 64-byte-aligned pieces of a workspace; with a null base it only counts.
+class Arena {
+ public:
+  explicit Arena(std::byte* base) : base_(base) {}
+  template <class E>
+  E* take(int64_t n) {
+    E* p = base_ == nullptr ? nullptr : reinterpret_cast<E*>(base_ + used_);
+    used_ += (static_cast<size_t>(n) * sizeof(E) + 63) / 64 * 64;
+    return p;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  size_t used_ = 0;
+};
+
+// Scratch of one thread for preparing a chunk: rows of stride Kp, C of them.
+struct PrepareScratch {
+  float *k, *q;                     // loaded, normalised; q times scale
+  float* e;                         // exp(g): [C][Kp] per channel, [C] per head
+  float *kd, *qd, *kg;              // k exp(G), q exp(G), k exp(G_last - G)
+  float *row_k[2], *row_q[2];       // k, q times prefix products inside blocks of 16, 32
+  float* col_k[2];                  // k times suffix products inside blocks of 16, 32
+  float* transposed;                // [Kp][C]: panels of 32 columns
+  float *lower, *scores, *inverse;  // [C][C]
+  float* pairs;                     // 2 x 16 x 16 vectors: partial sums of one diagonal block
+  float *beta, *prefix, *suffix;    // [C]
+  float* decay;                     // [Kp] exp(G_last)
+  float* gate_bias;                 // [Kp]
+  float* norms;                     // [2 C]
+
+  PrepareScratch(Arena& arena, int64_t C, int64_t Kp, bool per_channel) {
+    const auto rows = [&] { return arena.take<float>(C * Kp); };
+    const auto channel_rows = [&] { return per_channel ? rows() : nullptr; };
+    k = rows(), q = rows(), e = rows(), kd = rows(), qd = rows(), kg = rows();
+    for (int i = 0; i < 2; ++i) {
+      row_k[i] = channel_rows(), row_q[i] = channel_rows(), col_k[i] = channel_rows();
+    }
+    transposed = rows();
+    lower = arena.take<float>(C * C), scores = arena.take<float>(C * C);
+    inverse = arena.take<float>(C * C);
+    pairs = arena.take<float>(2 * 16 * 16 * 16);
+    beta = arena.take<float>(C), prefix = arena.take<float>(C), suffix = arena.take<float>(C);
+    decay = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp),
+    norms = arena.take<float>(2 * C);
+  }
+};
+
+inline int64_t rows_of(int64_t length) { return (length + 15) / 16 * 16; }
+
+// q or k of a chunk as fp32 rows, normalised and scaled; zeros up to a multiple of 16 rows.
+inline void load_heads(const Rows& x, const ChunkPlace& at, int64_t head, int64_t K, int64_t Kp,
+                       bool l2norm, float scale, float* dst) {
+  for (int64_t t = 0; t < at.length; ++t) {
+    float* row = dst + t * Kp;
+    load_row(x.data, x.dtype, x.at(at.batch, at.begin + t, head), K, Kp, row);
+    const float factor = l2norm ? scale * inverse_norm(row, Kp) : scale;
+    if (factor != 1.0f) scale_row(row, Kp, factor);
+  }
+  std::memset(dst + at.length * Kp, 0,
+              static_cast<size_t>((rows_of(at.length) - at.length) * Kp) * sizeof(float));
+}
+
+// beta of a chunk in its form; 0 past the end.
+inline void load_beta(const Problem& p, const ChunkPlace& at, int64_t C, float* beta) {
+  const F32 d;
+  for (int64_t t = 0; t < at.length; ++t) {
+    beta[t] = p.beta
+                  ? load_f32(p.beta.data, p.beta.dtype, p.beta.at(at.batch, at.begin + t, at.head))
+                  : 1.0f;
+  }
+  std::fill(beta + at.length, beta + C, 0.0f);
+  if (p.beta && p.beta_form != DELTIC_BETA_VALUE) {
+    for (int64_t t = 0; t < C; t += kLanes) {
+      hn::StoreU(beta_value(p.beta_form, hn::LoadU(d, beta + t)), d, beta + t);
+    }
+    std::fill(beta + at.length, beta + C, 0.0f);
+  }
+}
+
+struct GateParams {
+  float factor = 1.0f;  // exp(A_log)
+  float bias = 0.0f;    // per head
+};
+inline GateParams gate_params(const Problem& p, int64_t head, int64_t Kp, float* bias_row) {
+  GateParams g;
+  if (p.A_log) g.factor = std::exp(p.A_log[head]);
+  if (p.gate == Gate::head) {
+    if (p.dt_bias) g.bias = p.dt_bias[head];
+  } else if (p.dt_bias && p.dt_bias.contiguous) {
+    load_row(p.dt_bias.data, p.dt_bias.dtype, head * p.K, p.K, Kp, bias_row);
+  } else {
+    for (int64_t c = 0; c < Kp; ++c)
+      bias_row[c] = p.dt_bias && c < p.K ? p.dt_bias[head * p.K + c] : 0.0f;
+  }
+  return g;
+}
+
+// e = exp(g), g in its form and clamped; 1 past the end (which changes no product).
+template <Gate kGate>
+inline void load_gates(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
+                       float* bias_row, float* e) {
+  const F32 d;
+  if constexpr (kGate == Gate::head) {
+    const GateParams g = gate_params(p, at.head, Kp, bias_row);
+    for (int64_t t = 0; t < C; ++t) {
+      e[t] = t < at.length ? load_f32(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head))
+                           : 0.0f;
+    }
+    for (int64_t t = 0; t < C; t += kLanes) {
+      const Vec x =
+          gate_value(p.gate_form, hn::LoadU(d, e + t), hn::Set(d, g.bias), g.factor, p.lower_bound);
+      hn::StoreU(hn::Exp(d, clamp_log_decay(x)), d, e + t);
+    }
+    std::fill(e + at.length, e + C, 1.0f);
+  } else if constexpr (kGate == Gate::channel) {
+    const GateParams g = gate_params(p, at.head, Kp, bias_row);
+    for (int64_t t = 0; t < at.length; ++t) {
+      float* row = e + t * Kp;
+      load_row(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head), p.K, Kp, row);
+      for (int64_t c = 0; c < Kp; c += kLanes) {
+        const Vec x = gate_value(p.gate_form, hn::LoadU(d, row + c), hn::LoadU(d, bias_row + c),
+                                 g.factor, p.lower_bound);
+        hn::StoreU(hn::Exp(d, clamp_log_decay(x)), d, row + c);
+      }
+    }
+    std::fill(e + at.length * Kp, e + rows_of(at.length) * Kp, 1.0f);
+  }
+}
+
+// exp(G_n - G_i) k_i for the first n rows, and exp(G_n): what carries the state to token n.
+template <Gate kGate>
+inline void carry_rows(const float* k, const float* e, int64_t n, int64_t Kp, float* kg,
+                       float* decay) {
+  const F32 d;
+  if constexpr (kGate == Gate::none) {
+    std::memcpy(kg, k, static_cast<size_t>(n * Kp) * sizeof(float));
+    std::fill(decay, decay + Kp, 1.0f);
+  } else if constexpr (kGate == Gate::head) {
+    float f = 1.0f;
+    for (int64_t t = n - 1; t >= 0; --t) {
+      for (int64_t c = 0; c < Kp; c += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, k + t * Kp + c), hn::Set(d, f)), d, kg + t * Kp + c);
+      }
+      f *= e[t];
+    }
+    std::fill(decay, decay + Kp, f);
+  } else {
+    for (int64_t c = 0; c < Kp; c += kLanes) {
+      Vec f = hn::Set(d, 1.0f);
+      for (int64_t t = n - 1; t >= 0; --t) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, k + t * Kp + c), f), d, kg + t * Kp + c);
+        f = hn::Mul(f, hn::LoadU(d, e + t * Kp + c));
+      }
+      hn::StoreU(f, d, decay + c);
+    }
+  }
+}
+
+// k, q times exp(G), and per channel times the prefix and suffix products of blocks of 16 and 32.
+template <Gate kGate>
+inline void spread_rows(const PrepareScratch& s, int64_t rows, int64_t Kp) {
+  const F32 d;
+  if constexpr (kGate == Gate::none) {
+    std::memcpy(s.kd, s.k, static_cast<size_t>(rows * Kp) * sizeof(float));
+    std::memcpy(s.qd, s.q, static_cast<size_t>(rows * Kp) * sizeof(float));
+  } else if constexpr (kGate == Gate::head) {
+    float f = 1.0f;
+    for (int64_t t = 0; t < rows; ++t) {
+      f *= s.e[t];
+      const Vec factor = hn::Set(d, f);
+      for (int64_t c = t * Kp; c < (t + 1) * Kp; c += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, s.k + c), factor), d, s.kd + c);
+        hn::StoreU(hn::Mul(hn::LoadU(d, s.q + c), factor), d, s.qd + c);
+      }
+    }
+  } else {
+    const Vec one = hn::Set(d, 1.0f);
+    for (int64_t c = 0; c < Kp; c += kLanes) {
+      Vec f16 = one, f32 = one, f64 = one;
+      for (int64_t t = 0; t < rows; ++t) {
+        const int64_t i = t * Kp + c;
+        const Vec e = hn::LoadU(d, s.e + i), k = hn::LoadU(d, s.k + i), q = hn::LoadU(d, s.q + i);
+        f16 = t % 16 == 0 ? e : hn::Mul(f16, e);
+        f32 = t % 32 == 0 ? e : hn::Mul(f32, e);
+        f64 = hn::Mul(f64, e);
+        hn::StoreU(hn::Mul(k, f64), d, s.kd + i);
+        hn::StoreU(hn::Mul(q, f64), d, s.qd + i);
+        if (t & 16) {
+          hn::StoreU(hn::Mul(k, f16), d, s.row_k[0] + i);
+          hn::StoreU(hn::Mul(q, f16), d, s.row_q[0] + i);
+        }
+        if (t & 32) {
+          hn::StoreU(hn::Mul(k, f32), d, s.row_k[1] + i);
+          hn::StoreU(hn::Mul(q, f32), d, s.row_q[1] + i);
+        }
+      }
+      f16 = f32 = one;
+      for (int64_t t = rows - 1; t >= 0; --t) {
+        const int64_t i = t * Kp + c;
+        const Vec k = hn::LoadU(d, s.k + i);
+        if (t % 16 == 15) f16 = one;
+        if (t % 32 == 31) f32 = one;
+        if (!(t & 16)) hn::StoreU(hn::Mul(k, f16), d, s.col_k[0] + i);
+        if (!(t & 32)) hn::StoreU(hn::Mul(k, f32), d, s.col_k[1] + i);
+        const Vec e = hn::LoadU(d, s.e + i);
+        f16 = hn::Mul(f16, e);
+        f32 = hn::Mul(f32, e);
+      }
+    }
+  }
+}
+
+// Adds the 128-bit blocks of a vector and stores the four sums.
+template <class D, class V>
+HWY_INLINE void store_block_sum(D d, V x, float* dst) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    hn::StoreU(x, d, dst);
+  } else {
+    const hn::Half<D> half;
+    store_block_sum(half, hn::Add(hn::UpperHalf(half, x), hn::LowerHalf(half, x)), dst);
+  }
+}
+
+// Four sums of lanes at once.
+HWY_INLINE void sum4(Vec a, Vec b, Vec c, Vec e, float* dst) {
+  const F32 d;
+  const hn::RepartitionToWide<F32> dw;
+  const Vec ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));
+  const Vec ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  const auto lo = hn::InterleaveLower(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce));
+  const auto hi = hn::InterleaveUpper(dw, hn::BitCast(dw, ab), hn::BitCast(dw, ce));
+  // [a b c e] in every 128-bit block
+  store_block_sum(d, hn::Add(hn::BitCast(d, lo), hn::BitCast(d, hi)), dst);
+}
+
+// One segment of channels of the walk back through a diagonal block; see the top of the file.
+template <bool kFirst>
+inline void walk_segment(const float* k, const float* q, const float* e, int64_t Kp, float* pairs) {
+  const F32 d;
+  constexpr int kSeg = 4;
+  for (int64_t i = 0; i < 16; ++i) {
+    Vec kf[kSeg], qf[kSeg];
+    float* to_k = pairs + i * 16 * kLanes;
+    float* to_q = to_k + 16 * 16 * kLanes;
+    for (int64_t j = i; j >= 0; --j) {
+      Vec sum_k = hn::Zero(d), sum_q = hn::Zero(d);
+      DELTIC_UNROLL
+      for (int s = 0; s < kSeg; ++s) {
+        const Vec kj = hn::LoadU(d, k + j * Kp + s * kLanes);
+        if (j == i) {
+          kf[s] = kj;
+          qf[s] = hn::LoadU(d, q + i * Kp + s * kLanes);
+        } else {
+          const Vec decay = hn::LoadU(d, e + (j + 1) * Kp + s * kLanes);
+          kf[s] = hn::Mul(kf[s], decay);
+          qf[s] = hn::Mul(qf[s], decay);
+        }
+        sum_k = hn::MulAdd(kf[s], kj, sum_k);
+        sum_q = hn::MulAdd(qf[s], kj, sum_q);
+      }
+      if constexpr (!kFirst) {
+        sum_k = hn::Add(sum_k, hn::LoadU(d, to_k + j * kLanes));
+        sum_q = hn::Add(sum_q, hn::LoadU(d, to_q + j * kLanes));
+      }
+      hn::StoreU(sum_k, d, to_k + j * kLanes);
+      hn::StoreU(sum_q, d, to_q + j * kLanes);
+    }
+  }
+}
+
+// Both scores of the 16 x 16 diagonal block at row b, unmasked above the diagonal.
+inline void diagonal_block(const PrepareScratch& s, int64_t b, int64_t Kp, int64_t C) {
+  const F32 d;
+  constexpr int64_t kStep = 4 * kLanes;
+  const float *k = s.k + b * Kp, *q = s.q + b * Kp, *e = s.e + b * Kp;
+  // Kp is a multiple of 16, a segment of up to 64: the rest goes vector by vector.
+  int64_t c = 0;
+  bool first = true;
+  for (; c + kStep <= Kp; c += kStep, first = false) {
+    if (first) {
+      walk_segment<true>(k + c, q + c, e + c, Kp, s.pairs);
+    } else {
+      walk_segment<false>(k + c, q + c, e + c, Kp, s.pairs);
+    }
+  }
+  for (; c < Kp; c += kLanes, first = false) {
+    for (int64_t i = 0; i < 16; ++i) {
+      Vec kf = hn::LoadU(d, k + i * Kp + c), qf = hn::LoadU(d, q + i * Kp + c);
+      float* to_k = s.pairs + i * 16 * kLanes;
+      float* to_q = to_k + 16 * 16 * kLanes;
+      for (int64_t j = i; j >= 0; --j) {
+        if (j < i) {
+          const Vec decay = hn::LoadU(d, e + (j + 1) * Kp + c);
+          kf = hn::Mul(kf, decay);
+          qf = hn::Mul(qf, decay);
+        }
+        const Vec kj = hn::LoadU(d, k + j * Kp + c);
+        const Vec old_k = first ? hn::Zero(d) : hn::LoadU(d, to_k + j * kLanes);
+        const Vec old_q = first ? hn::Zero(d) : hn::LoadU(d, to_q + j * kLanes);
+        hn::StoreU(hn::MulAdd(kf, kj, old_k), d, to_k + j * kLanes);
+        hn::StoreU(hn::MulAdd(qf, kj, old_q), d, to_q + j * kLanes);
+      }
+    }
+  }
+  for (int64_t i = 0; i < 16; ++i) {
+    for (int64_t j = 0; j <= i; j += 4) {
+      for (int which = 0; which < 2; ++which) {
+        const float* from = s.pairs + (which * 256 + i * 16 + j) * kLanes;
+        float* to = (which == 0 ? s.lower : s.scores) + (b + i) * C + b + j;
+        sum4(hn::LoadU(d, from), hn::LoadU(d, from + kLanes), hn::LoadU(d, from + 2 * kLanes),
+             hn::LoadU(d, from + 3 * kLanes), to);
+      }
+    }
+  }
+}
+
+// Masks and scales the raw scores: lower becomes L (strictly lower, times beta), scores becomes
+// Aqk.
+template <Gate kGate>
+inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  float* pair_decay = s.suffix;  // exp(G_i - G_j) over j, for the present row i
+  if constexpr (kGate == Gate::head) std::fill(pair_decay, pair_decay + C, 0.0f);
+  for (int64_t i = 0; i < rows; ++i) {
+    if constexpr (kGate == Gate::head) {
+      const Vec e = hn::Set(d, s.e[i]);
+      for (int64_t j = 0; j < C; j += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, pair_decay + j), e), d, pair_decay + j);
+      }
+      pair_decay[i] = 1.0f;
+    }
+    const Vec beta = hn::Set(d, s.beta[i]);
+    const auto row = hn::Set(di, static_cast<int32_t>(i));
+    for (int64_t j = 0; j < C; j += kLanes) {
+      const auto col = hn::Iota(di, static_cast<int32_t>(j));
+      Vec l = hn::Mul(hn::LoadU(d, s.lower + i * C + j), beta);
+      Vec a = hn::LoadU(d, s.scores + i * C + j);
+      if constexpr (kGate == Gate::head) {
+        const Vec decay = hn::LoadU(d, pair_decay + j);
+        l = hn::Mul(l, decay);
+        a = hn::Mul(a, decay);
+      }
+      hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, hn::Lt(col, row)), l), d,
+                 s.lower + i * C + j);
+      const auto up_to = hn::Not(hn::Lt(row, col));
+      hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, up_to), a), d, s.scores + i * C + j);
+    }
+  }
+}
+
+// Everything of a chunk up to its operands: s.kd, qd, kg, decay, scores (Aqk) and inverse, whose
+// columns are scaled by beta. The engine forms the score products.
+template <Gate kGate, class Engine>
+inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
+                          const PrepareScratch& s, const Engine& engine) {
+  const F32 d;
+  const int64_t C = p.chunk, rows = rows_of(at.length), k_head = p.k_head(at.head);
+  load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k);
+  load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q);
+  load_beta(p, at, C, s.beta);
+  load_gates<kGate>(p, at, C, Kp, s.gate_bias, s.e);
+  spread_rows<kGate>(s, rows, Kp);
+  carry_rows<kGate>(s.k, s.e, rows, Kp, s.kg, s.decay);
+  engine.template scores<kGate>(s, rows, p.K, Kp, C);
+  if constexpr (kGate == Gate::channel) {
+    for (int64_t b = 0; b < rows; b += 16) diagonal_block(s, b, Kp, C);
+  }
+  finish_scores<kGate>(s, rows, C);
+  invert_unit_lower(s.lower, C, rows, s.inverse);
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < C; j += kLanes) {
+      float* x = s.inverse + i * C + j;
+      hn::StoreU(hn::Mul(hn::LoadU(d, x), hn::LoadU(d, s.beta + j)), d, x);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+#endif

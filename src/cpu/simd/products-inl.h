@@ -1,0 +1,178 @@
+// Small fp32 matrix products on column panels. A panel holds 32 (or 16) columns, row after row, so
+// that 128 rows of it are 16 KB: the right operand stays in L1 while the left one streams from L2.
+// The order of additions of an element is fixed (contraction index upwards), whatever the blocking:
+// dividing rows or columns changes no bit.
+#if defined(DELTIC_CPU_SIMD_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTIC_CPU_SIMD_PRODUCTS_INL_H_
+#undef DELTIC_CPU_SIMD_PRODUCTS_INL_H_
+#else
+#define DELTIC_CPU_SIMD_PRODUCTS_INL_H_
+#endif
+
+#include "cpu/simd/vec-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+constexpr int64_t kPanel = 32;  // columns of a full panel
+
+// Rows of a register block. 16 lanes: 8 x 2 vectors of accumulators, 10 loads for 16 multiply-adds;
+// 32 registers would hold 12 rows, which do not divide 64. 8 and 4 lanes have 16 registers.
+constexpr int kBlockRows = kLanes >= 16 ? 8 : kLanes == 8 ? 2 : 1;
+
+// acc[i][j] +-= sum over c < n of a(i, c) * b(c, j)
+template <int kVecs, bool kNegate>
+HWY_INLINE void accumulate(Vec (&acc)[kBlockRows][kVecs], const float* a, int64_t a_row,
+                           int64_t a_col, const float* b, int64_t b_row, int64_t n) {
+  const F32 d;
+  for (int64_t c = 0; c < n; ++c) {
+    Vec right[kVecs];
+    DELTIC_UNROLL
+    for (int j = 0; j < kVecs; ++j) right[j] = hn::LoadU(d, b + c * b_row + j * kLanes);
+    DELTIC_UNROLL
+    for (int i = 0; i < kBlockRows; ++i) {
+      const Vec left = hn::Set(d, a[i * a_row + c * a_col]);
+      DELTIC_UNROLL
+      for (int j = 0; j < kVecs; ++j) {
+        acc[i][j] = kNegate ? hn::NegMulAdd(left, right[j], acc[i][j])
+                            : hn::MulAdd(left, right[j], acc[i][j]);
+      }
+    }
+  }
+}
+
+template <int kVecs>
+HWY_INLINE void clear(Vec (&acc)[kBlockRows][kVecs]) {
+  DELTIC_UNROLL
+  for (int i = 0; i < kBlockRows; ++i) {
+    DELTIC_UNROLL
+    for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::Zero(F32());
+  }
+}
+template <int kVecs>
+HWY_INLINE void load_block(Vec (&acc)[kBlockRows][kVecs], const float* src, int64_t row) {
+  DELTIC_UNROLL
+  for (int i = 0; i < kBlockRows; ++i) {
+    DELTIC_UNROLL
+    for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::LoadU(F32(), src + i * row + j * kLanes);
+  }
+}
+template <int kVecs>
+HWY_INLINE void store_block(const Vec (&acc)[kBlockRows][kVecs], float* dst, int64_t row) {
+  DELTIC_UNROLL
+  for (int i = 0; i < kBlockRows; ++i) {
+    DELTIC_UNROLL
+    for (int j = 0; j < kVecs; ++j) hn::StoreU(acc[i][j], F32(), dst + i * row + j * kLanes);
+  }
+}
+
+// The products of one chunk on one panel. kWidth: 32 or 16 columns. All panels have row stride
+// kWidth.
+template <int64_t kWidth>
+struct PanelProducts {
+  static constexpr int kVecs = static_cast<int>(kWidth / kLanes);
+  using Block = Vec[kBlockRows][kVecs];
+
+  // x -= a S for `rows` rows (a multiple of 16), contraction over n.
+  static HWY_NOINLINE void subtract(const float* a, int64_t a_row, int64_t rows, int64_t n,
+                                    const float* S, float* x) {
+    for (int64_t i = 0; i < rows; i += kBlockRows) {
+      Block acc;
+      load_block(acc, x + i * kWidth, kWidth);
+      accumulate<kVecs, true>(acc, a + i * a_row, a_row, 1, S, kWidth, n);
+      store_block(acc, x + i * kWidth, kWidth);
+    }
+  }
+  // y = t x with t lower triangular.
+  static HWY_NOINLINE void lower(const float* t, int64_t t_row, int64_t rows, const float* x,
+                                 float* y) {
+    for (int64_t i = 0; i < rows; i += kBlockRows) {
+      Block acc;
+      clear(acc);
+      accumulate<kVecs, false>(acc, t + i * t_row, t_row, 1, x, kWidth, i + kBlockRows);
+      store_block(acc, y + i * kWidth, kWidth);
+    }
+  }
+  // o = q S + s y with s lower triangular.
+  static HWY_NOINLINE void output(const float* q, int64_t q_row, int64_t rows, int64_t n,
+                                  const float* S, const float* s, int64_t s_row, const float* y,
+                                  float* o) {
+    for (int64_t i = 0; i < rows; i += kBlockRows) {
+      Block acc;
+      clear(acc);
+      accumulate<kVecs, false>(acc, q + i * q_row, q_row, 1, S, kWidth, n);
+      accumulate<kVecs, false>(acc, s + i * s_row, s_row, 1, y, kWidth, i + kBlockRows);
+      store_block(acc, o + i * kWidth, kWidth);
+    }
+  }
+  // out = decay * S + k^T y: row d of S is scaled by decay[d]; contraction over `rows` tokens.
+  static HWY_NOINLINE void update(const float* decay, const float* k, int64_t k_row, int64_t rows,
+                                  int64_t width, const float* y, const float* S, float* out) {
+    const F32 d;
+    for (int64_t r = 0; r < width; r += kBlockRows) {
+      Block acc;
+      load_block(acc, S + r * kWidth, kWidth);
+      DELTIC_UNROLL
+      for (int i = 0; i < kBlockRows; ++i) {
+        const Vec f = hn::Set(d, decay[r + i]);
+        DELTIC_UNROLL
+        for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::Mul(acc[i][j], f);
+      }
+      accumulate<kVecs, false>(acc, k + r, 1, k_row, y, kWidth, rows);
+      store_block(acc, out + r * kWidth, kWidth);
+    }
+  }
+  // c[i][j] = sum_d a[i][d] bt[d][j] for rows x kWidth; bt is a panel with row stride bt_row.
+  static HWY_NOINLINE void scores(const float* a, int64_t a_row, int64_t rows, int64_t n,
+                                  const float* bt, int64_t bt_row, float* c, int64_t c_row) {
+    for (int64_t i = 0; i < rows; i += kBlockRows) {
+      Block acc;
+      clear(acc);
+      accumulate<kVecs, false>(acc, a + i * a_row, a_row, 1, bt, bt_row, n);
+      store_block(acc, c + i * c_row, c_row);
+    }
+  }
+};
+
+// x[i][0..cols) = -sum_{j < n} l[i][j] x[j][0..cols) for 16 rows; cols a multiple of 16.
+inline void eliminate(const float* l, const float* x, int64_t row, int64_t n, int64_t cols,
+                      float* out) {
+  for (int64_t c = 0; c < cols; c += kRowAlign) {
+    constexpr int kVecs = static_cast<int>(kRowAlign / kLanes);
+    for (int64_t i = 0; i < 16; i += kBlockRows) {
+      Vec acc[kBlockRows][kVecs];
+      clear(acc);
+      accumulate<kVecs, true>(acc, l + i * row, row, 1, x + c, row, n);
+      store_block(acc, out + i * row + c, row);
+    }
+  }
+}
+
+// x = (I + l)^-1 for a strictly lower l of `rows` (a multiple of 16) rows, both with row stride
+// `row`. Forward substitution, 16 rows at a time: what earlier blocks give is a product, the rest a
+// solve. Only entries below the diagonal of l are read. All of x's first `row` columns are written.
+inline void invert_unit_lower(const float* l, int64_t row, int64_t rows, float* x) {
+  const F32 d;
+  for (int64_t b = 0; b < rows; b += 16) {
+    float* block = x + b * row;
+    eliminate(l + b * row, x, row, b, b, block);
+    for (int64_t i = 0; i < 16; ++i) {
+      float* xi = block + i * row;
+      for (int64_t c = b; c < row; ++c) xi[c] = c == b + i ? 1.0f : 0.0f;
+      const float* li = l + (b + i) * row + b;
+      for (int64_t c = 0; c < b + 16; c += kLanes) {
+        Vec acc = hn::LoadU(d, xi + c);
+        for (int64_t j = 0; j < i; ++j) {
+          acc = hn::NegMulAdd(hn::Set(d, li[j]), hn::LoadU(d, block + j * row + c), acc);
+        }
+        hn::StoreU(acc, d, xi + c);
+      }
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,203 @@
+// Rows of numbers: conversion at the edges, gates and norms, transposes, sums. One source for all
+// instruction sets; included once per target.
+#if defined(DELTIC_CPU_SIMD_VEC_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTIC_CPU_SIMD_VEC_INL_H_
+#undef DELTIC_CPU_SIMD_VEC_INL_H_
+#else
+#define DELTIC_CPU_SIMD_VEC_INL_H_
+#endif
+
+#include <hwy/contrib/math/math-inl.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/problem.h"
+
+#if defined(__clang__)
+#define DELTIC_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define DELTIC_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::ScalableTag<float>;
+using U32 = hn::ScalableTag<uint32_t>;
+using Vec = hn::Vec<F32>;
+using HalfU16 = hn::Rebind<uint16_t, F32>;
+using HalfF16 = hn::Rebind<hwy::float16_t, F32>;
+constexpr int64_t kLanes = HWY_LANES(float);  // 16, 8 or 4: fixed on every target used here
+
+// Rows in scratch are padded with zeros to a multiple of this, the widest vector's lanes.
+constexpr int64_t kRowAlign = 16;
+inline int64_t padded(int64_t n) { return (n + kRowAlign - 1) / kRowAlign * kRowAlign; }
+
+HWY_INLINE Vec load_bf16(const uint16_t* src) {
+  const F32 d;
+  const U32 du;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(HalfU16(), src))));
+}
+
+// Round to nearest even (Highway 1.0 truncates); NaN stays NaN.
+HWY_INLINE void store_bf16(Vec x, uint16_t* dst) {
+  const F32 d;
+  const U32 du;
+  const auto bits = hn::BitCast(du, x);
+  const auto lsb = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(lsb, hn::Set(du, 0x7FFFu))));
+  const auto is_nan = hn::RebindMask(du, hn::IsNaN(x));
+  const auto half = hn::IfThenElse(is_nan, hn::Set(du, 0x7FC0u), rounded);
+  hn::StoreU(hn::DemoteTo(HalfU16(), hn::BitCast(hn::RebindToSigned<U32>(), half)), HalfU16(), dst);
+  static_cast<void>(d);
+}
+
+HWY_INLINE Vec load_f16(const uint16_t* src) {
+  const auto* p = reinterpret_cast<const hwy::float16_t*>(src);
+  return hn::PromoteTo(F32(), hn::LoadU(HalfF16(), p));
+}
+
+HWY_INLINE void store_f16(Vec x, uint16_t* dst) {
+#if HWY_TARGET <= HWY_AVX2  // F16C rounds to nearest even; below it the emulation does not
+  hn::StoreU(hn::DemoteTo(HalfF16(), x), HalfF16(), reinterpret_cast<hwy::float16_t*>(dst));
+#else
+  alignas(64) float lanes[kLanes];
+  hn::Store(x, F32(), lanes);
+  for (int64_t i = 0; i < kLanes; ++i) dst[i] = f32_to_f16(lanes[i]);
+#endif
+}
+
+// n elements of any dtype to fp32, zeros up to `width`.
+inline void load_row(const void* data, DType type, int64_t at, int64_t n, int64_t width,
+                     float* dst) {
+  const F32 d;
+  int64_t i = 0;
+  switch (type) {
+    case DType::f32: {
+      const float* src = static_cast<const float*>(data) + at;
+      for (; i + kLanes <= n; i += kLanes) hn::StoreU(hn::LoadU(d, src + i), d, dst + i);
+      break;
+    }
+    case DType::bf16: {
+      const uint16_t* src = static_cast<const uint16_t*>(data) + at;
+      for (; i + kLanes <= n; i += kLanes) hn::StoreU(load_bf16(src + i), d, dst + i);
+      break;
+    }
+    default: {
+      const uint16_t* src = static_cast<const uint16_t*>(data) + at;
+      for (; i + kLanes <= n; i += kLanes) hn::StoreU(load_f16(src + i), d, dst + i);
+      break;
+    }
+  }
+  for (; i < n; ++i) dst[i] = load_f32(data, type, at + i);
+  for (; i < width; ++i) dst[i] = 0.0f;
+}
+
+inline void store_row(const float* src, int64_t n, void* data, DType type, int64_t at) {
+  const F32 d;
+  int64_t i = 0;
+  switch (type) {
+    case DType::f32: {
+      float* dst = static_cast<float*>(data) + at;
+      for (; i + kLanes <= n; i += kLanes) hn::StoreU(hn::LoadU(d, src + i), d, dst + i);
+      break;
+    }
+    case DType::bf16: {
+      uint16_t* dst = static_cast<uint16_t*>(data) + at;
+      for (; i + kLanes <= n; i += kLanes) store_bf16(hn::LoadU(d, src + i), dst + i);
+      break;
+    }
+    default: {
+      uint16_t* dst = static_cast<uint16_t*>(data) + at;
+      for (; i + kLanes <= n; i += kLanes) store_f16(hn::LoadU(d, src + i), dst + i);
+      break;
+    }
+  }
+  for (; i < n; ++i) store(data, type, at + i, static_cast<double>(src[i]));
+}
+
+// n zeros of any dtype.
+inline void zero_row(void* data, DType type, int64_t at, int64_t n) {
+  const auto element = static_cast<size_t>(size_of(type));
+  std::memset(static_cast<std::byte*>(data) + static_cast<size_t>(at) * element, 0,
+              static_cast<size_t>(n) * element);
+}
+
+HWY_INLINE float sum_lanes(Vec x) { return hn::GetLane(hn::SumOfLanes(F32(), x)); }
+
+// 1 / sqrt(sum x^2 + 1e-6) over a padded row.
+inline float inverse_norm(const float* x, int64_t width) {
+  const F32 d;
+  Vec sum = hn::Zero(d);
+  for (int64_t i = 0; i < width; i += kLanes) {
+    const Vec v = hn::LoadU(d, x + i);
+    sum = hn::MulAdd(v, v, sum);
+  }
+  return 1.0f / std::sqrt(sum_lanes(sum) + static_cast<float>(kNormEps));
+}
+
+inline void scale_row(float* x, int64_t width, float factor) {
+  const F32 d;
+  const Vec f = hn::Set(d, factor);
+  for (int64_t i = 0; i < width; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + i), f), d, x + i);
+}
+
+HWY_INLINE Vec sigmoid(Vec x) {
+  const F32 d;
+  const Vec one = hn::Set(d, 1.0f);
+  return hn::Div(one, hn::Add(one, hn::Exp(d, hn::Neg(x))));
+}
+HWY_INLINE Vec softplus(Vec x) {
+  const F32 d;
+  const Vec tail = hn::Log1p(d, hn::Exp(d, hn::Neg(hn::Abs(x))));
+  return hn::Add(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x), tail);
+}
+
+// The gate's form on raw values. factor is exp(A_log), or 1 without it.
+HWY_INLINE Vec gate_value(deltic_gate_form form, Vec x, Vec bias, float factor, float lower_bound) {
+  const F32 d;
+  if (form == DELTIC_GATE_LOG_DECAY) return x;
+  const Vec shifted = hn::Add(x, bias);
+  if (form == DELTIC_GATE_SOFTPLUS) return hn::Mul(hn::Set(d, -factor), softplus(shifted));
+  return hn::Mul(hn::Set(d, lower_bound), sigmoid(hn::Mul(hn::Set(d, factor), shifted)));
+}
+// Clamped where exp is 0 in fp32; NaN goes through (x86 max returns its second operand then).
+HWY_INLINE Vec clamp_log_decay(Vec g) { return hn::Max(hn::Set(F32(), kMinLogDecay), g); }
+
+HWY_INLINE Vec beta_value(deltic_beta_form form, Vec x) {
+  if (form == DELTIC_BETA_VALUE) return x;
+  const Vec s = sigmoid(x);
+  return form == DELTIC_BETA_SIGMOID ? s : hn::Add(s, s);
+}
+
+// dst[c][r] = src[r][c] for `rows` x `cols`, multiples of 4; strides in elements.
+inline void transpose(const float* src, int64_t src_stride, int64_t rows, int64_t cols, float* dst,
+                      int64_t dst_stride) {
+  const hn::CappedTag<float, 4> d4;
+  const hn::RepartitionToWide<decltype(d4)> d2;
+  for (int64_t r = 0; r < rows; r += 4) {
+    for (int64_t c = 0; c < cols; c += 4) {
+      const float* s = src + r * src_stride + c;
+      const auto r0 = hn::LoadU(d4, s), r1 = hn::LoadU(d4, s + src_stride);
+      const auto r2 = hn::LoadU(d4, s + 2 * src_stride), r3 = hn::LoadU(d4, s + 3 * src_stride);
+      const auto a = hn::BitCast(d2, hn::InterleaveLower(d4, r0, r1));
+      const auto b = hn::BitCast(d2, hn::InterleaveLower(d4, r2, r3));
+      const auto e = hn::BitCast(d2, hn::InterleaveUpper(d4, r0, r1));
+      const auto f = hn::BitCast(d2, hn::InterleaveUpper(d4, r2, r3));
+      float* t = dst + c * dst_stride + r;
+      hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(d2, a, b)), d4, t);
+      hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(d2, a, b)), d4, t + dst_stride);
+      hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(d2, e, f)), d4, t + 2 * dst_stride);
+      hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(d2, e, f)), d4, t + 3 * dst_stride);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+#endif
