@@ -7,12 +7,20 @@
 namespace deltic::cpu {
 namespace {
 
+// fp64 has been refused by the checks unless the oracle was named, so whatever comes is taken.
 const char* takes_all(const Problem&) { return nullptr; }
 
-// fp64 has been refused by the checks unless the oracle was named, so whatever comes is taken.
-void add(std::vector<Implementation>& list, std::span<const SimdDoor> doors) {
+// Tiles multiply bf16: exact for bf16 inputs, a loss for the others.
+const char* takes_bf16(const Problem& p) {
+  return p.q.dtype == DType::bf16  ? nullptr
+         : p.q.dtype == DType::f32 ? "q, k and v are fp32, tiles multiply bf16"
+                                   : "q, k and v are fp16, tiles multiply bf16";
+}
+
+void add(std::vector<Implementation>& list, std::span<const SimdDoor> doors,
+         const char* (*refuse)(const Problem&)) {
   for (const SimdDoor& d : doors) {
-    list.push_back({d.name, d.missing, takes_all, d.workspace_bytes, d.run, false});
+    list.push_back({d.name, d.missing, refuse, d.workspace_bytes, d.run, false});
   }
 }
 
@@ -21,8 +29,9 @@ void add(std::vector<Implementation>& list, std::span<const SimdDoor> doors) {
 const std::vector<Implementation>& implementations(deltic_op op) {
   static const auto lists = [] {
     std::vector<std::vector<Implementation>> all(DELTIC_NUM_OPS);
-    add(all[DELTIC_FORWARD], forward_doors());
-    add(all[DELTIC_DECODE], decode_doors());
+    add(all[DELTIC_FORWARD], tile_forward_doors(), takes_bf16);
+    add(all[DELTIC_FORWARD], forward_doors(), takes_all);
+    add(all[DELTIC_DECODE], decode_doors(), takes_all);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
       all[static_cast<size_t>(i)].push_back(plain(static_cast<deltic_op>(i)));
     }

@@ -67,7 +67,7 @@ class Forward {
 
     Memory(Arena& arena, const Forward& f) {
       Arena one(nullptr), operands(nullptr), state(nullptr);
-      PrepareScratch(one, f.shape_.C, f.shape_.Kp, kGate == Gate::channel);
+      PrepareScratch(one, f.shape_.C, f.shape_.Kp, kGate == Gate::channel, Engine::kTiles);
       ChainScratch(one, f.shape_, Engine::kTiles);
       Operands(operands, f.shape_);
       state.take<float>(f.shape_.panels * f.shape_.panel_floats());
@@ -96,7 +96,7 @@ class Forward {
     int thread;
     ThreadMemory(const Memory& m, int index, const Forward& f)
         : arena(m.threads + static_cast<size_t>(index) * m.thread_bytes),
-          prepare(arena, f.shape_.C, f.shape_.Kp, kGate == Gate::channel),
+          prepare(arena, f.shape_.C, f.shape_.Kp, kGate == Gate::channel, Engine::kTiles),
           chain(arena, f.shape_, Engine::kTiles),
           thread(index) {}
   };

@@ -7,6 +7,7 @@
 #include <hwy/highway.h>
 
 #include "cpu/simd/forward-inl.h"
+#include "cpu/simd/tile_engine-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
@@ -31,6 +32,15 @@ void forward_run(const Problem& p, std::span<std::byte> workspace, void*) {
   with_gate<Fp32Engine>(p, [&](const auto& f) { f.run(workspace); });
 }
 
+#if HWY_TARGET == HWY_AVX3
+size_t tile_forward_workspace(const Problem& p) {
+  return with_gate<TileEngine>(p, [](const auto& f) { return f.workspace_bytes(); });
+}
+void tile_forward_run(const Problem& p, std::span<std::byte> workspace, void*) {
+  with_gate<TileEngine>(p, [&](const auto& f) { f.run(workspace); });
+}
+#endif
+
 }  // namespace HWY_NAMESPACE
 }  // namespace deltic::cpu
 HWY_AFTER_NAMESPACE();
@@ -38,5 +48,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace deltic::cpu {
 DELTIC_SIMD_TABLE(forward)
+
+#if HWY_TARGETS & HWY_AVX3
+std::span<const SimdDoor> tile_forward_doors() {
+  static const SimdDoor doors[] = {
+      {"cpu.amx", amx_missing, N_AVX3::tile_forward_workspace, N_AVX3::tile_forward_run}};
+  return doors;
+}
+#else
+std::span<const SimdDoor> tile_forward_doors() { return {}; }
+#endif
 }  // namespace deltic::cpu
 #endif

@@ -60,9 +60,9 @@ struct PrepareScratch {
   float *beta, *prefix, *suffix;    // [C]
   float* decay;                     // [Kp] exp(G_last)
   float* gate_bias;                 // [Kp]
-  float* norms;                     // [2 C]
+  uint16_t* tile_rows;              // [C][Kp] bf16, of the tile engine
 
-  PrepareScratch(Arena& arena, int64_t C, int64_t Kp, bool per_channel) {
+  PrepareScratch(Arena& arena, int64_t C, int64_t Kp, bool per_channel, bool tiles) {
     const auto rows = [&] { return arena.take<float>(C * Kp); };
     const auto channel_rows = [&] { return per_channel ? rows() : nullptr; };
     k = rows(), q = rows(), e = rows(), kd = rows(), qd = rows(), kg = rows();
@@ -74,8 +74,8 @@ struct PrepareScratch {
     inverse = arena.take<float>(C * C);
     pairs = arena.take<float>(2 * 16 * 16 * 16);
     beta = arena.take<float>(C), prefix = arena.take<float>(C), suffix = arena.take<float>(C);
-    decay = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp),
-    norms = arena.take<float>(2 * C);
+    decay = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
+    tile_rows = tiles ? arena.take<uint16_t>(64 * Kp) : nullptr;
   }
 };
 

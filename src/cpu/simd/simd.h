@@ -20,7 +20,6 @@
 namespace deltic::cpu {
 
 struct SimdDoor {
-  int64_t target;    // Highway's bit
   const char* name;  // of the implementation: `cpu.avx512`
   const char* (*missing)();
   size_t (*workspace_bytes)(const Problem&);
@@ -30,28 +29,28 @@ struct SimdDoor {
 inline const char* nothing_missing() { return nullptr; }
 
 std::span<const SimdDoor> forward_doors();
+std::span<const SimdDoor> tile_forward_doors();  // AMX
 std::span<const SimdDoor> decode_doors();
 
 }  // namespace deltic::cpu
 
 #if HWY_TARGETS & HWY_AVX3
 #define DELTIC_DOOR_AVX512(op) \
-  {HWY_AVX3, "cpu.avx512", avx512_missing, N_AVX3::op##_workspace, N_AVX3::op##_run},
+  {"cpu.avx512", avx512_missing, N_AVX3::op##_workspace, N_AVX3::op##_run},
 #else
 #define DELTIC_DOOR_AVX512(op)
 #endif
 #if HWY_TARGETS & HWY_AVX2
-#define DELTIC_DOOR_AVX2(op) \
-  {HWY_AVX2, "cpu.avx2", avx2_missing, N_AVX2::op##_workspace, N_AVX2::op##_run},
+#define DELTIC_DOOR_AVX2(op) {"cpu.avx2", avx2_missing, N_AVX2::op##_workspace, N_AVX2::op##_run},
 #else
 #define DELTIC_DOOR_AVX2(op)
 #endif
 #if HWY_TARGETS & HWY_SSE4
 #define DELTIC_DOOR_BASELINE(op) \
-  {HWY_SSE4, "cpu.sse4", sse4_missing, N_SSE4::op##_workspace, N_SSE4::op##_run},
+  {"cpu.sse4", sse4_missing, N_SSE4::op##_workspace, N_SSE4::op##_run},
 #elif HWY_TARGETS & HWY_NEON
 #define DELTIC_DOOR_BASELINE(op) \
-  {HWY_NEON, "cpu.neon", nothing_missing, N_NEON::op##_workspace, N_NEON::op##_run},
+  {"cpu.neon", nothing_missing, N_NEON::op##_workspace, N_NEON::op##_run},
 #else
 #define DELTIC_DOOR_BASELINE(op)
 #endif
