@@ -32,6 +32,8 @@ const std::vector<Implementation>& implementations(deltic_op op) {
     add(all[DELTIC_FORWARD], tile_forward_doors(), takes_bf16);
     add(all[DELTIC_FORWARD], forward_doors(), takes_all);
     add(all[DELTIC_DECODE], decode_doors(), takes_all);
+    for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i)
+      add(all[static_cast<size_t>(i)], block_doors(), takes_all);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
       all[static_cast<size_t>(i)].push_back(plain(static_cast<deltic_op>(i)));
     }

@@ -12,23 +12,11 @@ HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
 namespace HWY_NAMESPACE {
 
-template <class Use>
-auto with_gate(const Problem& p, const Use& use) {
-  switch (p.gate) {
-    case Gate::none:
-      return use(Decode<Gate::none>(p));
-    case Gate::head:
-      return use(Decode<Gate::head>(p));
-    default:
-      return use(Decode<Gate::channel>(p));
-  }
-}
-
 size_t decode_workspace(const Problem& p) {
-  return with_gate(p, [](const auto& d) { return d.workspace_bytes(); });
+  return with_gate<Decode>(p, [](const auto& d) { return d.workspace_bytes(); });
 }
 void decode_run(const Problem& p, std::span<std::byte> workspace, void*) {
-  with_gate(p, [&](const auto& d) { d.run(workspace); });
+  with_gate<Decode>(p, [&](const auto& d) { d.run(workspace); });
 }
 
 }  // namespace HWY_NAMESPACE

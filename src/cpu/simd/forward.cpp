@@ -13,31 +13,25 @@ HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
 namespace HWY_NAMESPACE {
 
-template <class Engine, class Use>
-auto with_gate(const Problem& p, const Use& use) {
-  switch (p.gate) {
-    case Gate::none:
-      return use(Forward<Gate::none, Engine>(p));
-    case Gate::head:
-      return use(Forward<Gate::head, Engine>(p));
-    default:
-      return use(Forward<Gate::channel, Engine>(p));
-  }
-}
+template <Gate kGate>
+using Fp32Forward = Forward<kGate, Fp32Engine>;
 
 size_t forward_workspace(const Problem& p) {
-  return with_gate<Fp32Engine>(p, [](const auto& f) { return f.workspace_bytes(); });
+  return with_gate<Fp32Forward>(p, [](const auto& f) { return f.workspace_bytes(); });
 }
 void forward_run(const Problem& p, std::span<std::byte> workspace, void*) {
-  with_gate<Fp32Engine>(p, [&](const auto& f) { f.run(workspace); });
+  with_gate<Fp32Forward>(p, [&](const auto& f) { f.run(workspace); });
 }
 
 #if HWY_TARGET == HWY_AVX3
+template <Gate kGate>
+using TileForward = Forward<kGate, TileEngine>;
+
 size_t tile_forward_workspace(const Problem& p) {
-  return with_gate<TileEngine>(p, [](const auto& f) { return f.workspace_bytes(); });
+  return with_gate<TileForward>(p, [](const auto& f) { return f.workspace_bytes(); });
 }
 void tile_forward_run(const Problem& p, std::span<std::byte> workspace, void*) {
-  with_gate<TileEngine>(p, [&](const auto& f) { f.run(workspace); });
+  with_gate<TileForward>(p, [&](const auto& f) { f.run(workspace); });
 }
 #endif
 

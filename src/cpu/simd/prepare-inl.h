@@ -79,6 +79,19 @@ struct PrepareScratch {
   }
 };
 
+// use(Work<gate kind of p>(p)): the gate kind becomes a template parameter here.
+template <template <Gate> class Work, class Use>
+auto with_gate(const Problem& p, const Use& use) {
+  switch (p.gate) {
+    case Gate::none:
+      return use(Work<Gate::none>(p));
+    case Gate::head:
+      return use(Work<Gate::head>(p));
+    default:
+      return use(Work<Gate::channel>(p));
+  }
+}
+
 inline int64_t rows_of(int64_t length) { return (length + 15) / 16 * 16; }
 
 // q or k of a chunk as fp32 rows, normalised and scaled; zeros up to a multiple of 16 rows.

@@ -135,16 +135,19 @@ struct PanelProducts {
   }
 };
 
-// x[i][0..cols) = -sum_{j < n} l[i][j] x[j][0..cols) for 16 rows; cols a multiple of 16.
-inline void eliminate(const float* l, const float* x, int64_t row, int64_t n, int64_t cols,
-                      float* out) {
-  for (int64_t c = 0; c < cols; c += kRowAlign) {
-    constexpr int kVecs = static_cast<int>(kRowAlign / kLanes);
-    for (int64_t i = 0; i < 16; i += kBlockRows) {
+// c = +-a b for row-major matrices: `rows` and `cols` multiples of 16, contraction over n, or with
+// kLower over the columns of a up to the diagonal.
+template <bool kNegate, bool kLower>
+inline void multiply(const float* a, int64_t a_row, int64_t rows, int64_t n, const float* b,
+                     int64_t b_row, int64_t cols, float* c, int64_t c_row) {
+  constexpr int kVecs = static_cast<int>(kRowAlign / kLanes);
+  for (int64_t j = 0; j < cols; j += kRowAlign) {
+    for (int64_t i = 0; i < rows; i += kBlockRows) {
       Vec acc[kBlockRows][kVecs];
       clear(acc);
-      accumulate<kVecs, true>(acc, l + i * row, row, 1, x + c, row, n);
-      store_block(acc, out + i * row + c, row);
+      accumulate<kVecs, kNegate>(acc, a + i * a_row, a_row, 1, b + j, b_row,
+                                 kLower ? i + kBlockRows : n);
+      store_block(acc, c + i * c_row + j, c_row);
     }
   }
 }
@@ -156,7 +159,7 @@ inline void invert_unit_lower(const float* l, int64_t row, int64_t rows, float* 
   const F32 d;
   for (int64_t b = 0; b < rows; b += 16) {
     float* block = x + b * row;
-    eliminate(l + b * row, x, row, b, b, block);
+    multiply<true, false>(l + b * row, row, 16, b, x, row, b, block, row);
     for (int64_t i = 0; i < 16; ++i) {
       float* xi = block + i * row;
       for (int64_t c = b; c < row; ++c) xi[c] = c == b + i ? 1.0f : 0.0f;

@@ -31,6 +31,7 @@ inline const char* nothing_missing() { return nullptr; }
 std::span<const SimdDoor> forward_doors();
 std::span<const SimdDoor> tile_forward_doors();  // AMX
 std::span<const SimdDoor> decode_doors();
+std::span<const SimdDoor> block_doors();
 
 }  // namespace deltic::cpu
 

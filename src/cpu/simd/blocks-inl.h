@@ -1,0 +1,295 @@
+// The building blocks as operations of their own: the forward's stages with loads and stores
+// around.
+#if defined(DELTIC_CPU_SIMD_BLOCKS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTIC_CPU_SIMD_BLOCKS_INL_H_
+#undef DELTIC_CPU_SIMD_BLOCKS_INL_H_
+#else
+#define DELTIC_CPU_SIMD_BLOCKS_INL_H_
+#endif
+
+#include <omp.h>
+
+#include "cpu/schedule.h"
+#include "cpu/simd/chain-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+constexpr int64_t kSlice = 64;  // value columns that `wy` handles at once
+
+template <Gate kGate>
+class Blocks {
+ public:
+  explicit Blocks(const Problem& p) : p_(p), C_(p.chunk), Kp_(padded(p.K)) {}
+
+  size_t workspace_bytes() const {
+    Arena arena(nullptr);
+    arena.take<int64_t>(p_.N + 1);
+    for (int i = 0; i < p_.threads; ++i) Scratch(arena, *this);
+    return arena.used();
+  }
+
+  void run(std::span<std::byte> workspace) const {
+    Arena arena(workspace.data());
+    auto* first_chunk = arena.take<int64_t>(p_.N + 1);  // of each sequence
+    first_chunk[0] = 0;
+    for (int64_t n = 0; n < p_.N; ++n) {
+      const Sequence s = sequence(p_, n);
+      first_chunk[n + 1] = first_chunk[n] + (s.length + C_ - 1) / C_;
+    }
+    Arena counter(nullptr);
+    Scratch(counter, *this);
+    std::byte* scratch_base = workspace.data() + arena.used();
+#pragma omp parallel num_threads(p_.threads)
+    {
+      const FlushDenormals flush;
+      Arena own(scratch_base + static_cast<size_t>(omp_get_thread_num()) * counter.used());
+      const Scratch scratch(own, *this);
+#pragma omp for schedule(static) nowait
+      for (int64_t t = padding_begin(p_); t < p_.T; ++t) zero_token(t);
+#pragma omp for schedule(static) nowait
+      for (int64_t i = 0; i < first_chunk[p_.N] * p_.HV; ++i) {
+        const int64_t chunk = i / p_.HV;
+        const int64_t n =
+            std::upper_bound(first_chunk, first_chunk + p_.N + 1, chunk) - first_chunk - 1;
+        const Sequence s = sequence(p_, n);
+        const int64_t begin = (chunk - first_chunk[n]) * C_;
+        run_chunk({s.batch, s.begin + begin, std::min(C_, s.length - begin), i % p_.HV}, scratch);
+      }
+    }
+  }
+
+ private:
+  struct Scratch {
+    PrepareScratch prepare;
+    float *slice, *product;  // [C][kSlice]
+    Scratch(Arena& arena, const Blocks& b)
+        : prepare(arena, b.C_, b.Kp_, kGate == Gate::channel, false) {
+      slice = arena.take<float>(b.C_ * kSlice);
+      product = arena.take<float>(b.C_ * kSlice);
+    }
+  };
+
+  static void store_rows(const float* src, int64_t src_row, int64_t width, const Rows& dst,
+                         const ChunkPlace& at, int64_t from = 0) {
+    for (int64_t t = 0; t < at.length; ++t) {
+      store_row(src + t * src_row, width, dst.data, dst.dtype,
+                dst.at(at.batch, at.begin + t, at.head) + from);
+    }
+  }
+
+  void zero_token(int64_t t) const {
+    const auto zero = [&](const Rows& x, int64_t heads, int64_t width) {
+      for (int64_t h = 0; x && h < heads; ++h) zero_row(x.data, x.dtype, x.at(0, t, h), width);
+    };
+    const bool square = p_.op == DELTIC_KKT || p_.op == DELTIC_SCORES || p_.op == DELTIC_INVERSE;
+    zero(p_.out, p_.HV, square ? C_ : gate_width());
+    zero(p_.rstd, p_.HV, 1);
+    zero(p_.w, p_.HV, p_.K);
+    zero(p_.u, p_.HV, p_.V);
+    zero(p_.kg, p_.HV, p_.K);
+    zero(p_.qg, p_.HV, p_.K);
+  }
+  // Width of a row of g, or of x for the norm.
+  int64_t gate_width() const { return p_.op == DELTIC_L2NORM || kGate == Gate::channel ? p_.K : 1; }
+
+  void run_chunk(const ChunkPlace& at, const Scratch& s) const {
+    switch (p_.op) {
+      case DELTIC_CUMSUM:
+        return cumsum(at, s.prepare);
+      case DELTIC_GATE:
+        return gate(at, s.prepare);
+      case DELTIC_L2NORM:
+        return l2norm(at, s.prepare);
+      case DELTIC_INVERSE:
+        return inverse(at, s.prepare);
+      case DELTIC_WY:
+        return wy(at, s);
+      default:
+        return scores(at, s.prepare);
+    }
+  }
+
+  // The gate's form on the rows of a chunk, [C][Kp] per channel, [C] per head.
+  void gate_values(const ChunkPlace& at, const PrepareScratch& s, float* x) const {
+    const F32 d;
+    const GateParams g = gate_params(p_, at.head, Kp_, s.gate_bias);
+    if constexpr (kGate == Gate::channel) {
+      for (int64_t t = 0; t < at.length; ++t) {
+        float* row = x + t * Kp_;
+        load_row(p_.g.data, p_.g.dtype, p_.g.at(at.batch, at.begin + t, at.head), p_.K, Kp_, row);
+        for (int64_t c = 0; c < Kp_; c += kLanes) {
+          hn::StoreU(gate_value(p_.gate_form, hn::LoadU(d, row + c), hn::LoadU(d, s.gate_bias + c),
+                                g.factor, p_.lower_bound),
+                     d, row + c);
+        }
+      }
+    } else {
+      for (int64_t t = 0; t < C_; ++t) {
+        x[t] = t < at.length
+                   ? load_f32(p_.g.data, p_.g.dtype, p_.g.at(at.batch, at.begin + t, at.head))
+                   : 0.0f;
+      }
+      for (int64_t t = 0; t < C_; t += kLanes) {
+        hn::StoreU(gate_value(p_.gate_form, hn::LoadU(d, x + t), hn::Set(d, g.bias), g.factor,
+                              p_.lower_bound),
+                   d, x + t);
+      }
+    }
+  }
+
+  void gate(const ChunkPlace& at, const PrepareScratch& s) const {
+    gate_values(at, s, s.e);
+    store_rows(s.e, kGate == Gate::channel ? Kp_ : 1, gate_width(), p_.out, at);
+  }
+
+  void cumsum(const ChunkPlace& at, const PrepareScratch& s) const {
+    const F32 d;
+    gate_values(at, s, s.e);
+    const int64_t row = kGate == Gate::channel ? Kp_ : 1, first = p_.reverse ? at.length - 1 : 0;
+    if constexpr (kGate == Gate::channel) {
+      for (int64_t c = 0; c < Kp_; c += kLanes) {
+        Vec sum = hn::Zero(d);
+        for (int64_t i = 0; i < at.length; ++i) {
+          float* x = s.e + std::abs(first - i) * Kp_ + c;
+          sum = hn::Add(sum, clamp_log_decay(hn::LoadU(d, x)));
+          hn::StoreU(hn::Mul(sum, hn::Set(d, p_.scale)), d, x);
+        }
+      }
+    } else {
+      float sum = 0;
+      for (int64_t i = 0; i < at.length; ++i) {
+        float& x = s.e[std::abs(first - i)];
+        sum += x < kMinLogDecay ? kMinLogDecay : x;  // NaN goes through
+        x = sum * p_.scale;
+      }
+    }
+    store_rows(s.e, row, gate_width(), p_.out, at);
+  }
+
+  void l2norm(const ChunkPlace& at, const PrepareScratch& s) const {
+    for (int64_t t = 0; t < at.length; ++t) {
+      load_row(p_.x.data, p_.x.dtype, p_.x.at(at.batch, at.begin + t, at.head), p_.K, Kp_, s.k);
+      const float rstd = inverse_norm(s.k, Kp_);
+      scale_row(s.k, Kp_, rstd);
+      store_row(s.k, p_.K, p_.out.data, p_.out.dtype, p_.out.at(at.batch, at.begin + t, at.head));
+      if (p_.rstd)
+        store_row(&rstd, 1, p_.rstd.data, p_.rstd.dtype,
+                  p_.rstd.at(at.batch, at.begin + t, at.head));
+    }
+  }
+
+  // e_t = exp(G_t - G_{t-1}): the cumulative sums taken apart again, differences of neighbours.
+  void load_decays(const ChunkPlace& at, const PrepareScratch& s) const {
+    const F32 d;
+    if constexpr (kGate == Gate::head) {
+      float before = 0.0f;
+      for (int64_t t = 0; t < C_; ++t) {
+        const float G = t < at.length ? load_f32(p_.g.data, p_.g.dtype,
+                                                 p_.g.at(at.batch, at.begin + t, at.head))
+                                      : before;
+        s.e[t] = G - before;
+        before = G;
+      }
+      for (int64_t t = 0; t < C_; t += kLanes) {
+        hn::StoreU(hn::Exp(d, clamp_log_decay(hn::LoadU(d, s.e + t))), d, s.e + t);
+      }
+    } else if constexpr (kGate == Gate::channel) {
+      for (int64_t t = 0; t < at.length; ++t) {
+        load_row(p_.g.data, p_.g.dtype, p_.g.at(at.batch, at.begin + t, at.head), p_.K, Kp_,
+                 s.e + t * Kp_);
+      }
+      for (int64_t c = 0; c < Kp_; c += kLanes) {
+        Vec before = hn::Zero(d);
+        for (int64_t t = 0; t < at.length; ++t) {
+          float* x = s.e + t * Kp_ + c;
+          const Vec G = hn::LoadU(d, x);
+          hn::StoreU(hn::Exp(d, clamp_log_decay(hn::Sub(G, before))), d, x);
+          before = G;
+        }
+      }
+      std::fill(s.e + at.length * Kp_, s.e + rows_of(at.length) * Kp_, 1.0f);
+    }
+  }
+
+  // kkt and scores: the forward's score stage gives both, one is stored.
+  void scores(const ChunkPlace& at, const PrepareScratch& s) const {
+    const int64_t rows = rows_of(at.length), k_head = p_.k_head(at.head);
+    const bool is_kkt = p_.op == DELTIC_KKT;
+    load_heads(p_.k, at, k_head, p_.K, Kp_, false, 1.0f, s.k);
+    load_heads(is_kkt ? p_.k : p_.q, at, k_head, p_.K, Kp_, false, is_kkt ? 1.0f : p_.scale, s.q);
+    load_beta(p_, at, C_, s.beta);
+    load_decays(at, s);
+    spread_rows<kGate>(s, rows, Kp_);
+    Fp32Engine().scores<kGate>(s, rows, p_.K, Kp_, C_);
+    if constexpr (kGate == Gate::channel) {
+      for (int64_t b = 0; b < rows; b += 16) diagonal_block(s, b, Kp_, C_);
+    }
+    finish_scores<kGate>(s, rows, C_);
+    store_rows(is_kkt ? s.lower : s.scores, C_, C_, p_.out, at);
+  }
+
+  // Rows of a up to the diagonal (`with_diagonal`) or below it, zeros elsewhere.
+  void load_lower(const ChunkPlace& at, bool with_diagonal, float* dst) const {
+    for (int64_t t = 0; t < rows_of(at.length); ++t) {
+      const int64_t n = t < at.length ? t + (with_diagonal ? 1 : 0) : 0;
+      const int64_t row = t < at.length ? p_.a.at(at.batch, at.begin + t, at.head) : 0;
+      load_row(p_.a.data, p_.a.dtype, row, n, C_, dst + t * C_);
+    }
+  }
+
+  void inverse(const ChunkPlace& at, const PrepareScratch& s) const {
+    load_lower(at, false, s.lower);
+    invert_unit_lower(s.lower, C_, rows_of(at.length), s.inverse);
+    store_rows(s.inverse, C_, C_, p_.out, at);
+  }
+
+  void wy(const ChunkPlace& at, const Scratch& scratch) const {
+    const F32 d;
+    const PrepareScratch& s = scratch.prepare;
+    const int64_t rows = rows_of(at.length), k_head = p_.k_head(at.head);
+    load_heads(p_.k, at, k_head, p_.K, Kp_, false, 1.0f, s.k);
+    if (p_.q) {
+      load_heads(p_.q, at, k_head, p_.K, Kp_, false, 1.0f, s.q);
+    } else {
+      std::fill(s.q, s.q + rows * Kp_, 0.0f);
+    }
+    load_beta(p_, at, C_, s.beta);
+    load_decays(at, s);
+    spread_rows<kGate>(s, rows, Kp_);
+    load_lower(at, true, s.lower);
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < C_; j += kLanes) {
+        float* x = s.lower + i * C_ + j;
+        hn::StoreU(hn::Mul(hn::LoadU(d, x), hn::LoadU(d, s.beta + j)), d, x);
+      }
+    }
+    multiply<false, true>(s.lower, C_, rows, 0, s.kd, Kp_, Kp_, s.transposed, Kp_);
+    store_rows(s.transposed, Kp_, p_.K, p_.w, at);
+    if (p_.qg) store_rows(s.qd, Kp_, p_.K, p_.qg, at);
+    if (p_.kg) {
+      carry_rows<kGate>(s.k, s.e, at.length, Kp_, s.kg, s.decay);
+      store_rows(s.kg, Kp_, p_.K, p_.kg, at);
+    }
+    for (int64_t v = 0; p_.u && v < p_.V; v += kSlice) {
+      const int64_t columns = std::min(kSlice, p_.V - v);
+      for (int64_t t = 0; t < rows; ++t) {
+        const int64_t n = t < at.length ? columns : 0;
+        const int64_t row = t < at.length ? p_.v.at(at.batch, at.begin + t, at.head) + v : 0;
+        load_row(p_.v.data, p_.v.dtype, row, n, kSlice, scratch.slice + t * kSlice);
+      }
+      multiply<false, true>(s.lower, C_, rows, 0, scratch.slice, kSlice, padded(columns),
+                            scratch.product, kSlice);
+      store_rows(scratch.product, kSlice, columns, p_.u, at, v);
+    }
+  }
+
+  const Problem& p_;
+  int64_t C_, Kp_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+#endif
