@@ -70,13 +70,14 @@ inline void store_state(const States& states, int64_t slot, int64_t head, const 
   }
 }
 
-// Rows of v as a panel, zeros past the end; and a panel as rows of o.
+// Rows of beta v as a panel, zeros past the end; and a panel as rows of o.
 inline void load_values(const Problem& p, const ChunkPlace& at, const Shape& s, int64_t panel,
-                        int64_t width, float* x) {
+                        const float* beta, int64_t width, float* x) {
   const int64_t columns = s.panel_columns(panel);
   for (int64_t t = 0; t < at.length; ++t) {
     const int64_t row = p.v.at(at.batch, at.begin + t, at.head) + panel * kPanel;
     load_row(p.v.data, p.v.dtype, row, columns, width, x + t * width);
+    if (beta[t] != 1.0f) scale_row(x + t * width, width, beta[t]);
   }
   std::memset(x + at.length * width, 0,
               static_cast<size_t>((rows_of(at.length) - at.length) * width) * sizeof(float));
@@ -114,12 +115,12 @@ struct Fp32Engine {
   struct Operands {
     float *kd, *qd, *kg;      // [C][Kp]
     float *inverse, *scores;  // [C][C]
-    float* decay;             // [Kp]
+    float *decay, *beta;      // [Kp], [C]
     Operands(Arena& arena, const Shape& s) {
       kd = arena.take<float>(s.C * s.Kp), qd = arena.take<float>(s.C * s.Kp);
       kg = arena.take<float>(s.C * s.Kp);
       inverse = arena.take<float>(s.C * s.C), scores = arena.take<float>(s.C * s.C);
-      decay = arena.take<float>(s.Kp);
+      decay = arena.take<float>(s.Kp), beta = arena.take<float>(s.C);
     }
   };
 
@@ -129,7 +130,8 @@ struct Fp32Engine {
   // Preparing writes straight into the operands.
   static PrepareScratch redirect(PrepareScratch scratch, const Operands& to) {
     scratch.kd = to.kd, scratch.qd = to.qd, scratch.kg = to.kg;
-    scratch.inverse = to.inverse, scratch.scores = to.scores, scratch.decay = to.decay;
+    scratch.inverse = to.inverse, scratch.scores = to.scores, scratch.decay = to.decay,
+    scratch.beta = to.beta;
     return scratch;
   }
   static void pack(const PrepareScratch&, const Operands&, const Shape&, int64_t) {}
@@ -177,7 +179,7 @@ struct Fp32Engine {
                          const Keep& keep) {
     using Products = PanelProducts<kWidth>;
     const int64_t rows = rows_of(at.length);
-    load_values(p, at, s, panel, kWidth, scratch.x);
+    load_values(p, at, s, panel, ops.beta, kWidth, scratch.x);
     Products::subtract(ops.kd, s.Kp, rows, s.K, S, scratch.x);
     Products::lower(ops.inverse, s.C, rows, scratch.x, scratch.y);
     Products::output(ops.qd, s.Kp, rows, s.K, S, ops.scores, s.C, scratch.y, scratch.x);

@@ -396,12 +396,11 @@ inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
   }
 }
 
-// Everything of a chunk up to its operands: s.kd, qd, kg, decay, scores (Aqk) and inverse, whose
-// columns are scaled by beta. The engine forms the score products.
+// Everything of a chunk up to its operands: s.kd (times beta), qd, kg, decay, beta, scores (Aqk)
+// and inverse. The engine forms the score products.
 template <Gate kGate, class Engine>
 inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
                           const PrepareScratch& s, const Engine& engine) {
-  const F32 d;
   const int64_t C = p.chunk, rows = rows_of(at.length), k_head = p.k_head(at.head);
   load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k);
   load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q);
@@ -415,12 +414,9 @@ inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
   }
   finish_scores<kGate>(s, rows, C);
   invert_unit_lower(s.lower, C, rows, s.inverse);
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < C; j += kLanes) {
-      float* x = s.inverse + i * C + j;
-      hn::StoreU(hn::Mul(hn::LoadU(d, x), hn::LoadU(d, s.beta + j)), d, x);
-    }
-  }
+  // beta goes to the rows of v - k S, where it is a factor of many roundings, not to the inverse's
+  // columns, where one rounding of it would shift a whole token.
+  for (int64_t i = 0; i < at.length; ++i) scale_row(s.kd + i * Kp, Kp, s.beta[i]);
 }
 
 }  // namespace HWY_NAMESPACE

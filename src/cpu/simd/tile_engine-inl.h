@@ -120,13 +120,13 @@ struct TileEngine {
     uint16_t *kd, *qd;           // [C][Kp]
     uint16_t* kg;                // [Kp][depth(C)]: transposed
     uint16_t *inverse, *scores;  // [C][depth(C)]
-    float* decay;                // [Kp]
+    float *decay, *beta;         // [Kp], [C]
     Operands(Arena& arena, const Shape& s) {
       const int64_t tokens = depth(s.C);
       kd = arena.take<uint16_t>(s.C * s.Kp), qd = arena.take<uint16_t>(s.C * s.Kp);
       kg = arena.take<uint16_t>(s.Kp * tokens);
       inverse = arena.take<uint16_t>(s.C * tokens), scores = arena.take<uint16_t>(s.C * tokens);
-      decay = arena.take<float>(s.Kp);
+      decay = arena.take<float>(s.Kp), beta = arena.take<float>(s.C);
     }
   };
 
@@ -134,7 +134,7 @@ struct TileEngine {
   void leave() const { tile_release(); }
 
   static PrepareScratch redirect(PrepareScratch scratch, const Operands& to) {
-    scratch.decay = to.decay;
+    scratch.decay = to.decay, scratch.beta = to.beta;
     return scratch;
   }
 
@@ -221,7 +221,7 @@ struct TileEngine {
     const int64_t rows = rows_of(at.length), tokens = depth(s.C), Kp = s.Kp;
     float *x = scratch.x, *y = scratch.y;
     round_to_pairs(S, kWidth, Kp, kWidth, scratch.S_pairs);
-    load_values(p, at, s, panel, kWidth, x);
+    load_values(p, at, s, panel, ops.beta, kWidth, x);
     for_row_blocks(rows, [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
       tile_clear<kRows, kWidth>();
