@@ -23,8 +23,8 @@ enum class Final { none, separate, inplace };
 // States in a pool. identity: no index lists, slot n. inplace, writelist: one list for both, given
 // as the read or as the write list. move: read from one slot, write to another. start: read -1.
 // peek: write -1. mixed: these by turns, and skipped sequences (both -1). tokens (decode only): a
-// write slot for every token, every third -1.
-enum class Pool { none, identity, inplace, writelist, move, start, peek, mixed, tokens };
+// write slot for every token, every third -1. fork: all read one slot and write to their own.
+enum class Pool { none, identity, inplace, writelist, move, start, peek, mixed, tokens, fork };
 // Memory of the tensors. packed: contiguous. wide: views into wider buffers. head_major: heads
 // outside of tokens. expand: as packed, but the inputs' head stride is 0 (all heads read one).
 enum class Layout { packed, wide, head_major, expand };
@@ -128,6 +128,9 @@ struct SourcedCase {
   std::string file;  // name without folder and ending
 };
 std::vector<SourcedCase> read_file(const std::string& path);
+std::vector<SourcedCase> read_text(std::string_view text, const std::string& path);
+// The files under tests/cases as they were when this was built.
+std::vector<SourcedCase> built_in_cases();
 // Every *.txt in a folder, in order of name.
 std::vector<SourcedCase> read_folder(const std::string& path);
 

@@ -55,7 +55,10 @@ struct RunOptions {
 // Inputs depend on the case's seed only: the same on every platform.
 class Instance {
  public:
-  explicit Instance(const Case& c);
+  // keep_inputs: inputs are copied so that damage() sees writes to them (not for huge bench cases).
+  explicit Instance(const Case& c, bool keep_inputs = true);
+  // Descriptors only, all data pointers null: enough to explain a case of any size.
+  static Instance shapes_of(const Case& c);
   // The same values in fp64, contiguous: what the oracle (implementation `reference`) gets.
   static Instance in_f64(const Instance& other);
   Instance(Instance&&) = default;
@@ -106,6 +109,7 @@ class Instance {
 
  private:
   Instance() = default;
+  void generate();
   Tensor& add(std::string name, Role role, DType dtype, std::vector<int64_t> shape, bool rows);
   Tensor& find(std::string_view name);
   void bind();
@@ -115,8 +119,11 @@ class Instance {
   void add_checkpoints();
   void generate_sequence_op();
   void generate_block();
+  void spoil_unread_rows();
+  std::vector<std::pair<int64_t, int64_t>> unread_tokens() const;
 
   Case spec_;
+  bool has_data_ = true;
   std::vector<std::unique_ptr<Tensor>> list_;
   Tensors tensors_;
   BlockTensors blocks_;

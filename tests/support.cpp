@@ -69,6 +69,11 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+uint64_t hash(uint64_t seed, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+  return mix(mix(seed + 0x9E3779B97F4A7C15u * a + 0xD1B54A32D192ED03u * b +
+                 0xABC98388FB8FAC03u * c + 0x8CB92BA72F3D8DD7u * d));
+}
+
 enum Stream : uint64_t { kQ = 1, kK, kV, kG, kBeta, kGv, kState, kALog, kDtBias, kNoise };
 
 // ---- Content ---------------------------------------------------------------------------------
@@ -529,8 +534,11 @@ Buffer::Buffer(DType type, std::vector<int64_t> shape, std::vector<int64_t> stri
   bytes_ = front_ + static_cast<size_t>(reach * size_) + kBehind;
   memory_ = allocate(bytes_);
   std::memset(memory_.get(), kSentinel, bytes_);
-  used_.assign(static_cast<size_t>(reach), false);
-  if (empty) return;
+  elements_ = static_cast<size_t>(reach);
+  int64_t numel = 1;
+  for (int64_t n : shape_) numel *= n;
+  if (numel == reach) return;  // no gaps
+  used_.assign(elements_, false);
   std::vector<int64_t> index(shape_.size(), 0);
   for (size_t d = 0; d < shape_.size();) {
     int64_t offset = 0;
@@ -569,8 +577,10 @@ TensorView Buffer::view() const {
 
 bool Buffer::sentinels_intact() const {
   for (size_t i = 0; i < bytes_; ++i) {
-    const size_t element = i < front_ ? used_.size() : (i - front_) / static_cast<size_t>(size_);
-    const bool is_used = element < used_.size() && used_[element];
+    if (i == front_ && used_.empty()) i += elements_ * static_cast<size_t>(size_);
+    if (i >= bytes_) break;
+    const size_t element = i < front_ ? elements_ : (i - front_) / static_cast<size_t>(size_);
+    const bool is_used = element < elements_ && used_[element];
     if (!is_used && memory_.get()[i] != kSentinel) return false;
   }
   return true;
@@ -719,13 +729,14 @@ std::string identifier(std::string text) {
 }
 
 double uniform(uint64_t seed, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-  const uint64_t bits = mix(mix(mix(mix(mix(seed) + a) + b) + c) + d);
-  return static_cast<double>(bits >> 11) * 0x1p-53;
+  return static_cast<double>(hash(seed, a, b, c, d) >> 11) * 0x1p-53;
 }
 
+// Four uniform parts of one hash added up: mean 0, variance 1, at most 3.5.
 double normal(uint64_t seed, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-  const double u = uniform(seed, a, b, c, d), w = uniform(~seed, a, b, c, d);
-  return std::sqrt(-2 * std::log(1 - u)) * std::cos(2 * std::numbers::pi * w);
+  const uint64_t x = hash(seed, a, b, c, d);
+  const uint64_t sum = (x & 0xFFFF) + ((x >> 16) & 0xFFFF) + ((x >> 32) & 0xFFFF) + (x >> 48);
+  return (static_cast<double>(sum) * 0x1p-16 - 2) * std::numbers::sqrt3;
 }
 
 }  // namespace deltic::test

@@ -44,7 +44,8 @@ class Buffer {
   std::vector<int64_t> shape_{}, strides_{};
   size_t front_ = 0, bytes_ = 0;
   std::shared_ptr<uint8_t> memory_{};
-  std::vector<bool> used_{};  // by element offset
+  size_t elements_ = 0;       // from the first to the last
+  std::vector<bool> used_{};  // by element offset; empty: all of them
 };
 
 // 64-byte aligned scratch of exactly `bytes`, filled with NaN, with a sentinel behind it.
@@ -150,7 +151,7 @@ std::vector<uint8_t> state_bits(const std::vector<double>& values, DType type);
 // Letters, digits and underscores, as a test's name needs it.
 std::string identifier(std::string text);
 
-// Uniform in [0, 1) from a hash: the same number for the same arguments.
+// Numbers from a hash: the same for the same arguments, on every machine.
 double uniform(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 double normal(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 

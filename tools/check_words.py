@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Checks the texts of the project for what must not be in them.
 
-Exit status 0 if nothing is found, 1 with one line per place. Every pattern carries an example that it
-must find; patterns and examples are put together from pieces so that this file passes its own check.
+Exit status 0 if nothing is found, 1 with one line per place. Every pattern carries an example that
+it must find; patterns and examples are put together from pieces so that this file passes itself.
 """
 
 import re

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+"""Writes docs/benchmarks/cpu.md and README.md's numbers from one run of bench/peers/fallback.py.
+
+Every figure comes from that run's JSON; both sides of a ratio were measured in it, interleaved.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+from paper import replace_block  # noqa: E402
+
+
+def ms(group, side):
+    return group["sides"][side]["median_ms"]
+
+
+def spread(group, side):
+    """Median with the range from the 10th to the 90th percentile."""
+    s = group["sides"][side]
+    return f"{s['median_ms']:.3g} ms ({s['p10']:.3g} to {s['p90']:.3g})"
+
+
+def rows(groups):
+    """(work, ours, the other side, result, needed, aim, met) of every row of the table."""
+    out = []
+
+    def ratio_row(name, work, needed, aim):
+        g = groups[name]
+        ratio = ms(g, "fallback") / ms(g, "deltic")
+        out.append(
+            (
+                work,
+                spread(g, "deltic"),
+                "fallback " + spread(g, "fallback"),
+                f"{ratio:.1f} times",
+                f"{needed} times",
+                f"{aim} times",
+                ratio >= needed,
+            )
+        )
+
+    ratio_row("gdn_f32_4096", "GDN forward, T=4096, fp32", 4, 6)
+    ratio_row("gdn_bf16_4096", "GDN forward, T=4096, bf16", 6, 15)
+    ratio_row("gdn_f32_1024", "GDN forward, T=1024, fp32", 2.5, 5)
+
+    for dtype, needed in (("f32", 1.6), ("bf16", 2.2)):
+        g = groups[f"kda_{dtype}"]
+        ratio = ms(g, "kda") / ms(g, "gdn")
+        out.append(
+            (
+                f"KDA forward, T=4096, {dtype.replace('f32', 'fp32')}",
+                spread(g, "kda"),
+                "our GDN " + spread(g, "gdn"),
+                f"{ratio:.2f} times our GDN",
+                f"at most {needed}",
+                "1.3",
+                ratio <= needed,
+            )
+        )
+
+    for dtype in ("f32", "bf16"):
+        g = groups[f"growth_{dtype}"]
+        per_token = {T: 1e3 * ms(g, str(T)) / T for T in (1024, 4096, 65536)}
+        for T in (1024, 65536):
+            change = per_token[T] / per_token[4096] - 1
+            out.append(
+                (
+                    f"time per token, T={T}, {dtype.replace('f32', 'fp32')}",
+                    f"{per_token[T]:.3g} us",
+                    f"at T=4096 {per_token[4096]:.3g} us",
+                    f"{100 * change:+.0f} %",
+                    "within 15 %",
+                    "flat",
+                    abs(change) <= 0.15,
+                )
+            )
+
+    for sequences in (16, 256):
+        g = groups[f"decode_{sequences}"]
+        copy = min(("copy (torch)", "copy (memmove)"), key=lambda side: ms(g, side))
+        share = ms(g, copy) / ms(g, "deltic")
+        rate = g["bytes"] / ms(g, "deltic") / 1e6
+        met = share >= 0.7 and (sequences != 16 or ms(g, "deltic") < 2.0)
+        out.append(
+            (
+                f"decode, {sequences} sequences, 32 heads, fp32 state",
+                f"{spread(g, 'deltic')}, {rate:.3g} GB/s",
+                f"{copy} {spread(g, copy)}; fallback {spread(g, 'fallback')}",
+                f"{100 * share:.0f} % of the copy",
+                "70 %, under 2.0 ms" if sequences == 16 else "70 %",
+                "90 %",
+                met,
+            )
+        )
+
+    for dtype in ("f32", "bf16"):
+        g = groups[f"one_head_{dtype}"]
+        many = max(g["sides"], key=int)
+        ratio = ms(g, "1") / ms(g, many)
+        out.append(
+            (
+                f"one sequence, one head, T=65536, {dtype.replace('f32', 'fp32')}, {many} threads",
+                spread(g, many),
+                "one thread " + spread(g, "1"),
+                f"{ratio:.2f} times",
+                "1.5 times",
+                "1.9 times",
+                ratio >= 1.5,
+            )
+        )
+    return out
+
+
+def described(run):
+    m = run["machine"]
+    kind = "virtual machine" if m["virtual"] else "machine"
+    return (
+        f"{run['date']}, {m['cpu']} ({', '.join(m['features'])}), {kind} with {m['cores']} cores, "
+        f"{m['threads']} threads; deltic {run['version']} at {run['commit']}; torch "
+        f"{run['peers']['torch']}, transformers {run['peers']['transformers']}"
+    )
+
+
+def full_paper(run, table):
+    groups = {g["name"]: g for g in run["groups"]}
+    lines = [
+        "# CPU benchmarks",
+        "",
+        "Made by `bench/cpu_table.py` from one run of `bench/peers/run.sh`; not edited by hand.",
+        "",
+        f"Measured: {described(run)}.",
+        "",
+        "K = V = 128 and 16 heads unless said. Medians of interleaved rounds in one process, in",
+        "brackets the 10th and 90th percentile. The fallback is `torch_chunk_gated_delta_rule`",
+        "(decode: `torch_recurrent_gated_delta_rule`) of transformers, on the same tensors; both",
+        "sides normalise q and k inside. The copy moves the bytes that decode must move: the pool",
+        "once in, once out.",
+        "",
+        "| work | deltic | beside it | result | needed | aim | met |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [f"| {' | '.join(row[:6])} | {'yes' if row[6] else 'no'} |" for row in table]
+    lines += [
+        "",
+        "Difference between the outputs, `rms(ours - theirs) / rms(theirs)`, and what ran:",
+        "",
+        "| case | implementation | o | state |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, g in groups.items():
+        if "difference" in g:
+            d = g["difference"]
+            state = f"{d['state']:.1e}" if "state" in d else ""
+            lines.append(f"| {name} | `{g['impl']}` | {d['o']:.1e} | {state} |")
+    return "\n".join(lines) + "\n"
+
+
+def readme_block(run, table):
+    lines = [
+        f"{described(run)}.",
+        "",
+        "| work | deltic | beside it | result |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [f"| {' | '.join(row[:4])} |" for row in table]
+    lines += [
+        "",
+        "How this was measured: [docs/benchmarks/cpu.md](docs/benchmarks/cpu.md).",
+    ]
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="JSON of bench/peers/fallback.py")
+    parser.add_argument("--print", action="store_true", help="print the table, write nothing")
+    args = parser.parse_args()
+    run = json.loads(args.run.read_text())
+    table = rows({g["name"]: g for g in run["groups"]})
+    if args.print:
+        print(full_paper(run, table))
+        return 0
+    if run["quick"] or not run["agree"]:
+        print("cpu_table: a quick run, or outputs that differ: nothing written", file=sys.stderr)
+        return 1
+    paper = ROOT / "docs" / "benchmarks" / "cpu.md"
+    paper.parent.mkdir(parents=True, exist_ok=True)
+    paper.write_text(full_paper(run, table))
+    replace_block(ROOT / "README.md", "numbers", readme_block(run, table))
+    missed = [row[0] for row in table if not row[6]]
+    print(f"cpu_table: {len(table)} rows, {len(missed)} below what is needed {missed}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

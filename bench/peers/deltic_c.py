@@ -1,0 +1,134 @@
+"""The C ABI of libdeltic through ctypes, for tensors of torch: as much as the comparison needs."""
+
+import ctypes as c
+
+import torch
+
+MAX_RANK = 6
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 4, torch.int64: 5}
+
+
+class Tensor(c.Structure):
+    _fields_ = [
+        ("data", c.c_void_p),
+        ("dtype", c.c_int32),
+        ("device_type", c.c_int32),
+        ("device_index", c.c_int32),
+        ("rank", c.c_int32),
+        ("shape", c.c_int64 * MAX_RANK),
+        ("strides", c.c_int64 * MAX_RANK),
+    ]
+
+
+class Options(c.Structure):
+    _fields_ = [
+        ("size", c.c_uint64),
+        ("gate_form", c.c_int32),
+        ("beta_form", c.c_int32),
+        ("state_layout", c.c_int32),
+        ("split", c.c_int32),
+        ("segment_length", c.c_int64),
+        ("chunk", c.c_int32),
+        ("qk_l2norm", c.c_int32),
+        ("reverse", c.c_int32),
+        ("has_scale", c.c_int32),
+        ("scale", c.c_float),
+        ("has_lower_bound", c.c_int32),
+        ("lower_bound", c.c_float),
+        ("num_threads", c.c_int32),
+        ("checked", c.c_int32),
+        ("impl", c.c_char_p),
+    ]
+
+
+class Tensors(c.Structure):
+    _fields_ = [("size", c.c_uint64)] + [
+        (name, Tensor)
+        for name in (
+            "q k v o beta g gv A_log dt_bias cu_seqlens cu_seqlens_host initial_state final_state "
+            "state_pool read_index write_index ckpt_cu ckpt_tokens ckpt_slots ckpt_states"
+        ).split()
+    ]
+
+
+class Workspace(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("bytes", c.c_uint64)]
+
+
+EXPLAIN = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_int32, c.c_int32, c.c_char_p)
+INFO = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_char_p)
+OPS = {"forward": 0, "decode": 1}
+
+
+class Library:
+    def __init__(self, path):
+        self.lib = c.CDLL(str(path))
+        self.lib.deltic_last_error.restype = c.c_char_p
+        self.lib.deltic_version.restype = c.c_char_p
+        self.version = self.lib.deltic_version().decode()
+        # The structs above must be those of the library.
+        for struct, init in (
+            (Options, self.lib.deltic_options_init),
+            (Tensors, self.lib.deltic_tensors_init),
+        ):
+            memory = (c.c_uint64 * 4096)()  # room, in case the library's struct is larger
+            init(c.byref(memory))
+            if memory[0] != c.sizeof(struct):
+                raise RuntimeError(f"{struct.__name__}: {memory[0]} bytes, here {c.sizeof(struct)}")
+
+    def check(self, status):
+        if status != 0:
+            raise RuntimeError(self.lib.deltic_last_error().decode())
+
+    def info(self):
+        facts = {}
+
+        def note(_, key, value):
+            facts[key.decode()] = value.decode()
+
+        self.check(self.lib.deltic_info(INFO(note), None))
+        return facts
+
+    def call(self, op, threads, **tensors):
+        """A prepared call: an object to call again and again, with its implementation's name."""
+        return Call(self, op, threads, tensors)
+
+
+class Call:
+    def __init__(self, library, op, threads, tensors):
+        self.library = library
+        self.keep = tensors  # the views own nothing
+        self.options = Options(size=c.sizeof(Options), qk_l2norm=1, num_threads=threads)
+        self.tensors = Tensors(size=c.sizeof(Tensors))
+        for name, tensor in tensors.items():
+            view = getattr(self.tensors, name)
+            view.data = tensor.data_ptr()
+            view.dtype = DTYPES[tensor.dtype]
+            view.rank = tensor.dim()
+            for i in range(tensor.dim()):
+                view.shape[i] = tensor.shape[i]
+                view.strides[i] = tensor.stride(i)
+        lib = library.lib
+        self.run = getattr(lib, f"deltic_{op}")
+        need = c.c_uint64()
+        workspace_query = getattr(lib, f"deltic_{op}_workspace")
+        library.check(workspace_query(c.byref(self.options), c.byref(self.tensors), c.byref(need)))
+        self.scratch = torch.empty(need.value + 64, dtype=torch.uint8)
+        start = (self.scratch.data_ptr() + 63) // 64 * 64
+        self.workspace = Workspace(start, need.value)
+        self.impl = None
+
+        def note(_, name, accepts, chosen, sentence):
+            if chosen:
+                self.impl = name.decode()
+
+        library.check(
+            lib.deltic_explain(
+                OPS[op], c.byref(self.options), c.byref(self.tensors), EXPLAIN(note), None
+            )
+        )
+
+    def __call__(self):
+        self.library.check(
+            self.run(c.byref(self.options), c.byref(self.tensors), c.byref(self.workspace), None)
+        )

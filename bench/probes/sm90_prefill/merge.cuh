@@ -1,0 +1,176 @@
+// Second preparing stage (warpgroup 1): scores between slabs, operands of the chain, the inverse of the chunk.
+//
+// Warp p owns slabs p and 7 - p: seven 8 x 8 score blocks each, whatever p.
+#pragma once
+#include "slab.cuh"
+
+namespace deltic::gpu {
+
+__device__ inline uint4 mul_bf16x8(uint4 a, uint4 b) {
+  return {mul_bf16x2(a.x, b.x), mul_bf16x2(a.y, b.y), mul_bf16x2(a.z, b.z), mul_bf16x2(a.w, b.w)};
+}
+__device__ inline int l_index(int w, int j) { return w * (w - 1) / 2 + j; }
+__device__ inline int t_index(int w, int j) {
+  return w < 4 ? w * (w + 1) / 2 + j : w == 4 ? 10 : w == 5 ? 7 + j : 13;
+}
+
+// Levels 8, 16, 32 of the rows of slab w: L to fp32 blocks with its row and column scales, Aqk to its tile.
+__device__ inline void merge_scores(Smem& s, int stage, int par, int w, const Lane& ln) {
+  float acc8[4] = {}, acc16[2][4] = {}, acc32[4][4] = {};
+  const Scratch& tab = *reinterpret_cast<const Scratch*>(s.t[par]);
+#pragma unroll 1
+  for (int it = 0; it < 4; it++) {
+    const uint32_t off = ln.row * 128 + step_offset(ln, it);
+    const int channel = step_channel(ln, it);
+    auto table = [&](const __nv_bfloat16(&row)[kWidth]) {
+      return *reinterpret_cast<const uint4*>(row + channel);
+    };
+    auto column = [&](int j) {
+      return *reinterpret_cast<const uint4*>(s.g[stage] + off + 1024 * j);
+    };
+    auto mma2 = [&](float(&acc)[4], const uint4& k, const uint4& q, const uint4& b) {
+      mma_bf16(acc, k.x, q.x, k.y, q.y, b.x, b.y);
+      mma_bf16(acc, k.z, q.z, k.w, q.w, b.z, b.w);
+    };
+    const uint4 k = *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * w),
+                q = *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * w);
+    if (w & 1) mma2(acc8, k, q, column(w - 1));
+    if (w & 2) {
+      uint4 kl = k, ql = q;
+      if (w & 1) {
+        uint4 f = table(tab.level16[w & 4 ? 3 : 1]);
+        kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
+      }
+      const int base = w & 4;
+      mma2(acc16[0], kl, ql, mul_bf16x8(column(base), table(tab.level16[base >> 1])));
+      mma2(acc16[1], kl, ql, column(base + 1));
+    }
+    if (w & 4) {
+      uint4 kl = k, ql = q;
+      if (w & 3) {
+        uint4 f = table(tab.level32[w - 2]);
+        kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
+      }
+#pragma unroll
+      for (int j = 0; j < 3; j++) mma2(acc32[j], kl, ql, mul_bf16x8(column(j), table(tab.level32[j])));
+      mma2(acc32[3], kl, ql, column(3));
+    }
+  }
+  const int row = 8 * w + ln.row;
+  const float bk = s.beta_k[par][row];
+  auto emit = [&](int j, const float(&acc)[4]) {
+    float2 c = *reinterpret_cast<const float2*>(&s.k_scale[par][8 * j + 2 * ln.x]);
+    store_block(s.l_block[l_index(w, j)], ln, acc[0] * bk * c.x, acc[1] * bk * c.y);
+    *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(row, j) + 4 * ln.x) =
+        pack_bf16(acc[2], acc[3]);
+  };
+  if (w & 1) emit(w - 1, acc8);
+  if (w & 2) {
+    emit(w & 4, acc16[0]);
+    emit((w & 4) + 1, acc16[1]);
+  }
+  if (w & 4) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) emit(j, acc32[j]);
+  }
+}
+
+// q exp(G), k exp(G), k exp(G_last - G) of slab w in place, once no warp reads the slab's factors any more.
+__device__ inline void finish_operands(Smem& s, int stage, int par, int w, const Lane& ln) {
+  const Scratch& tab = *reinterpret_cast<const Scratch*>(s.t[par]);
+#pragma unroll 2
+  for (int it = 0; it < 4; it++) {
+    const uint32_t off = (8 * w + ln.row) * 128 + step_offset(ln, it);
+    const int channel = step_channel(ln, it);
+    auto scale = [&](uint8_t* tile, const __nv_bfloat16(&row)[kWidth]) {
+      uint4* p = reinterpret_cast<uint4*>(tile + off);
+      *p = mul_bf16x8(*p, *reinterpret_cast<const uint4*>(row + channel));
+    };
+    if (w > 0) {
+      scale(s.k[stage], tab.prefix[w - 1]);
+      scale(s.q[stage], tab.prefix[w - 1]);
+    }
+    if (w < 7) scale(s.g[stage], tab.suffix[w]);
+  }
+}
+
+// Blocks of slab w's rows of the inverse, in its half of the chunk and (slabs 4..7) in the first half.
+struct InverseRow {
+  float own[4][2], low[4][2];
+};
+
+// Level 8: T[w][w-1] = -(T[w][w] L[w][w-1]) T[w-1][w-1]; and the diagonal block where the others look for it.
+__device__ inline void inverse_level8(Smem& s, int par, int w, const Lane& ln, InverseRow& r) {
+  const Scratch& scratch = *reinterpret_cast<const Scratch*>(s.t[par]);
+  const float* block = scratch.inverse[w] + block_index(ln);
+  float x[2] = {block[0], block[2]}, z[2] = {};
+  if (w != 7) store_block(s.t_block[t_index(w, w)], ln, x[0], x[1]);
+  if (w & 1) {
+    float y[2] = {};
+    mma_tf32_8x8(y, x, load_block(s.l_block[l_index(w, w - 1)], ln));
+    mma_tf32_8x8(z, y, load_block(scratch.inverse[w - 1], ln));
+    if (w <= 5) store_block(s.t_block[t_index(w, w - 1)], ln, -z[0], -z[1]);
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      r.own[i][j] = (w & 3) == i ? x[j] : (w & 3) == i + 1 ? -z[j] : 0.f;
+      r.low[i][j] = 0.f;
+    }
+  }
+}
+// Level 16: rows of slabs 2, 3 (6, 7) of a half against columns of its slabs 0, 1 (4, 5).
+__device__ inline void inverse_level16(Smem& s, int w, const Lane& ln, InverseRow& r) {
+  if (!(w & 2)) return;
+  const int base = w & 4;
+  float y[2][2] = {}, z[2][2] = {};
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    mma_tf32_8x8(y[j], r.own[2], load_block(s.l_block[l_index(base + 2, base + j)], ln));
+    if (w & 1) mma_tf32_8x8(y[j], r.own[3], load_block(s.l_block[l_index(base + 3, base + j)], ln));
+  }
+  mma_tf32_8x8(z[1], y[1], load_block(s.t_block[t_index(base + 1, base + 1)], ln));
+  mma_tf32_8x8(z[0], y[0], load_block(s.t_block[t_index(base, base)], ln));
+  mma_tf32_8x8(z[0], y[1], load_block(s.t_block[t_index(base + 1, base)], ln));
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    r.own[j][0] = -z[j][0], r.own[j][1] = -z[j][1];
+    if (w < 4) store_block(s.t_block[t_index(w, j)], ln, -z[j][0], -z[j][1]);
+  }
+}
+// Level 32: slabs 4..7 against columns 0..31.
+__device__ inline void inverse_level32(Smem& s, int w, const Lane& ln, InverseRow& r) {
+  float y[4][2] = {};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if (i <= (w & 3)) {
+#pragma unroll
+      for (int j = 0; j < 4; j++)
+        mma_tf32_8x8(y[j], r.own[i], load_block(s.l_block[l_index(4 + i, j)], ln));
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < 4; n++) {
+    float z[2] = {};
+#pragma unroll
+    for (int j = n; j < 4; j++) mma_tf32_8x8(z, y[j], load_block(s.t_block[t_index(j, n)], ln));
+    r.low[n][0] = -z[0], r.low[n][1] = -z[1];
+  }
+}
+// The slab's rows of diag(1/|k|) T diag(beta/|k|), zeros above the diagonal blocks (scratch was there).
+__device__ inline void store_inverse(Smem& s, int par, int w, const Lane& ln, const InverseRow& r) {
+  const int row = 8 * w + ln.row;
+  const float rk = s.k_scale[par][row];
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    const bool high = w & 4;
+    float a = j < 4 ? (high ? r.low[j & 3][0] : r.own[j & 3][0]) : (high ? r.own[j & 3][0] : 0.f);
+    float b = j < 4 ? (high ? r.low[j & 3][1] : r.own[j & 3][1]) : (high ? r.own[j & 3][1] : 0.f);
+    float2 c = *reinterpret_cast<const float2*>(&s.beta_k[par][8 * j + 2 * ln.x]);
+    *reinterpret_cast<uint32_t*>(s.t[par] + swizzled(row, j) + 4 * ln.x) =
+        j <= w ? pack_bf16(a * rk * c.x, b * rk * c.y) : 0u;
+  }
+}
+
+}  // namespace deltic::gpu

@@ -1,0 +1,301 @@
+// `deltic bench`: correctness first, then interleaved runs of a case, its baseline and a copy.
+#include "bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+
+#include "check.h"
+#include "commands.h"
+#include "counts.h"
+#include "roofs.h"
+#include "suites.h"
+
+namespace deltic::cli {
+
+double time_ms(const std::function<void()>& f) {
+  const auto begin = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+double quantile(std::vector<double> samples, double q) {
+  if (samples.empty()) return NAN;
+  std::sort(samples.begin(), samples.end());
+  const double at = q * static_cast<double>(samples.size() - 1);
+  const auto low = static_cast<size_t>(at);
+  const size_t high = std::min(low + 1, samples.size() - 1);
+  return samples[low] + (samples[high] - samples[low]) * (at - static_cast<double>(low));
+}
+
+std::function<void()> recurrence_call(const cases::Instance& instance, int threads) {
+  Options o = instance.options({.impl = {}, .threads = threads});
+  o.chunk = 64;  // an option of the chunked form
+  o.split = Split::automatic;
+  o.segment_length = 0;
+  auto workspace = std::make_shared<Workspace>(decode_workspace_bytes(o, instance.tensors()));
+  return [o, workspace, &instance] { decode(o, instance.tensors(), workspace->c()); };
+}
+
+namespace {
+
+using cases::Case;
+using cases::Instance;
+
+constexpr size_t kEnoughRuns = 20, kFewestRuns = 5, kMostRuns = 1000;
+
+// Fewer and shorter sequences, same widths, heads, dtypes and options: an implementation is never
+// chosen by length, so this checks what will be measured without an hour of oracle.
+Case reduced(const Case& c) {
+  constexpr int64_t kTokens = 200, kSequences = 3;
+  Case r = c;
+  if (r.packed) {
+    r.seqs.resize(static_cast<size_t>(std::min(r.num_sequences(), kSequences)));
+    for (int64_t& n : r.seqs) n = std::min(n, kTokens);
+    r.pad = std::min<int64_t>(r.pad, 10);
+  } else {
+    r.batch = std::min(r.batch, kSequences);
+    r.length = std::min(r.length, kTokens);
+  }
+  std::erase_if(r.ckpt, [&](int64_t n) { return n > r.longest(); });
+  return cases::normalise(r);
+}
+
+struct Measurement {
+  std::string impl;
+  int threads = 1;
+  std::vector<double> times, baseline_times, copy_times;
+  ProductRoof product;
+  size_t copy_traffic = 0;
+};
+
+Measurement measure(const SuiteRow& row, const std::string& impl, int threads, double seconds) {
+  Measurement m;
+  m.impl = impl;
+  m.threads = threads;
+  m.product = measure_product_roof(threads, impl == "cpu.amx");
+  Instance instance(row.spec, false);
+  instance.reserve({.impl = impl, .threads = threads});
+  instance.reset();
+  CopyRoof copy(static_cast<size_t>(count_bytes(row.spec)), threads);
+  m.copy_traffic = copy.traffic();
+
+  const auto call = [&] { instance.call({.impl = impl, .threads = threads}); };
+  const auto run_copy = [&] { copy.run(); };
+  std::function<void()> baseline;
+  if (row.baseline == Baseline::recurrence && row.spec.op == Op::forward) {
+    baseline = recurrence_call(instance, threads);
+  } else if (row.baseline == Baseline::one_thread) {
+    baseline = [&] { instance.call({.impl = impl, .threads = 1}); };
+  }
+
+  call();  // warm up
+  run_copy();
+  if (baseline) baseline();
+  double spent = 0;
+  while (m.times.size() < kMostRuns) {
+    m.times.push_back(time_ms(call));
+    if (baseline) m.baseline_times.push_back(time_ms(baseline));
+    m.copy_times.push_back(time_ms(run_copy));
+    spent +=
+        (m.times.back() + (baseline ? m.baseline_times.back() : 0.0) + m.copy_times.back()) * 1e-3;
+    const size_t n = m.times.size();
+    if (n >= kEnoughRuns && spent >= 1.0) break;
+    if (n >= kFewestRuns && spent >= seconds) break;
+  }
+  if (row.baseline == Baseline::copy) m.baseline_times = m.copy_times;
+  return m;
+}
+
+struct RowResult {
+  Json json;
+  std::vector<std::string> cells;
+  bool ok = true;
+  double ratio = NAN;
+};
+
+std::string chosen_implementation(const SuiteRow& row, const BenchOptions& options) {
+  if (!options.impl.empty()) return options.impl;
+  const auto choices = Instance::shapes_of(row.spec).explain();
+  if (choices.empty() || !choices.front().chosen) {
+    throw UsageError("bench: no implementation takes " + cases::canonical(row.spec));
+  }
+  return choices.front().name;
+}
+
+RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
+  RowResult result;
+  const std::string impl = chosen_implementation(row, options);
+  const int threads = row.threads > 0              ? row.threads
+                      : options.common.threads > 0 ? options.common.threads
+                                                   : num_threads();
+  const Case small = reduced(row.spec);
+  const cases::Result check = cases::check(small, {.impl = impl, .threads = threads});
+  result.json = {{"suite", row.suite},
+                 {"label", row.label},
+                 {"case", cases::canonical(row.spec)},
+                 {"impl", impl},
+                 {"threads", threads},
+                 {"checked", cases::canonical(small)},
+                 {"status", cases::name_of(check.status)},
+                 {"reason", check.reason}};
+  if (check.status != cases::Status::passed) {
+    result.ok = check.status == cases::Status::skipped;
+    result.cells = {row.label, impl, cases::name_of(check.status), check.reason};
+    return result;
+  }
+
+  const Measurement m = measure(row, impl, threads, options.seconds);
+  const double median = quantile(m.times, 0.5), flops = count_flops(row.spec),
+               bytes = count_bytes(row.spec);
+  const double copy_ms = quantile(m.copy_times, 0.5);
+  const double copy_gbps = static_cast<double>(m.copy_traffic) / copy_ms * 1e-6;
+  // The roof of a case: it can be no quicker than its products at the product roof, nor than its
+  // traffic at the copy roof.
+  const double product_ms = flops / m.product.gflops * 1e-6, traffic_ms = bytes / copy_gbps * 1e-6;
+  const double roof_percent = 100.0 * std::max(product_ms, traffic_ms) / median;
+  const double baseline_ms = quantile(m.baseline_times, 0.5);
+  result.ratio = baseline_ms / median;
+  const double tokens = static_cast<double>(std::max<int64_t>(row.spec.num_real_tokens(), 1));
+
+  Json& j = result.json;
+  j["median_ms"] = median;
+  j["min_ms"] = quantile(m.times, 0.0);
+  j["p10"] = quantile(m.times, 0.1);
+  j["p90"] = quantile(m.times, 0.9);
+  j["n"] = m.times.size();
+  j["gflops"] = flops / median * 1e-6;
+  j["gbps"] = bytes / median * 1e-6;
+  j["us_per_token"] = median * 1e3 / tokens;
+  j["roof_percent"] = roof_percent;
+  j["roof"] = product_ms > traffic_ms ? m.product.kind + " product" : std::string("copy");
+  j["roof_gflops"] = m.product.gflops;
+  j["roof_gbps"] = copy_gbps;
+  j["baseline"] = m.baseline_times.empty() ? Json(nullptr) : Json(name_of(row.baseline));
+  j["baseline_ms"] = number_or_null(baseline_ms);
+  j["ratio"] = number_or_null(result.ratio);
+  result.cells = {
+      row.label,
+      impl,
+      format("%.3f", median),
+      format("%.3f", quantile(m.times, 0.1)) + ".." + format("%.3f", quantile(m.times, 0.9)),
+      std::to_string(m.times.size()),
+      format("%.1f", flops / median * 1e-6),
+      format("%.1f", bytes / median * 1e-6),
+      format("%.0f%%", roof_percent) + " of " + j["roof"].get<std::string>(),
+      m.baseline_times.empty() ? "-"
+                               : format("%.2f", result.ratio) + " x " + name_of(row.baseline)};
+  return result;
+}
+
+std::vector<SuiteRow> select(const BenchOptions& options) {
+  std::vector<SuiteRow> rows;
+  const auto add = [&](const std::string& suite, const Case& c) {
+    rows.push_back({suite, cases::brief(c), c, default_baseline(c), 0});
+  };
+  for (const std::string& line : options.lines) {
+    for (const std::string& one : cases::expand(line)) add("command line", parse_argument(one));
+  }
+  for (const std::string& path : options.files) {
+    for (const auto& s : cases::read_file(path)) add(s.file, s.spec);
+  }
+  if (options.lines.empty() && options.files.empty()) {
+    const std::vector<SuiteRow> all = all_suites();
+    std::vector<std::string> suites = options.suites;
+    if (suites.empty() && !options.list) suites = {"cpu"};
+    for (const std::string& suite : suites) {
+      const bool known =
+          std::any_of(all.begin(), all.end(), [&](const auto& r) { return r.suite == suite; });
+      if (!known)
+        throw UsageError("--suite: expected a name that --list prints, got '" + suite + "'");
+    }
+    for (const SuiteRow& r : all) {
+      if (suites.empty() || std::find(suites.begin(), suites.end(), r.suite) != suites.end())
+        rows.push_back(r);
+    }
+  } else if (!options.suites.empty()) {
+    throw UsageError("--suite: expected no cases beside it, got both");
+  }
+  std::erase_if(rows, [&](const SuiteRow& r) {
+    return !std::all_of(options.filters.begin(), options.filters.end(), [&](const std::string& f) {
+      return cases::matches(r.spec, f) || r.label.find(f) != std::string::npos;
+    });
+  });
+  for (SuiteRow& r : rows) {
+    if (options.seed >= 0) r.spec.seed = static_cast<uint64_t>(options.seed);
+  }
+  return rows;
+}
+
+// Rows of one suite that differ in length only: time per token beside that of 4096 tokens.
+void print_growth(const Report& report, const Json& list) {
+  for (const auto& row : list) {
+    if (row["suite"] != "growth" || !row.contains("us_per_token")) continue;
+    const Case c = cases::parse(row["case"].get<std::string>());
+    for (const auto& other : list) {
+      if (other["suite"] != "growth" || !other.contains("us_per_token")) continue;
+      Case same = cases::parse(other["case"].get<std::string>());
+      if (same.length != 4096) continue;
+      same.length = c.length;
+      if (!(same == c)) continue;
+      report.print("  T=%-6lld %-5s  %7.2f us per token, %.2f of that at T=4096\n",
+                   static_cast<long long>(c.length), cases::name_of(c.dtype),
+                   row["us_per_token"].get<double>(),
+                   row["us_per_token"].get<double>() / other["us_per_token"].get<double>());
+    }
+  }
+}
+
+}  // namespace
+
+int run_bench(const BenchOptions& options) {
+  const std::vector<SuiteRow> rows = select(options);
+  if (rows.empty()) throw UsageError("bench: no case matched");
+  Report report(options.common, "deltic.bench/1");
+  if (options.list) {
+    std::string suite;
+    for (const SuiteRow& r : rows) {
+      if (r.suite != suite) report.print("%s\n", r.suite.c_str());
+      suite = r.suite;
+      report.print("  %-36s  %s\n", r.label.c_str(), cases::brief(r.spec).c_str());
+    }
+    return kExitPass;
+  }
+  std::vector<std::vector<std::string>> table = {
+      {"row", "implementation", "median ms", "p10..p90", "n", "GFLOP/s", "GB/s", "roof", "ratio"}};
+  int failed = 0;
+  std::map<std::string, std::pair<double, int>> means;
+  {
+    Progress progress("bench", rows.size());
+    for (const SuiteRow& row : rows) {
+      progress.step(row.label);
+      RowResult r = run_row(row, options);
+      failed += r.ok ? 0 : 1;
+      if (std::isfinite(r.ratio)) {
+        auto& [sum, count] = means[row.suite + " against " + name_of(row.baseline)];
+        sum += std::log(r.ratio);
+        ++count;
+      }
+      report.cases().push_back(std::move(r.json));
+      table.push_back(std::move(r.cells));
+    }
+  }
+  print_table(report, table);
+  report.print("\n");
+  report.summary() = {
+      {"rows", rows.size()}, {"failed", failed}, {"geometric_mean_ratio", Json::object()}};
+  for (const auto& [name, mean] : means) {
+    const double ratio = std::exp(mean.first / mean.second);
+    report.summary()["geometric_mean_ratio"][name] = ratio;
+    report.print("  geometric mean, %s: %.2f\n", name.c_str(), ratio);
+  }
+  print_growth(report, report.cases());
+  report.print(
+      "  ratio: baseline time / ours. recurrence: our decode, token by token, same threads.\n");
+  report.write();
+  return failed == 0 ? kExitPass : kExitFail;
+}
+
+}  // namespace deltic::cli

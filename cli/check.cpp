@@ -1,0 +1,171 @@
+// Checks: the oracle's values, errors against them, and the budgets of the numerical contract.
+#include "check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "scalar.h"
+
+namespace deltic::cases {
+namespace {
+
+// The numerical contract for outputs and states, rms(x - ref) / rms(ref).
+constexpr double kBudgetHalf = 6e-3, kBudgetF32 = 1e-4;
+// Twice the plain algorithm also binds the standard inputs, but not below these: a plain sum may by
+// luck be exact to the last bit, and an exponential or a sum in another order is no loss.
+constexpr double kFloorHalf = 1e-3, kFloorF32 = 2e-6;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+bool is_state(const std::string& name) {
+  return name == "final_state" || name == "state_pool" || name == "ckpt_states";
+}
+
+// Whether 16-bit operands may enter a product on the way to this output.
+bool has_half_products(const Case& c, const std::string& name) {
+  if (!is_half(c.dtype)) return false;
+  if (c.op == Op::forward) return true;
+  if (c.op == Op::kkt || c.op == Op::scores) return true;
+  if (c.op == Op::wy) return name == "w" || name == "u";
+  return c.op == Op::decode && name == "o";
+}
+
+}  // namespace
+
+const char* name_of(Status s) {
+  return s == Status::passed ? "pass" : s == Status::failed ? "fail" : "skip";
+}
+
+Values reference(const Instance& instance) {
+  Instance oracle = Instance::in_f64(instance);
+  oracle.run({.impl = "reference"});
+  Values all;
+  for (const std::string& name : oracle.outputs()) {
+    std::vector<double> list = oracle.values(name);
+    if (name == "state_pool" || name == "ckpt_states") {
+      const auto& written = oracle.written_slots(name);
+      const int64_t slots = oracle.tensor(name).view.shape[0];
+      const int64_t per_slot = slots > 0 ? static_cast<int64_t>(list.size()) / slots : 0;
+      for (int64_t slot = 0; slot < slots; ++slot) {
+        if (std::binary_search(written.begin(), written.end(), slot)) continue;
+        std::fill_n(list.begin() + slot * per_slot, per_slot, NAN);
+      }
+    }
+    all[name] = std::move(list);
+  }
+  return all;
+}
+
+Expected expect(const Instance& instance) { return {reference(instance), plain_chunked(instance)}; }
+
+double relative_error(const std::vector<double>& x, const std::vector<double>& ref, DType stored,
+                      bool count_from_rounded, bool* absolute, double input_scale) {
+  double error = 0, size = 0;
+  int64_t count = 0;
+  for (size_t i = 0; i < ref.size(); ++i) {
+    if (std::isnan(ref[i])) continue;  // not written
+    if (!std::isfinite(x[i])) return kInfinity;
+    double difference = std::fabs(x[i] - ref[i]);
+    if (count_from_rounded) {
+      difference =
+          std::max(0.0, difference - std::max(half_ulp(x[i], stored), half_ulp(ref[i], stored)));
+    }
+    error += difference * difference;
+    size += ref[i] * ref[i];
+    ++count;
+  }
+  if (absolute != nullptr) *absolute = false;
+  if (count == 0) return 0.0;
+  error = std::sqrt(error / static_cast<double>(count));
+  size = std::sqrt(size / static_cast<double>(count));
+  if (size < 1e-6 * input_scale) {
+    if (absolute != nullptr) *absolute = true;
+    return error;
+  }
+  return error / size;
+}
+
+Result compare(const Instance& instance, const Expected& expected) {
+  const Case& c = instance.spec();
+  Result result;
+  const auto fail = [&](const std::string& reason) {
+    result.status = Status::failed;
+    result.reason += (result.reason.empty() ? "" : "; ") + reason;
+  };
+  for (const std::string& name : instance.outputs()) {
+    const std::vector<double> x = instance.values(name);
+    const std::vector<double>& ref = expected.reference.at(name);
+    const auto stored = static_cast<DType>(instance.tensor(name).view.dtype);
+    const bool from_rounded = is_state(name) || c.is_block();
+    TensorError e;
+    e.name = name;
+    e.error = relative_error(x, ref, stored, from_rounded, &e.absolute);
+    e.plain = relative_error(expected.plain.at(name), ref, stored, from_rounded);
+    const bool half = has_half_products(c, name);
+    const double standard = half ? kBudgetHalf : kBudgetF32;
+    const double floor = half ? kFloorHalf : kFloorF32;
+    e.budget = is_standard(c) ? std::min(standard, std::max(2 * e.plain, floor))
+                              : std::max(standard, 2 * e.plain);
+    e.ok = e.error <= e.budget;  // false for NaN
+    if (!std::isfinite(e.plain)) {
+      e.ok = false;
+      fail(name + ": the plain algorithm is not finite here");
+    } else if (is_standard(c) && e.plain > standard) {
+      // The plain algorithm is written on its own: if the oracle were wrong it would show here.
+      e.ok = false;
+      fail(name + ": oracle and plain algorithm differ by " + std::to_string(e.plain));
+    } else if (std::isinf(e.error)) {
+      size_t at = 0;
+      while (std::isnan(ref[at]) || std::isfinite(x[at])) ++at;
+      fail(name + ": not finite at element " + std::to_string(at));
+    } else if (!e.ok) {
+      char text[96];
+      std::snprintf(text, sizeof text, "error %.3g above the budget %.3g (plain %.3g)", e.error,
+                    e.budget, e.plain);
+      fail(name + ": " + text);
+    }
+    for (const auto& [first, last] : instance.zero_ranges(name)) {
+      const auto begin = x.begin() + first, end = x.begin() + last;
+      const auto at = std::find_if(begin, end, [](double y) { return y != 0.0; });
+      if (at != end) fail(name + ": expected 0 at element " + std::to_string(at - x.begin()));
+    }
+    result.errors.push_back(std::move(e));
+  }
+  const std::string damage = instance.damage();
+  if (!damage.empty()) fail(damage);
+  return result;
+}
+
+Result check(Instance& instance, const Expected& expected, const RunOptions& run) {
+  try {
+    instance.run(run);
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::unsupported) return {Status::skipped, e.what(), {}};
+    return {Status::failed, e.what(), {}};
+  }
+  return compare(instance, expected);
+}
+
+Result check(const Case& c, const RunOptions& run) {
+  Instance instance(c);
+  // Ask first: a refused case needs no oracle.
+  try {
+    instance.reserve(run);
+  } catch (const Error& e) {
+    if (e.kind() == ErrorKind::unsupported) return {Status::skipped, e.what(), {}};
+    return {Status::failed, e.what(), {}};
+  }
+  const Expected expected = expect(instance);
+  return check(instance, expected, run);
+}
+
+std::vector<std::string> implementation_names(Op op) {
+  std::vector<std::string> names;
+  for (const ImplementationInfo& i : implementations(op)) {
+    if (i.name != "reference") names.push_back(i.name);
+  }
+  return names;
+}
+
+}  // namespace deltic::cases

@@ -1,0 +1,54 @@
+// The commands of the program, one file each.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "report.h"
+
+namespace deltic::cli {
+
+struct InfoOptions {
+  Common common;
+};
+int run_info(const InfoOptions& options);
+
+struct ExplainOptions {
+  Common common;
+  std::string line;
+  std::string impl;
+};
+int run_explain(const ExplainOptions& options);
+
+struct VerifyOptions {
+  Common common;
+  std::vector<std::string> filters;
+  std::vector<std::string> files;  // empty: the built-in cases
+  std::string impl;
+  long long seed = -1;  // below 0: as the cases say
+  bool list = false;
+};
+int run_verify(const VerifyOptions& options);
+
+struct BenchOptions {
+  Common common;
+  std::vector<std::string> suites;
+  std::vector<std::string> filters;
+  std::vector<std::string> lines;  // cases on the command line
+  std::vector<std::string> files;
+  std::string impl;
+  long long seed = -1;
+  double seconds = 6.0;  // per row and side; at least 5 runs in any case
+  bool list = false;
+  std::vector<std::string> compare;  // two files
+  std::string threshold = "5%";
+};
+int run_bench(const BenchOptions& options);
+int run_compare(const BenchOptions& options);
+
+struct DemoOptions {
+  Common common;
+};
+int run_demo(const DemoOptions& options);
+
+}  // namespace deltic::cli

@@ -1,0 +1,83 @@
+// Counting formulas; their derivation is in counts.h.
+#include "counts.h"
+
+namespace deltic::cli {
+
+using cases::Case;
+
+double count_flops(const Case& c) {
+  const double K = static_cast<double>(c.K), V = static_cast<double>(c.V), C = c.chunk;
+  const double rows = static_cast<double>(c.num_real_tokens()) * static_cast<double>(c.HV);
+  const double width = c.gate == cases::Gate::channel ? K : 1.0;
+  switch (c.op) {
+    case Op::forward:
+      return rows * (C * (3 * K + 2 * V + C / 3) + 6 * K * V);
+    case Op::decode:
+      return rows * 7 * K * V;
+    case Op::cumsum:
+    case Op::gate:
+      return rows * width;
+    case Op::l2norm:
+      return static_cast<double>(c.num_real_tokens() * c.H) * 3 * K;
+    case Op::kkt:
+    case Op::scores:
+      return rows * C * K;
+    case Op::inverse:
+      return rows * C * C / 3;
+    default:
+      return rows * (C * (K + (c.u ? V : 0)) + (c.kg ? K : 0) + (c.qg ? K : 0));
+  }
+}
+
+double count_bytes(const Case& c) {
+  const auto size = [](DType t) { return static_cast<double>(cases::size_of(t)); };
+  const double K = static_cast<double>(c.K), V = static_cast<double>(c.V), C = c.chunk;
+  const double tokens = static_cast<double>(c.num_real_tokens());
+  const double k_rows = tokens * static_cast<double>(c.H),
+               v_rows = tokens * static_cast<double>(c.HV);
+  const double g_width = c.gate == cases::Gate::none      ? 0.0
+                         : c.gate == cases::Gate::channel ? K
+                                                          : 1.0;
+  const double gate = v_rows * g_width * size(c.gdtype);
+  const double beta = c.beta == cases::Beta::none ? 0.0 : v_rows * size(c.betadtype);
+  const double out = size(c.odtype), in = size(c.dtype);
+  switch (c.op) {
+    case Op::cumsum:
+    case Op::gate:
+      return gate + v_rows * g_width * out;
+    case Op::l2norm:
+      return k_rows * K * (in + out) + (c.rstd ? k_rows * 4 : 0);
+    case Op::kkt:
+      return k_rows * K * in + gate + beta + v_rows * C * out;
+    case Op::scores:
+      return 2 * k_rows * K * in + gate + v_rows * C * out;
+    case Op::inverse:
+      return v_rows * C * (in + out);
+    case Op::wy:
+      return k_rows * K * in * (c.qg ? 2 : 1) + gate + beta + v_rows * C * in +
+             v_rows * K * out * (1 + (c.kg ? 1 : 0) + (c.qg ? 1 : 0)) +
+             (c.u ? v_rows * V * (in + out) : 0);
+    default:
+      break;
+  }
+  double bytes = 2 * k_rows * K * in + 2 * v_rows * V * in + gate;
+  bytes += c.betavec ? beta * V : beta;
+  if (c.gv) bytes += v_rows * V * size(c.gdtype);
+  const double state = static_cast<double>(c.HV) * K * V;
+  const double N = static_cast<double>(c.num_sequences());
+  using cases::Pool;
+  const bool pool = c.pool != Pool::none;
+  const bool reads = pool ? c.pool != Pool::start : c.init;
+  const bool writes =
+      pool ? c.pool != Pool::peek && c.pool != Pool::tokens : c.final_state != cases::Final::none;
+  bytes += N * state * size(c.sdtype) * ((reads ? 1 : 0) + (writes ? 1 : 0));
+  if (c.pool == Pool::tokens) bytes += tokens * state * size(c.sdtype) * 2 / 3;
+  for (int64_t n = 0; n < c.num_sequences(); ++n) {
+    for (int64_t offset : c.ckpt) {
+      if (offset <= c.sequence_length(n)) bytes += state * size(c.cdtype);
+    }
+  }
+  return bytes;
+}
+
+}  // namespace deltic::cli

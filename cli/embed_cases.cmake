@@ -1,0 +1,10 @@
+# Writes OUTPUT: a source file that holds the text of FILES, one raw string each.
+set(text "// The case files, made by embed_cases.cmake.\n#include \"case.h\"\n\nnamespace deltic::cases {\n\n")
+string(APPEND text "std::vector<SourcedCase> built_in_cases() {\n  std::vector<SourcedCase> all;\n")
+foreach(file IN LISTS FILES)
+  get_filename_component(name "${file}" NAME)
+  file(READ "${file}" content)
+  string(APPEND text "  for (SourcedCase& c : read_text(R\"cases(${content})cases\", \"${name}\")) all.push_back(std::move(c));\n")
+endforeach()
+string(APPEND text "  return all;\n}\n\n}  // namespace deltic::cases\n")
+file(WRITE "${OUTPUT}" "${text}")

@@ -1,0 +1,124 @@
+// Output of the commands: text for people, JSON for programs.
+#include "report.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <fstream>
+#include <iostream>
+
+namespace deltic::cli {
+
+Report::Report(const Common& common, const std::string& schema)
+    : path_(common.json), out_(common.json == "-" ? stderr : stdout) {
+  if (common.threads > 0) set_num_threads(common.threads);
+  document_["schema"] = schema;
+  document_["version"] = std::string(version());
+  document_["commit"] = fact("commit");
+  document_["machine"] = machine();
+  document_["cases"] = Json::array();
+  document_["summary"] = Json::object();
+}
+
+void Report::print(const char* format, ...) const {
+  va_list arguments;
+  va_start(arguments, format);
+  std::vfprintf(out_, format, arguments);
+  va_end(arguments);
+}
+
+void Report::write() const {
+  std::fflush(out_);
+  if (path_.empty()) return;
+  const std::string text = document_.dump(2) + "\n";
+  if (path_ == "-") {
+    std::cout << text << std::flush;
+    return;
+  }
+  std::ofstream file(path_);
+  file << text;
+  file.close();
+  if (!file) throw UsageError("--json: expected a file that can be written, got '" + path_ + "'");
+}
+
+Progress::Progress(std::string verb, size_t total)
+    : verb_(std::move(verb)), total_(total), is_terminal_(isatty(STDERR_FILENO) != 0) {}
+Progress::~Progress() {
+  if (is_terminal_ && done_ > 0) std::fputs("\r\033[K", stderr);
+}
+void Progress::step(const std::string& what) {
+  ++done_;
+  if (is_terminal_) {
+    std::fprintf(stderr, "\r\033[K%s %zu/%zu  %.60s", verb_.c_str(), done_, total_, what.c_str());
+    std::fflush(stderr);
+    return;
+  }
+  const size_t tenth = total_ > 0 ? 10 * done_ / total_ : 10;
+  if (tenth == last_tenth_) return;
+  last_tenth_ = tenth;
+  std::fprintf(stderr, "%s %zu/%zu\n", verb_.c_str(), done_, total_);
+}
+
+void print_table(const Report& report, const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()), 0);
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string space(widths[i] - row[i].size(), ' ');
+      line += (i == 0 ? "  " + row[i] + space : "  " + space + row[i]);
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    report.print("%s\n", line.c_str());
+  }
+}
+
+namespace {
+std::string cpu_model() {
+  std::ifstream in("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(in, line)) {
+    if (line.rfind("model name", 0) != 0) continue;
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+}  // namespace
+
+Json machine() {
+  Json m;
+  m["cpu"] = cpu_model();
+  for (const auto& [key, value] : info()) m[key] = value;
+  return m;
+}
+
+std::string fact(const char* key) {
+  for (const auto& [k, value] : info()) {
+    if (k == key) return value;
+  }
+  return "unknown";
+}
+
+Json number_or_null(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
+
+std::string format(const char* format, double x) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, x);
+  return text;
+}
+
+cases::Case parse_argument(const std::string& line) {
+  try {
+    return cases::parse(line);
+  } catch (const cases::CaseError& e) {
+    throw UsageError(e.what());
+  }
+}
+
+}  // namespace deltic::cli

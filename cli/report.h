@@ -1,0 +1,71 @@
+// What the commands share: output to people and to JSON, exit codes, facts about the machine.
+#pragma once
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "case.h"
+
+namespace deltic::cli {
+
+using Json = nlohmann::ordered_json;
+
+inline constexpr int kExitPass = 0, kExitFail = 1, kExitUsage = 2;
+
+// Options that every command takes.
+struct Common {
+  std::string json;  // path, "-" for stdout, empty for none
+  int threads = 0;   // 0: the library's default
+};
+
+// A command line that cannot be carried out; main prints it and exits with 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One command's output. People read stdout, or stderr where the JSON goes to stdout.
+class Report {
+ public:
+  Report(const Common& common, const std::string& schema);
+  FILE* out() const { return out_; }
+  [[gnu::format(printf, 2, 3)]] void print(const char* format, ...) const;
+  Json& cases() { return document_["cases"]; }
+  Json& summary() { return document_["summary"]; }
+  void write() const;  // the JSON, if it was asked for
+
+ private:
+  std::string path_;
+  FILE* out_;
+  Json document_;
+};
+
+// A line on stderr that is rewritten on a terminal, and printed every tenth of the way elsewhere.
+class Progress {
+ public:
+  Progress(std::string verb, size_t total);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  void step(const std::string& what);
+
+ private:
+  std::string verb_;
+  size_t total_, done_ = 0, last_tenth_ = 0;
+  bool is_terminal_;
+};
+
+// Columns as wide as their widest cell; the first is set left, the others right.
+void print_table(const Report& report, const std::vector<std::vector<std::string>>& rows);
+
+Json machine();                     // facts about the library's build and the machine
+std::string fact(const char* key);  // one of them, "unknown" if there is none
+Json number_or_null(double x);      // JSON has no infinity
+std::string format(const char* format, double x);
+
+// A case for the command line, with a wrong line turned into a UsageError.
+cases::Case parse_argument(const std::string& line);
+
+}  // namespace deltic::cli

@@ -1,0 +1,84 @@
+// The rows of the suites.
+#include "suites.h"
+
+namespace deltic::cli {
+
+const char* name_of(Baseline b) {
+  return b == Baseline::recurrence ? "recurrence" : b == Baseline::copy ? "copy" : "one thread";
+}
+
+Baseline default_baseline(const cases::Case& c) {
+  return c.op == Op::forward ? Baseline::recurrence : Baseline::copy;
+}
+
+std::vector<SuiteRow> all_suites() {
+  std::vector<SuiteRow> rows;
+  const auto add = [&](const char* suite, const std::string& label, const std::string& line) {
+    const cases::Case c = cases::parse(line);
+    rows.push_back({suite, label, c, default_baseline(c), 0});
+  };
+  // cpu: K = V = 128 and 16 heads unless the label says otherwise.
+  const std::string wide = " H=16 K=128 V=128 final=0 ";
+  add("cpu", "GDN forward T=4096 fp32", "forward gate=head dense=1x4096 dtype=f32" + wide);
+  add("cpu", "GDN forward T=4096 bf16", "forward gate=head dense=1x4096 dtype=bf16" + wide);
+  add("cpu", "GDN forward T=1024 fp32", "forward gate=head dense=1x1024 dtype=f32" + wide);
+  add("cpu", "KDA forward T=4096 fp32", "forward gate=channel dense=1x4096 dtype=f32" + wide);
+  add("cpu", "KDA forward T=4096 bf16", "forward gate=channel dense=1x4096 dtype=bf16" + wide);
+  add("cpu", "DeltaNet forward T=4096 fp32", "forward gate=none dense=1x4096 dtype=f32" + wide);
+  add("cpu", "decode 16 sequences, 32 heads",
+      "decode gate=head dense=16x1 H=32 K=128 V=128 pool=inplace");
+  add("cpu", "decode 256 sequences, 32 heads",
+      "decode gate=head dense=256x1 H=32 K=128 V=128 pool=inplace");
+  add("cpu", "GDN one sequence, one head T=65536",
+      "forward gate=head dense=1x65536 H=1 K=128 V=128 dtype=f32 final=0");
+  rows.back().baseline = Baseline::one_thread;
+
+  // growth: time per token must be flat.
+  for (const char* dtype : {"f32", "bf16"}) {
+    for (const int length : {256, 1024, 4096, 16384, 65536}) {
+      add("growth", "GDN forward T=" + std::to_string(length) + " " + dtype,
+          "forward gate=head dense=1x" + std::to_string(length) + " dtype=" + dtype + wide);
+    }
+  }
+
+  for (const int sequences : {1, 4, 16, 64, 256}) {
+    for (const char* gate : {"head", "channel"}) {
+      add("decode", "decode " + std::to_string(sequences) + " sequences, gate per " + gate,
+          "decode gate=" + std::string(gate) + " dense=" + std::to_string(sequences) +
+              "x1 H=32 K=128 V=128 pool=inplace");
+    }
+  }
+  add("decode", "decode 64 sequences, bf16 states",
+      "decode gate=head dense=64x1 H=32 K=128 V=128 pool=inplace dtype=bf16 sdtype=bf16");
+  add("decode", "decode 64 sequences, V-first",
+      "decode gate=head dense=64x1 H=32 K=128 V=128 pool=inplace state=vk");
+  add("decode", "decode 16 sequences, 4 tokens",
+      "decode gate=head dense=16x4 H=32 K=128 V=128 pool=inplace");
+
+  // layers: shapes of published models, as a serving engine would batch them.
+  add("layers", "GDN layer, grouped values, packed",
+      "forward gate=head form=softplus seqs=1000,24,2048,1 H=16 HV=32 K=128 V=128 dtype=bf16 "
+      "beta=sigmoid "
+      "l2norm=1 init=1");
+  add("layers", "KDA layer, packed",
+      "forward gate=channel form=softplus seqs=1000,24,2048,1 H=32 K=128 V=128 dtype=bf16 "
+      "beta=sigmoid "
+      "l2norm=1 init=1");
+  add("layers", "K=256 V=512",
+      "forward gate=head dense=1x1024 H=8 K=256 V=512 dtype=bf16 l2norm=1");
+
+  for (const char* op : {"kkt gate=none", "kkt gate=head", "kkt gate=channel", "scores gate=head",
+                         "scores gate=channel"}) {
+    add("blocks", op, std::string(op) + " dense=1x2048 H=16 K=128");
+  }
+  add("blocks", "inverse", "inverse dense=1x2048 HV=16 K=128");
+  add("blocks", "wy gate=head", "wy gate=head dense=1x2048 H=16 K=128 V=128");
+  add("blocks", "wy gate=channel", "wy gate=channel dense=1x2048 H=16 K=128 V=128");
+  add("blocks", "cumsum gate=channel", "cumsum gate=channel dense=1x4096 HV=16 K=128");
+  add("blocks", "gate gate=channel form=softplus",
+      "gate gate=channel form=softplus dense=1x4096 HV=16 K=128");
+  add("blocks", "l2norm", "l2norm dense=1x4096 H=16 K=128");
+  return rows;
+}
+
+}  // namespace deltic::cli

@@ -1,0 +1,29 @@
+// The suites of `deltic bench`: rows with a name, a case and what they are measured against.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "case.h"
+
+namespace deltic::cli {
+
+enum class Baseline {
+  recurrence,  // our decode on the same tensors, token by token, same threads
+  copy,        // a copy that moves as many bytes, same threads
+  one_thread,  // the same call on one thread
+};
+const char* name_of(Baseline b);
+
+struct SuiteRow {
+  std::string suite;
+  std::string label;
+  cases::Case spec;
+  Baseline baseline = Baseline::recurrence;
+  int threads = 0;  // 0: as the command line says
+};
+
+std::vector<SuiteRow> all_suites();
+Baseline default_baseline(const cases::Case& c);
+
+}  // namespace deltic::cli

@@ -1,0 +1,226 @@
+// `deltic verify`: every case on every implementation that takes it, against the oracle.
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+
+#include "check.h"
+#include "commands.h"
+
+namespace deltic::cli {
+namespace {
+
+using cases::Case;
+using cases::Result;
+using cases::SourcedCase;
+using cases::Status;
+
+// Rows of the table by feature; a case counts in every row that fits.
+struct Feature {
+  const char* name;
+  std::function<bool(const SourcedCase&)> fits;
+};
+std::vector<Feature> features() {
+  const auto key = [](const char* k, const char* value) {
+    return [=](const SourcedCase& s) { return cases::value_of(s.spec, k) == value; };
+  };
+  const auto sequence = [](const SourcedCase& s) { return !s.spec.is_block(); };
+  return {
+      {"forward", key("op", "forward")},
+      {"decode", key("op", "decode")},
+      {"building blocks", [](const SourcedCase& s) { return s.spec.is_block(); }},
+      {"no gate", key("gate", "none")},
+      {"gate per head", key("gate", "head")},
+      {"gate per channel", key("gate", "channel")},
+      {"gate forms",
+       [](const SourcedCase& s) {
+         const auto form = cases::value_of(s.spec, "form");
+         return form && *form != "log_decay";
+       }},
+      {"fp32", key("dtype", "f32")},
+      {"bf16", key("dtype", "bf16")},
+      {"fp16", key("dtype", "f16")},
+      {"packed sequences", [](const SourcedCase& s) { return s.spec.packed; }},
+      {"padding", [](const SourcedCase& s) { return s.spec.packed && s.spec.pad > 0; }},
+      {"grouped values",
+       [=](const SourcedCase& s) { return sequence(s) && s.spec.HV != s.spec.H; }},
+      {"L2 norm inside", key("l2norm", "1")},
+      {"V-first states", key("state", "vk")},
+      {"bf16 states", key("sdtype", "bf16")},
+      {"pools", [](const SourcedCase& s) { return s.spec.pool != cases::Pool::none; }},
+      {"checkpoints", [](const SourcedCase& s) { return !s.spec.ckpt.empty(); }},
+      {"strides", [](const SourcedCase& s) { return s.spec.strided != cases::Layout::packed; }},
+      {"chunks of 16 and 32", [](const SourcedCase& s) { return s.spec.chunk != 64; }},
+      {"vector beta, gv", [](const SourcedCase& s) { return s.spec.betavec || s.spec.gv; }},
+      {"standard inputs", [](const SourcedCase& s) { return cases::is_standard(s.spec); }},
+      {"adversarial inputs", [](const SourcedCase& s) { return !cases::is_standard(s.spec); }},
+  };
+}
+
+struct Count {
+  int passed = 0, failed = 0, skipped = 0;
+  double worst = 0;  // largest error / budget
+  void add(const Result& r) {
+    (r.status == Status::passed ? passed : r.status == Status::failed ? failed : skipped) += 1;
+    for (const cases::TensorError& e : r.errors) {
+      if (e.budget > 0) worst = std::max(worst, e.error / e.budget);
+    }
+  }
+  std::vector<std::string> cells(const std::string& name) const {
+    return {name, std::to_string(passed), std::to_string(failed), std::to_string(skipped),
+            passed + failed > 0 ? format("%.2f", worst) : "-"};
+  }
+};
+
+std::vector<SourcedCase> select(const VerifyOptions& options) {
+  std::vector<SourcedCase> all;
+  for (const std::string& path : options.files) {
+    const auto list =
+        std::filesystem::is_directory(path) ? cases::read_folder(path) : cases::read_file(path);
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  if (options.files.empty()) all = cases::built_in_cases();
+  std::vector<SourcedCase> chosen;
+  for (SourcedCase& s : all) {
+    if (options.seed >= 0) s.spec.seed = static_cast<uint64_t>(options.seed);
+    const bool fits = std::all_of(options.filters.begin(), options.filters.end(),
+                                  [&](const std::string& f) { return cases::matches(s.spec, f); });
+    if (fits) chosen.push_back(std::move(s));
+  }
+  return chosen;
+}
+
+void check_impl_name(const std::string& impl) {
+  if (impl.empty()) return;
+  std::string known;
+  for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
+    for (const ImplementationInfo& info : implementations(static_cast<Op>(i))) {
+      if (info.name == impl) return;
+      if (known.find(info.name) == std::string::npos)
+        known += (known.empty() ? "" : ", ") + info.name;
+    }
+  }
+  throw UsageError("--impl: expected one of " + known + ", got '" + impl + "'");
+}
+
+// The results of one case, one per implementation.
+std::vector<std::pair<std::string, Result>> run_case(const Case& c, const VerifyOptions& options) {
+  std::vector<std::pair<std::string, Result>> results;
+  std::vector<std::string> names = cases::implementation_names(c.op);
+  if (!options.impl.empty()) names = {options.impl};
+  cases::Instance instance(c);
+  std::vector<Choice> choices;
+  try {
+    choices = instance.explain();
+  } catch (const Error& e) {
+    const Status status = e.kind() == ErrorKind::unsupported ? Status::skipped : Status::failed;
+    for (const std::string& impl : names) results.push_back({impl, {status, e.what(), {}}});
+    return results;
+  }
+  std::optional<cases::Expected> expected;
+  for (const std::string& impl : names) {
+    const auto choice = std::find_if(choices.begin(), choices.end(),
+                                     [&](const Choice& x) { return x.name == impl; });
+    if (choice == choices.end()) continue;  // this operation has no such implementation
+    if (!choice->accepts) {
+      results.push_back({impl, {Status::skipped, choice->sentence, {}}});
+      continue;
+    }
+    try {
+      if (!expected) expected = cases::expect(instance);
+      results.emplace_back(impl, cases::check(instance, *expected,
+                                              {.impl = impl, .threads = options.common.threads}));
+    } catch (const Error& e) {  // of the oracle
+      results.push_back({impl, {Status::failed, std::string("oracle: ") + e.what(), {}}});
+    }
+  }
+  return results;
+}
+
+Json to_json(const SourcedCase& s, const std::string& impl, const Result& r) {
+  Json j = {
+      {"case", cases::canonical(s.spec)},   {"file", s.file},         {"impl", impl},
+      {"status", cases::name_of(r.status)}, {"reason", r.reason},     {"error", Json::object()},
+      {"budget", Json::object()},           {"plain", Json::object()}};
+  for (const cases::TensorError& e : r.errors) {
+    j["error"][e.name] = number_or_null(e.error);
+    j["budget"][e.name] = number_or_null(e.budget);
+    j["plain"][e.name] = number_or_null(e.plain);
+  }
+  return j;
+}
+
+}  // namespace
+
+int run_verify(const VerifyOptions& options) {
+  check_impl_name(options.impl);
+  const std::vector<SourcedCase> chosen = select(options);
+  if (chosen.empty()) throw UsageError("verify: no case matched");
+  Report report(options.common, "deltic.verify/1");
+  if (options.list) {
+    for (const SourcedCase& s : chosen) report.print("%s\n", cases::canonical(s.spec).c_str());
+    return kExitPass;
+  }
+
+  Count total;
+  std::map<std::string, Count> by_impl;
+  std::vector<std::string> impl_order;
+  const std::vector<Feature> rows = features();
+  std::vector<Count> by_feature(rows.size());
+  std::map<std::string, int> refusals;
+  {
+    Progress progress("verify", chosen.size());
+    for (const SourcedCase& s : chosen) {
+      progress.step(cases::brief(s.spec));
+      for (const auto& [impl, result] : run_case(s.spec, options)) {
+        total.add(result);
+        if (by_impl.find(impl) == by_impl.end()) impl_order.push_back(impl);
+        by_impl[impl].add(result);
+        for (size_t i = 0; i < rows.size(); ++i) {
+          if (rows[i].fits(s)) by_feature[i].add(result);
+        }
+        if (result.status == Status::failed) {
+          report.print("FAIL %s  %s\n     %s\n", impl.c_str(), cases::canonical(s.spec).c_str(),
+                       result.reason.c_str());
+        }
+        if (result.status == Status::skipped) ++refusals[impl + ": " + result.reason];
+        report.cases().push_back(to_json(s, impl, result));
+      }
+    }
+  }
+  if (total.passed + total.failed + total.skipped == 0) {
+    throw UsageError("verify: no case matched that the implementation could have");
+  }
+
+  std::vector<std::vector<std::string>> table = {
+      {"feature", "passed", "failed", "skipped", "worst"}};
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Count& n = by_feature[i];
+    if (n.passed + n.failed + n.skipped > 0) table.push_back(n.cells(rows[i].name));
+  }
+  table.push_back({""});
+  table.push_back({"implementation", "passed", "failed", "skipped", "worst"});
+  for (const std::string& impl : impl_order) table.push_back(by_impl[impl].cells(impl));
+  print_table(report, table);
+  report.print("\n  worst: the largest error of any tensor as a fraction of its budget\n");
+  if (!refusals.empty()) report.print("\nskipped, and why\n");
+  for (const auto& [why, count] : refusals) report.print("  %5d  %s\n", count, why.c_str());
+
+  report.summary() = {{"passed", total.passed},
+                      {"failed", total.failed},
+                      {"skipped", total.skipped},
+                      {"worst", number_or_null(total.worst)}};
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Count& n = by_feature[i];
+    if (n.passed + n.failed + n.skipped == 0) continue;
+    report.summary()["features"][rows[i].name] = {{"passed", n.passed},
+                                                  {"failed", n.failed},
+                                                  {"skipped", n.skipped},
+                                                  {"worst", number_or_null(n.worst)}};
+  }
+  report.print("\n%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped);
+  report.write();
+  return total.failed == 0 ? kExitPass : kExitFail;
+}
+
+}  // namespace deltic::cli

@@ -1,0 +1,348 @@
+/* The C interface from plain C11: versions, calls, errors per thread, callbacks, settings. */
+#include <deltic/deltic.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures = 0;
+
+#define EXPECT(condition)                                                             \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      fprintf(stderr, "%s:%d: %s (last error: %s)\n", __FILE__, __LINE__, #condition, \
+              deltic_last_error());                                                   \
+      ++failures;                                                                     \
+    }                                                                                 \
+  } while (0)
+
+enum { T = 4, H = 1, K = 8, V = 8 };
+
+static deltic_tensor tensor(void* data, int32_t dtype, int32_t rank, const int64_t* shape) {
+  deltic_tensor t;
+  int64_t stride = 1;
+  memset(&t, 0, sizeof t);
+  t.data = data;
+  t.dtype = dtype;
+  t.rank = rank;
+  for (int32_t i = rank - 1; i >= 0; --i) {
+    t.shape[i] = shape[i];
+    t.strides[i] = stride;
+    stride *= shape[i];
+  }
+  return t;
+}
+
+/* aligned_alloc wants a multiple of the alignment. */
+static void* workspace_memory(uint64_t bytes) {
+  return bytes > 0 ? aligned_alloc(64, (size_t)((bytes + 63) / 64 * 64)) : NULL;
+}
+
+static const int64_t kRow[4] = {1, T, H, K}, kGate[3] = {1, T, H}, kState[4] = {1, H, K, V};
+
+typedef struct Problem {
+  float q[T * K], k[T * K], v[T * V], o[T * V], g[T], beta[T], before[K * V], after[K * V];
+  deltic_options options;
+  deltic_tensors tensors;
+} Problem;
+
+static void make_problem(Problem* p) {
+  for (int i = 0; i < T * K; ++i) {
+    p->q[i] = 0.1f * (float)(i % 7);
+    p->k[i] = 0.1f * (float)(i % 5 - 2);
+    p->v[i] = 0.2f * (float)(i % 3);
+    p->o[i] = NAN;
+  }
+  for (int t = 0; t < T; ++t) {
+    p->g[t] = -0.1f * (float)t;
+    p->beta[t] = 0.5f;
+  }
+  for (int i = 0; i < K * V; ++i) {
+    p->before[i] = 0.01f * (float)i;
+    p->after[i] = NAN;
+  }
+  deltic_options_init(&p->options);
+  deltic_tensors_init(&p->tensors);
+  p->tensors.q = tensor(p->q, DELTIC_F32, 4, kRow);
+  p->tensors.k = tensor(p->k, DELTIC_F32, 4, kRow);
+  p->tensors.v = tensor(p->v, DELTIC_F32, 4, kRow);
+  p->tensors.o = tensor(p->o, DELTIC_F32, 4, kRow);
+  p->tensors.g = tensor(p->g, DELTIC_F32, 3, kGate);
+  p->tensors.beta = tensor(p->beta, DELTIC_F32, 3, kGate);
+  p->tensors.initial_state = tensor(p->before, DELTIC_F32, 4, kState);
+  p->tensors.final_state = tensor(p->after, DELTIC_F32, 4, kState);
+}
+
+static void test_versions(void) {
+  EXPECT(strcmp(deltic_version(), DELTIC_VERSION_STRING) == 0);
+  EXPECT(deltic_abi_version() == DELTIC_ABI_VERSION);
+  EXPECT(deltic_check_abi(DELTIC_ABI_VERSION) == DELTIC_OK);
+  EXPECT(deltic_check_abi(DELTIC_ABI_VERSION + 1) == DELTIC_ABI_MISMATCH);
+  EXPECT(strcmp(deltic_last_error(), "check_abi: header: expected ABI 1, got 2") == 0);
+  EXPECT(strcmp(deltic_status_name(DELTIC_OK), "ok") == 0);
+  EXPECT(strcmp(deltic_status_name(DELTIC_INVALID_ARGUMENT), "invalid argument") == 0);
+  EXPECT(strcmp(deltic_status_name((deltic_status)99), "unknown status") == 0);
+  EXPECT(strcmp(deltic_op_name(DELTIC_FORWARD), "forward") == 0);
+  EXPECT(strcmp(deltic_op_name(DELTIC_WY), "wy") == 0);
+  EXPECT(strcmp(deltic_op_name((deltic_op)99), "unknown operation") == 0);
+}
+
+static void test_init(void) {
+  deltic_options options;
+  deltic_tensors tensors;
+  deltic_block_tensors blocks;
+  memset(&options, 0xFF, sizeof options);
+  memset(&tensors, 0xFF, sizeof tensors);
+  memset(&blocks, 0xFF, sizeof blocks);
+  deltic_options_init(&options);
+  deltic_tensors_init(&tensors);
+  deltic_block_tensors_init(&blocks);
+  EXPECT(options.size == sizeof options && options.chunk == 0 && options.impl == NULL);
+  EXPECT(tensors.size == sizeof tensors && tensors.q.rank == 0 && tensors.ckpt_states.rank == 0);
+  EXPECT(blocks.size == sizeof blocks && blocks.rstd.rank == 0);
+}
+
+/* The recurrence, written out. */
+static void by_hand(const Problem* p, float* o, float* state) {
+  double S[K][V];
+  for (int d = 0; d < K; ++d)
+    for (int c = 0; c < V; ++c) S[d][c] = p->before[d * V + c];
+  for (int t = 0; t < T; ++t) {
+    for (int d = 0; d < K; ++d)
+      for (int c = 0; c < V; ++c) S[d][c] *= exp(p->g[t]);
+    for (int c = 0; c < V; ++c) {
+      double read = 0;
+      for (int d = 0; d < K; ++d) read += S[d][c] * p->k[t * K + d];
+      const double u = p->beta[t] * (p->v[t * V + c] - read);
+      double out = 0;
+      for (int d = 0; d < K; ++d) {
+        S[d][c] += p->k[t * K + d] * u;
+        out += S[d][c] * p->q[t * K + d];
+      }
+      o[t * V + c] = (float)(out / sqrt(K));
+    }
+  }
+  for (int d = 0; d < K; ++d)
+    for (int c = 0; c < V; ++c) state[d * V + c] = (float)S[d][c];
+}
+
+static double distance(const float* a, const float* b, int count) {
+  double worst = 0;
+  for (int i = 0; i < count; ++i) {
+    const double d = fabs((double)a[i] - (double)b[i]);
+    if (!(d <= worst)) worst = d; /* NaN counts */
+  }
+  return worst;
+}
+
+typedef deltic_status (*query_fn)(const deltic_options*, const deltic_tensors*, uint64_t*);
+typedef deltic_status (*run_fn)(const deltic_options*, const deltic_tensors*,
+                                const deltic_workspace*, void*);
+
+static void test_call(query_fn query, run_fn run) {
+  Problem p;
+  float o[T * V], state[K * V];
+  uint64_t bytes = 0;
+  make_problem(&p);
+  by_hand(&p, o, state);
+  EXPECT(query(&p.options, &p.tensors, &bytes) == DELTIC_OK);
+  deltic_workspace workspace = {workspace_memory(bytes), bytes};
+  EXPECT(run(&p.options, &p.tensors, &workspace, NULL) == DELTIC_OK);
+  EXPECT(distance(p.o, o, T * V) < 1e-5);
+  EXPECT(distance(p.after, state, K * V) < 1e-5);
+  /* Defaults without options; the same numbers again. */
+  memset(p.o, 0xFF, sizeof p.o);
+  EXPECT(run(NULL, &p.tensors, &workspace, NULL) == DELTIC_OK);
+  EXPECT(distance(p.o, o, T * V) < 1e-5);
+  free(workspace.data);
+}
+
+static void test_block(void) {
+  float x[T * K], out[T * K], rstd[T];
+  deltic_block_tensors tensors;
+  uint64_t bytes = 0;
+  for (int i = 0; i < T * K; ++i) x[i] = (float)(i % 9) - 4.0f;
+  deltic_block_tensors_init(&tensors);
+  tensors.x = tensor(x, DELTIC_F32, 4, kRow);
+  tensors.out = tensor(out, DELTIC_F32, 4, kRow);
+  tensors.rstd = tensor(rstd, DELTIC_F32, 3, kGate);
+  EXPECT(deltic_block_workspace(DELTIC_L2NORM, NULL, &tensors, &bytes) == DELTIC_OK);
+  deltic_workspace workspace = {workspace_memory(bytes), bytes};
+  EXPECT(deltic_block(DELTIC_L2NORM, NULL, &tensors, &workspace, NULL) == DELTIC_OK);
+  for (int t = 0; t < T; ++t) {
+    double sum = 1e-6;
+    for (int d = 0; d < K; ++d) sum += (double)x[t * K + d] * x[t * K + d];
+    EXPECT(fabs(rstd[t] - 1 / sqrt(sum)) < 1e-6);
+    for (int d = 0; d < K; ++d) EXPECT(fabs(out[t * K + d] - x[t * K + d] / sqrt(sum)) < 1e-6);
+  }
+  free(workspace.data);
+}
+
+static void test_error(void) {
+  Problem p;
+  const deltic_workspace none = {NULL, 0};
+  make_problem(&p);
+  p.tensors.k.shape[3] = 4;
+  EXPECT(deltic_forward(&p.options, &p.tensors, &none, NULL) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(strcmp(deltic_last_error(), "forward: k: expected shape [1, 4, 1, 8], got [1, 4, 1, 4]") ==
+         0);
+  EXPECT(isnan(p.o[0]));
+  /* A call that succeeds leaves the last error alone. */
+  EXPECT(deltic_set_num_threads(0) == DELTIC_OK);
+  EXPECT(strncmp(deltic_last_error(), "forward: k:", 11) == 0);
+  EXPECT(deltic_forward(NULL, NULL, NULL, NULL) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(strcmp(deltic_last_error(), "forward: tensors: expected a struct, got a null pointer") ==
+         0);
+}
+
+/* Every thread has its own last error. */
+typedef struct ThreadCase {
+  int32_t chunk;
+  char first[64];
+  char text[256];
+  pthread_barrier_t* barrier;
+} ThreadCase;
+
+static void* fail_in_thread(void* argument) {
+  ThreadCase* c = argument;
+  Problem p;
+  make_problem(&p);
+  snprintf(c->first, sizeof c->first, "%s", deltic_last_error());
+  p.options.chunk = c->chunk;
+  deltic_forward(&p.options, &p.tensors, NULL, NULL);
+  pthread_barrier_wait(c->barrier); /* both have failed before either reads */
+  snprintf(c->text, sizeof c->text, "%s", deltic_last_error());
+  return NULL;
+}
+
+static void test_threads(void) {
+  pthread_barrier_t barrier;
+  pthread_t threads[2];
+  ThreadCase cases[2] = {{.chunk = 5, .barrier = &barrier}, {.chunk = 7, .barrier = &barrier}};
+  char before[256];
+  snprintf(before, sizeof before, "%s", deltic_last_error());
+  EXPECT(pthread_barrier_init(&barrier, NULL, 2) == 0);
+  for (int i = 0; i < 2; ++i)
+    EXPECT(pthread_create(&threads[i], NULL, fail_in_thread, &cases[i]) == 0);
+  for (int i = 0; i < 2; ++i) pthread_join(threads[i], NULL);
+  pthread_barrier_destroy(&barrier);
+  EXPECT(strcmp(cases[0].first, "") == 0 && strcmp(cases[1].first, "") == 0);
+  EXPECT(strcmp(cases[0].text, "forward: chunk: expected 16, 32 or 64, got 5") == 0);
+  EXPECT(strcmp(cases[1].text, "forward: chunk: expected 16, 32 or 64, got 7") == 0);
+  EXPECT(strcmp(deltic_last_error(), before) == 0);
+}
+
+/* Two calls at once give what one gives. */
+static void* run_in_thread(void* argument) {
+  Problem* p = argument;
+  uint64_t bytes = 0;
+  for (int i = 0; i < 20; ++i) {
+    if (deltic_forward_workspace(&p->options, &p->tensors, &bytes) != DELTIC_OK) return NULL;
+    deltic_workspace workspace = {workspace_memory(bytes), bytes};
+    const deltic_status status = deltic_forward(&p->options, &p->tensors, &workspace, NULL);
+    free(workspace.data);
+    if (status != DELTIC_OK) return NULL;
+  }
+  return p;
+}
+
+static void test_concurrent_calls(void) {
+  Problem problems[3];
+  pthread_t threads[2];
+  void* result = NULL;
+  for (int i = 0; i < 3; ++i) make_problem(&problems[i]);
+  EXPECT(run_in_thread(&problems[2]) != NULL);
+  for (int i = 0; i < 2; ++i)
+    EXPECT(pthread_create(&threads[i], NULL, run_in_thread, &problems[i]) == 0);
+  for (int i = 0; i < 2; ++i) {
+    pthread_join(threads[i], &result);
+    EXPECT(result != NULL);
+    EXPECT(memcmp(problems[i].o, problems[2].o, sizeof problems[2].o) == 0);
+  }
+}
+
+typedef struct Seen {
+  int calls, chosen, chosen_at;
+  char last[64];
+} Seen;
+
+static void on_choice(void* user, const char* name, int32_t accepts, int32_t chosen,
+                      const char* sentence) {
+  Seen* seen = user;
+  if (chosen) {
+    seen->chosen_at = seen->calls;
+    seen->chosen += accepts;
+  }
+  EXPECT(sentence != NULL && sentence[0] != '\0');
+  snprintf(seen->last, sizeof seen->last, "%s", name);
+  ++seen->calls;
+}
+
+static void test_explain(void) {
+  Problem p;
+  Seen seen = {0, 0, -1, ""};
+  int count = 0;
+  make_problem(&p);
+  EXPECT(deltic_explain(DELTIC_FORWARD, &p.options, &p.tensors, on_choice, &seen) == DELTIC_OK);
+  while (deltic_implementation(DELTIC_FORWARD, DELTIC_CPU, count) != NULL) ++count;
+  EXPECT(seen.calls == count);
+  EXPECT(seen.chosen == 1 && seen.chosen_at == 0);
+  EXPECT(strcmp(seen.last, "reference") == 0);
+}
+
+static void on_fact(void* user, const char* key, const char* value) {
+  int* found = user;
+  if (strcmp(key, "version") == 0 && strcmp(value, DELTIC_VERSION_STRING) == 0) *found |= 1;
+  if (strcmp(key, "threads") == 0 && atoi(value) == deltic_get_num_threads()) *found |= 2;
+  if (strcmp(key, "cpu.found") == 0) *found |= 4;
+  if (strcmp(key, "cpu.used") == 0) *found |= 8;
+}
+
+static void test_info_and_settings(void) {
+  int found = 0;
+  const int32_t before = deltic_get_num_threads();
+  EXPECT(before >= 1);
+  EXPECT(deltic_set_num_threads(3) == DELTIC_OK);
+  EXPECT(deltic_get_num_threads() == 3);
+  EXPECT(deltic_info(on_fact, &found) == DELTIC_OK);
+  EXPECT(found == 15);
+  EXPECT(deltic_set_num_threads(0) == DELTIC_OK);
+  EXPECT(deltic_get_num_threads() == before);
+  EXPECT(deltic_set_num_threads(-4) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(deltic_set_checked(1) == DELTIC_OK && deltic_get_checked() == 1);
+  EXPECT(deltic_set_checked(0) == DELTIC_OK && deltic_get_checked() == 0);
+  EXPECT(deltic_set_checked(-1) == DELTIC_OK);
+}
+
+static void on_line(void* user, const char* line) {
+  if (strstr(line, "deltic: decode: ") == line) ++*(int*)user;
+}
+
+static void test_log(void) {
+  Problem p;
+  int lines = 0;
+  uint64_t bytes = 0;
+  make_problem(&p);
+  EXPECT(deltic_set_log(on_line, &lines) == DELTIC_OK);
+  EXPECT(deltic_decode_workspace(&p.options, &p.tensors, &bytes) == DELTIC_OK);
+  EXPECT(lines > 0);
+  EXPECT(deltic_set_log(NULL, NULL) == DELTIC_OK);
+}
+
+int main(void) {
+  EXPECT(strcmp(deltic_last_error(), "") == 0);
+  test_versions();
+  test_init();
+  test_call(deltic_forward_workspace, deltic_forward);
+  test_call(deltic_decode_workspace, deltic_decode);
+  test_block();
+  test_error();
+  test_threads();
+  test_concurrent_calls();
+  test_explain();
+  test_info_and_settings();
+  test_log();
+  if (failures == 0) puts("all passed");
+  return failures == 0 ? 0 : 1;
+}

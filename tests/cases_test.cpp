@@ -1,0 +1,133 @@
+// Every case of tests/cases on every implementation that takes it, against the oracle.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "check.h"
+#include "support.h"
+
+namespace deltic::test {
+namespace {
+
+using cases::Case;
+
+struct Shard {
+  std::string file;
+  size_t index = 0, count = 1;
+};
+void PrintTo(const Shard& s, std::ostream* out) {
+  *out << s.file << " " << s.index + 1 << " of " << s.count;
+}
+
+std::map<std::string, std::vector<Case>> files() {
+  std::map<std::string, std::vector<Case>> all;
+  for (const cases::SourcedCase& c : cases::read_folder(DELTIC_CASES_FOLDER))
+    all[c.file].push_back(c.spec);
+  return all;
+}
+
+// About 30 cases each, so that ctest shows progress and uses all cores.
+std::vector<Shard> shards() {
+  std::vector<Shard> all;
+  for (const auto& [file, list] : files()) {
+    const size_t count = (list.size() + 29) / 30;
+    for (size_t i = 0; i < count; ++i) all.push_back({file, i, count});
+  }
+  return all;
+}
+
+void check_case(const Case& c) {
+  const std::string line = cases::canonical(c);
+  if (c.split == Split::by_length || c.split == Split::segments) {  // no CPU implementation yet
+    EXPECT_EQ(cases::check(c).status, cases::Status::skipped) << line;
+    return;
+  }
+  cases::Instance instance(c);
+  const cases::Expected expected = cases::expect(instance);
+  bool taken = false;
+  for (const std::string& impl : cases::implementation_names(c.op)) {
+    const cases::Result result = cases::check(instance, expected, {.impl = impl, .threads = 2});
+    EXPECT_NE(result.status, cases::Status::failed)
+        << line << "\n  " << impl << ": " << result.reason;
+    taken = taken || result.status == cases::Status::passed;
+  }
+  EXPECT_TRUE(taken) << line << "\n  no implementation takes it";
+}
+
+class LongCases : public testing::TestWithParam<Shard> {};
+
+TEST_P(LongCases, AgreeWithTheOracle) {
+  const Shard& shard = GetParam();
+  const auto all = files();
+  const std::vector<Case>& list = all.at(shard.file);
+  for (size_t i = shard.index; i < list.size(); i += shard.count) check_case(list[i]);
+}
+INSTANTIATE_TEST_SUITE_P(All, LongCases, testing::ValuesIn(shards()), [](const auto& row) {
+  return identifier(row.param.file) + "_" + std::to_string(row.param.index);
+});
+
+// One in sixteen of the small ones: the set that sanitizers can afford.
+TEST(Cases, SampleAgreesWithTheOracle) {
+  size_t i = 0;
+  for (const auto& [file, list] : files()) {
+    for (const Case& c : list) {
+      const int64_t work = c.num_batches() * c.num_tokens() * c.HV * c.K * c.V;
+      if (work <= 1 << 20 && i++ % 16 == 0) check_case(c);
+    }
+  }
+}
+
+TEST(Cases, EveryImplementationHasOne) {
+  const auto all = files();
+  for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
+    for (const ImplementationInfo& impl : implementations(static_cast<Op>(op))) {
+      if (!impl.runs_here || impl.name == "reference") continue;
+      bool taken = false;
+      for (const auto& [file, list] : all) {
+        taken = taken || std::any_of(list.begin(), list.end(), [&](const Case& c) {
+                  if (static_cast<int>(c.op) != op || c.num_tokens() > 200 ||
+                      c.split == Split::by_length || c.split == Split::segments)
+                    return false;
+                  for (const Choice& choice : cases::Instance(c).explain())
+                    if (choice.name == impl.name) return choice.accepts;
+                  return false;
+                });
+      }
+      EXPECT_TRUE(taken) << deltic_op_name(static_cast<deltic_op>(op)) << " " << impl.name;
+    }
+  }
+}
+
+// The check itself: it must see a wrong number, a number that is not finite and a write outside.
+TEST(CheckItself, SeesWrongResults) {
+  const Case c = cases::parse("forward gate=head dense=1x40 H=1 K=16 V=16");
+  cases::Instance instance(c);
+  const cases::Expected expected = cases::expect(instance);
+  instance.run();
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::passed);
+  auto* o = static_cast<float*>(instance.tensors().o.data);
+  const float kept = o[100];
+  o[100] = kept + 1;
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::failed);
+  o[100] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::failed);
+  o[100] = kept;
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::passed);
+  o[-1] = 0;
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::failed);
+  EXPECT_NE(instance.damage(), "");
+}
+
+TEST(CheckItself, SeesWrittenInputs) {
+  const Case c = cases::parse("decode gate=head dense=2x1 H=1 K=16 V=16 strided=1 pool=move");
+  cases::Instance instance(c);
+  const cases::Expected expected = cases::expect(instance);
+  instance.run();
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::passed);
+  static_cast<float*>(instance.tensors().k.data)[3] += 1;
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::failed);
+}
+
+}  // namespace
+}  // namespace deltic::test

@@ -1,0 +1,496 @@
+// Builds descriptors from bytes and calls the library with them.
+#include "descriptors.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "deltic/deltic.h"
+
+namespace deltic::test {
+namespace {
+
+FuzzCounts counts;
+
+constexpr int64_t kMaxBytes = 1 << 18;  // of one tensor
+constexpr int64_t kMaxWork = 1 << 19;   // tokens * heads * K * V of a call that is run
+
+[[noreturn]] void broken(const char* promise) {
+  std::fprintf(stderr, "broken promise: %s (last error: %s)\n", promise, deltic_last_error());
+  std::abort();
+}
+
+class Bytes {
+ public:
+  Bytes(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+  bool empty() const { return at_ >= size_; }
+  uint8_t byte() { return empty() ? 0 : data_[at_++]; }
+  // Below n, which is at most 256.
+  int64_t below(int64_t n) { return byte() % n; }
+  int64_t word() {
+    uint64_t x = 0;
+    for (int i = 0; i < 8; ++i) x = x << 8 | byte();
+    return static_cast<int64_t>(x);
+  }
+  // Numbers at which size arithmetic breaks.
+  int64_t odd_number() {
+    constexpr int64_t kOdd[] = {-1,
+                                0,
+                                1,
+                                2,
+                                3,
+                                7,
+                                16,
+                                17,
+                                64,
+                                255,
+                                256,
+                                257,
+                                1 << 20,
+                                int64_t{1} << 31,
+                                int64_t{1} << 32,
+                                int64_t{1} << 40,
+                                int64_t{1} << 59,
+                                int64_t{1} << 60,
+                                int64_t{1} << 62,
+                                INT64_MAX,
+                                INT64_MIN,
+                                -16,
+                                INT64_MAX - 1};
+    constexpr int64_t kCount = sizeof kOdd / sizeof *kOdd;
+    const int64_t i = below(kCount + 1);
+    return i < kCount ? kOdd[i] : word();
+  }
+
+ private:
+  const uint8_t* data_;
+  size_t size_, at_ = 0;
+};
+
+int64_t element_bytes(int32_t dtype) {
+  return dtype == DELTIC_BF16 || dtype == DELTIC_F16  ? 2
+         : dtype == DELTIC_F32 || dtype == DELTIC_I32 ? 4
+                                                      : 8;
+}
+
+deltic_tensor contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
+  deltic_tensor t{};
+  t.dtype = dtype;
+  t.rank = static_cast<int32_t>(shape.size());
+  int i = 0;
+  for (int64_t n : shape) t.shape[i++] = n;
+  int64_t stride = 1;
+  for (i = t.rank - 1; i >= 0; --i) {
+    t.strides[i] = stride;
+    stride *= t.shape[i] > 0 ? t.shape[i] : 1;
+  }
+  return t;
+}
+
+// Bytes from the first to behind the last element; -1 if the tensor is absent, unsound or too large
+// to be given memory here.
+int64_t extent(const deltic_tensor& t) {
+  if (t.rank < 1 || t.rank > DELTIC_MAX_RANK) return -1;
+  int64_t last = 0;
+  bool is_empty = false;
+  for (int32_t i = 0; i < t.rank; ++i) {
+    if (t.shape[i] < 0 || t.strides[i] < 0) return -1;
+    if (t.shape[i] == 0) is_empty = true;
+    if (t.shape[i] > 1) {
+      if (t.shape[i] > kMaxBytes || t.strides[i] > kMaxBytes) return -1;
+      last += (t.shape[i] - 1) * t.strides[i];
+    }
+    if (last > kMaxBytes) return -1;
+  }
+  return is_empty ? 0 : (last + 1) * element_bytes(t.dtype);
+}
+
+struct Field {
+  deltic_tensor* tensor;
+  bool is_index;
+};
+
+struct Sizes {
+  int64_t B, T, N, H, HV, K, V;
+  int32_t chunk;
+};
+
+struct Memory {
+  std::vector<std::unique_ptr<uint8_t[]>> blocks;
+  bool complete = true;
+
+  // Exactly the bytes the tensor spans. Index tensors get small numbers, of either width.
+  void give(Bytes& bytes, deltic_tensor& t, bool is_index, int64_t limit) {
+    if (t.rank == 0) return;
+    const int64_t n = extent(t);
+    if (n < 0) {
+      complete = false;
+      return;
+    }
+    auto block = std::make_unique<uint8_t[]>(static_cast<size_t>(n > 0 ? n : 1));
+    std::memset(block.get(), 0, static_cast<size_t>(n > 0 ? n : 1));
+    if (is_index) {
+      const int64_t element = element_bytes(t.dtype);
+      int64_t value = 0;
+      for (int64_t i = 0; (i + 1) * element <= n; ++i) {
+        if (bytes.below(4) == 0) value += bytes.below(limit);
+        int64_t x = bytes.below(32) == 0 ? bytes.odd_number() : value;
+        std::memcpy(block.get() + i * element, &x, static_cast<size_t>(element));
+      }
+    } else {
+      const uint8_t fill = bytes.byte();
+      for (int64_t i = 0; i < n; ++i)
+        block[static_cast<size_t>(i)] = static_cast<uint8_t>(fill * (i + 1) % 61);
+    }
+    t.data = block.get();
+    blocks.push_back(std::move(block));
+  }
+};
+
+int32_t float_dtype(Bytes& b) {
+  constexpr int32_t kFloats[] = {DELTIC_F32, DELTIC_BF16, DELTIC_F16};
+  return kFloats[b.below(3)];
+}
+int32_t index_dtype(Bytes& b) { return b.below(2) == 0 ? DELTIC_I32 : DELTIC_I64; }
+
+Sizes draw_sizes(Bytes& b) {
+  constexpr int64_t kWidths[] = {1, 2, 3, 8, 15, 16, 17, 31, 32, 33, 64, 100};
+  constexpr int32_t kChunks[] = {0, 16, 32, 64};
+  Sizes s;
+  s.B = b.below(4);
+  s.T = b.below(8) == 0 ? b.below(200) : b.below(20);
+  s.H = 1 + b.below(3);
+  s.HV = s.H * (1 + b.below(3));
+  s.K = kWidths[b.below(12)];
+  s.V = kWidths[b.below(12)];
+  s.N = s.B;
+  s.chunk = kChunks[b.below(4)];
+  return s;
+}
+
+// Strides of a view: gaps, or heads outside of tokens.
+void restride(Bytes& b, deltic_tensor& t) {
+  if (t.rank < 3 || b.below(4) != 0) return;
+  int64_t stride = 1;
+  const bool swap = b.below(2) == 0;
+  for (int i = t.rank - 1; i >= 0; --i) {
+    const int d = swap && i == 1 ? 2 : swap && i == 2 ? 1 : i;
+    if (t.rank == 3 && swap) break;
+    t.strides[d] = stride;
+    stride = stride * (t.shape[d] > 0 ? t.shape[d] : 1) + b.below(3);
+  }
+  t.strides[t.rank - 1] = 1;
+}
+
+void spoil(Bytes& b, deltic_tensor& t) {
+  switch (b.below(9)) {
+    case 0:
+      t.shape[b.below(6)] = b.odd_number();
+      break;
+    case 1:
+      t.strides[b.below(6)] = b.odd_number();
+      break;
+    case 2:
+      t.dtype = static_cast<int32_t>(b.odd_number());
+      break;
+    case 3:
+      t.dtype = static_cast<int32_t>(b.below(7));
+      break;
+    case 4:
+      t.rank = static_cast<int32_t>(b.odd_number());
+      break;
+    case 5:
+      t.rank = static_cast<int32_t>(b.below(8));
+      break;
+    case 6:
+      t.device_type = static_cast<int32_t>(b.below(3));
+      break;
+    case 7:
+      t.device_index = static_cast<int32_t>(b.below(3));
+      break;
+    default:
+      t = {};
+      break;
+  }
+}
+
+deltic_options draw_options(Bytes& b, const Sizes& s) {
+  static const char* const kNames[] = {nullptr,     nullptr,    nullptr,      "cpu.plain",
+                                       "reference", "cpu.avx2", "cpu.avx512", "cpu.amx",
+                                       "cpu.sse4",  "",         "x"};
+  deltic_options o;
+  deltic_options_init(&o);
+  o.chunk = s.chunk;
+  o.num_threads = static_cast<int32_t>(1 + b.below(2));
+  o.impl = kNames[b.below(11)];
+  o.checked = b.below(8) == 0 ? 1 : 0;
+  if (b.below(4) == 0) o.qk_l2norm = 1;
+  if (b.below(4) == 0) o.state_layout = DELTIC_STATE_VK;
+  if (b.below(4) == 0) o.gate_form = static_cast<int32_t>(b.below(3));
+  if (b.below(4) == 0) o.beta_form = static_cast<int32_t>(b.below(3));
+  if (o.gate_form == DELTIC_GATE_BOUNDED) {
+    o.has_lower_bound = 1;
+    o.lower_bound = -5;
+  }
+  if (b.below(16) == 0) {
+    int32_t* const fields[] = {&o.gate_form, &o.beta_form,   &o.state_layout,   &o.split,
+                               &o.chunk,     &o.qk_l2norm,   &o.reverse,        &o.has_scale,
+                               &o.checked,   &o.num_threads, &o.has_lower_bound};
+    *fields[b.below(11)] = static_cast<int32_t>(b.odd_number());
+    // A huge number of threads is sound and slow: not what is looked for here.
+    if (o.num_threads > 4) o.num_threads = o.num_threads > 4096 ? o.num_threads : 4;
+  }
+  if (b.below(16) == 0) o.segment_length = b.odd_number();
+  if (b.below(32) == 0) {  // any bits
+    const auto bits = static_cast<uint32_t>(b.word());
+    std::memcpy(b.below(2) == 0 ? &o.scale : &o.lower_bound, &bits, sizeof bits);
+    o.has_scale = 1;
+  }
+  if (b.below(64) == 0) o.size = static_cast<uint64_t>(b.below(200));
+  return o;
+}
+
+void on_choice(void* user, const char* name, int32_t accepts, int32_t chosen,
+               const char* sentence) {
+  if (name == nullptr || sentence == nullptr) broken("explain gives name and sentence");
+  if (chosen != 0 && accepts == 0) broken("the chosen implementation takes the call");
+  *static_cast<int*>(user) += chosen;
+}
+
+void check_status(deltic_status status) {
+  if (status < DELTIC_OK || status > DELTIC_RUNTIME_ERROR) broken("the status is a known one");
+  if (status == DELTIC_RUNTIME_ERROR) broken("descriptors give no runtime error");
+  if (status != DELTIC_OK && deltic_last_error()[0] == '\0') broken("an error has a text");
+}
+
+// Queries, explanation, run. `fields` are the tensors of the struct; memory is given for the run.
+template <class Tensors, class Query, class Explain, class Run>
+void call(Bytes& bytes, Tensors& tensors, const std::vector<Field>& fields, const Sizes& s,
+          const Query& query, const Explain& explain, const Run& run) {
+  ++counts.calls;
+  uint64_t needed = 0;
+  const deltic_status asked = query(&tensors, &needed);
+  check_status(asked);
+  int chosen = 0;
+  const deltic_status explained = explain(&tensors, &chosen);
+  check_status(explained);
+  if (asked == DELTIC_OK && chosen != 1) broken("a call that is taken has a chosen implementation");
+  if (asked != DELTIC_OK && explained == DELTIC_OK && chosen != 0)
+    broken("a call that is refused has no chosen implementation");
+  if (asked == DELTIC_OK) ++counts.accepted;
+
+  Memory memory;
+  for (const Field& f : fields) memory.give(bytes, *f.tensor, f.is_index, s.T / 3 + 2);
+  const bool small = s.B * (s.T + 1) * s.HV * s.K * s.V <= kMaxWork && needed <= (1u << 26);
+  if (!memory.complete || !small) return;
+  deltic_workspace workspace{nullptr, needed};
+  if (bytes.below(16) == 0) workspace.bytes = static_cast<uint64_t>(bytes.below(200));
+  const size_t rounded = static_cast<size_t>((workspace.bytes + 63) / 64 * 64);
+  if (rounded > 0) workspace.data = std::aligned_alloc(64, rounded);
+  // Nulls and odd pointers last, when nobody writes there any more.
+  if (bytes.below(16) == 0) {
+    deltic_tensor& t = *fields[static_cast<size_t>(bytes.below(int64_t(fields.size())))].tensor;
+    if (bytes.below(2) == 0) t.data = nullptr;
+  }
+  const deltic_status status = run(&tensors, bytes.below(32) == 0 ? nullptr : &workspace);
+  check_status(status);
+  if (status == DELTIC_OK && asked != DELTIC_OK) broken("what runs passes the query");
+  if (status == DELTIC_OK) ++counts.runs;
+  std::free(workspace.data);
+}
+
+void fuzz_sequence_op(Bytes& b, deltic_op op) {
+  Sizes s = draw_sizes(b);
+  deltic_options options = draw_options(b, s);
+  deltic_tensors t;
+  deltic_tensors_init(&t);
+  const bool packed = b.below(2) == 0;
+  if (packed) {
+    s.B = 1;
+    s.N = b.below(6);
+    t.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
+    if (b.below(4) == 0) t.cu_seqlens_host = contiguous(index_dtype(b), {s.N + 1});
+  }
+  const int32_t dtype = float_dtype(b);
+  t.q = t.k = contiguous(dtype, {s.B, s.T, s.H, s.K});
+  t.v = t.o = contiguous(dtype, {s.B, s.T, s.HV, s.V});
+  const bool is_decode = op == DELTIC_DECODE;
+  if (b.below(4) != 0) t.beta = contiguous(float_dtype(b), {s.B, s.T, s.HV});
+  if (is_decode && b.below(4) == 0) t.beta = contiguous(float_dtype(b), {s.B, s.T, s.HV, s.V});
+  if (is_decode && b.below(4) == 0) t.gv = contiguous(float_dtype(b), {s.B, s.T, s.HV, s.V});
+  const int64_t gate = options.gate_form != 0 ? 1 + b.below(2) : b.below(3);
+  if (gate == 1) t.g = contiguous(float_dtype(b), {s.B, s.T, s.HV});
+  if (gate == 2) t.g = contiguous(float_dtype(b), {s.B, s.T, s.HV, s.K});
+  if (options.gate_form != 0) {
+    t.A_log = contiguous(float_dtype(b), {s.HV});
+    if (b.below(2) == 0) t.dt_bias = contiguous(float_dtype(b), {s.HV, gate == 2 ? s.K : 1});
+  }
+  const auto states = [&](int64_t slots) {
+    const int32_t type = b.below(2) == 0 ? DELTIC_F32 : DELTIC_BF16;
+    return options.state_layout == DELTIC_STATE_VK ? contiguous(type, {slots, s.HV, s.V, s.K})
+                                                   : contiguous(type, {slots, s.HV, s.K, s.V});
+  };
+  if (b.below(3) == 0) {
+    t.state_pool = states(s.N + b.below(12));
+    if (b.below(2) == 0) t.read_index = contiguous(index_dtype(b), {s.N});
+    if (b.below(2) == 0) t.write_index = contiguous(index_dtype(b), {s.N});
+    if (is_decode && b.below(4) == 0)
+      t.write_index = contiguous(index_dtype(b), {s.N, s.T > 0 ? s.T : 1});
+  } else {
+    if (b.below(2) == 0) t.initial_state = states(s.N);
+    if (b.below(2) == 0) t.final_state = states(s.N);
+  }
+  if (b.below(4) == 0) {
+    const int64_t M = b.below(8);
+    t.ckpt_cu = contiguous(index_dtype(b), {s.N + 1});
+    t.ckpt_tokens = contiguous(index_dtype(b), {M});
+    t.ckpt_slots = contiguous(index_dtype(b), {M});
+    t.ckpt_states = states(b.below(8));
+  }
+  const std::vector<Field> fields{{&t.q, false},
+                                  {&t.k, false},
+                                  {&t.v, false},
+                                  {&t.o, false},
+                                  {&t.beta, false},
+                                  {&t.g, false},
+                                  {&t.gv, false},
+                                  {&t.A_log, false},
+                                  {&t.dt_bias, false},
+                                  {&t.cu_seqlens, true},
+                                  {&t.cu_seqlens_host, true},
+                                  {&t.initial_state, false},
+                                  {&t.final_state, false},
+                                  {&t.state_pool, false},
+                                  {&t.read_index, true},
+                                  {&t.write_index, true},
+                                  {&t.ckpt_cu, true},
+                                  {&t.ckpt_tokens, true},
+                                  {&t.ckpt_slots, true},
+                                  {&t.ckpt_states, false}};
+  for (const Field& f : fields) restride(b, *f.tensor);
+  for (int64_t i = b.below(8) == 0 ? 1 + b.below(3) : 0; i > 0; --i)
+    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
+  if (b.below(64) == 0) t.size = static_cast<uint64_t>(b.below(256));
+  const deltic_options* given = b.below(16) == 0 ? nullptr : &options;
+  call(
+      b, t, fields, s,
+      [&](const deltic_tensors* x, uint64_t* bytes) {
+        return op == DELTIC_FORWARD ? deltic_forward_workspace(given, x, bytes)
+                                    : deltic_decode_workspace(given, x, bytes);
+      },
+      [&](const deltic_tensors* x, int* chosen) {
+        return deltic_explain(op, given, x, on_choice, chosen);
+      },
+      [&](const deltic_tensors* x, const deltic_workspace* w) {
+        return op == DELTIC_FORWARD ? deltic_forward(given, x, w, nullptr)
+                                    : deltic_decode(given, x, w, nullptr);
+      });
+}
+
+void fuzz_block(Bytes& b, deltic_op op) {
+  Sizes s = draw_sizes(b);
+  deltic_options options = draw_options(b, s);
+  if (b.below(8) != 0) {  // what blocks do not take
+    options.beta_form = options.state_layout = options.qk_l2norm = 0;
+    if (op != DELTIC_CUMSUM && op != DELTIC_GATE) {
+      options.gate_form = options.has_lower_bound = 0;
+      options.lower_bound = 0;
+    }
+  }
+  deltic_block_tensors t;
+  deltic_block_tensors_init(&t);
+  if (b.below(2) == 0) {
+    s.B = 1;
+    s.N = b.below(6);
+    t.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
+  }
+  const int64_t width = s.chunk == 0 ? 64 : s.chunk;
+  const auto rows = [&](int64_t heads, int64_t columns) {
+    return contiguous(float_dtype(b), {s.B, s.T, heads, columns});
+  };
+  const auto gate = [&](bool per_channel) {
+    return per_channel ? rows(s.HV, s.K) : contiguous(float_dtype(b), {s.B, s.T, s.HV});
+  };
+  const bool per_channel = b.below(2) == 0;
+  switch (op) {
+    case DELTIC_CUMSUM:
+    case DELTIC_GATE:
+      t.g = gate(per_channel);
+      t.out = gate(per_channel);
+      if (options.gate_form != 0) {
+        t.A_log = contiguous(float_dtype(b), {s.HV});
+        t.dt_bias = contiguous(float_dtype(b), {s.HV, per_channel ? s.K : 1});
+      }
+      break;
+    case DELTIC_L2NORM:
+      t.x = rows(s.H, s.K);
+      t.out = rows(s.H, s.K);
+      if (b.below(2) == 0) t.rstd = contiguous(DELTIC_F32, {s.B, s.T, s.H});
+      break;
+    case DELTIC_INVERSE:
+      t.a = rows(s.HV, width);
+      t.out = rows(s.HV, width);
+      break;
+    default:
+      t.k = rows(s.H, s.K);
+      if (b.below(2) == 0) t.g = gate(per_channel);
+      if (op != DELTIC_SCORES && b.below(2) == 0)
+        t.beta = contiguous(float_dtype(b), {s.B, s.T, s.HV});
+      if (op == DELTIC_SCORES) t.q = rows(s.H, s.K);
+      if (op != DELTIC_WY) {
+        t.out = rows(s.HV, width);
+        break;
+      }
+      t.a = rows(s.HV, width);
+      t.w = rows(s.HV, s.K);
+      if (b.below(2) == 0) t.kg = rows(s.HV, s.K);
+      if (b.below(2) == 0) {
+        t.v = rows(s.HV, s.V);
+        t.u = rows(s.HV, s.V);
+      }
+      if (b.below(2) == 0) {
+        t.q = rows(s.H, s.K);
+        t.qg = rows(s.HV, s.K);
+      }
+      break;
+  }
+  const std::vector<Field> fields{
+      {&t.q, false}, {&t.k, false},         {&t.v, false},     {&t.x, false},
+      {&t.g, false}, {&t.beta, false},      {&t.A_log, false}, {&t.dt_bias, false},
+      {&t.a, false}, {&t.cu_seqlens, true}, {&t.out, false},   {&t.w, false},
+      {&t.u, false}, {&t.kg, false},        {&t.qg, false},    {&t.rstd, false}};
+  for (const Field& f : fields) restride(b, *f.tensor);
+  for (int64_t i = b.below(8) == 0 ? 1 + b.below(3) : 0; i > 0; --i)
+    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
+  const deltic_op asked = b.below(128) == 0 ? static_cast<deltic_op>(b.below(16)) : op;
+  const deltic_options* given = &options;
+  call(
+      b, t, fields, s,
+      [&](const deltic_block_tensors* x, uint64_t* bytes) {
+        return deltic_block_workspace(asked, given, x, bytes);
+      },
+      [&](const deltic_block_tensors* x, int* chosen) {
+        return deltic_block_explain(asked, given, x, on_choice, chosen);
+      },
+      [&](const deltic_block_tensors* x, const deltic_workspace* w) {
+        return deltic_block(asked, given, x, w, nullptr);
+      });
+}
+
+}  // namespace
+
+void fuzz_descriptors(const uint8_t* data, size_t size) {
+  Bytes bytes(data, size);
+  const auto op = static_cast<deltic_op>(bytes.below(DELTIC_NUM_OPS + 4) % DELTIC_NUM_OPS);
+  if (op == DELTIC_FORWARD || op == DELTIC_DECODE) {
+    fuzz_sequence_op(bytes, op);
+  } else {
+    fuzz_block(bytes, op);
+  }
+}
+
+const FuzzCounts& fuzz_counts() { return counts; }
+
+}  // namespace deltic::test

@@ -1,0 +1,158 @@
+// The case grammar: what is read is what is printed, and errors name the key.
+#include <gtest/gtest.h>
+
+#include "case.h"
+
+namespace deltic::cases {
+namespace {
+
+std::string error_of(std::string_view line) {
+  try {
+    parse(line);
+  } catch (const CaseError& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Grammar, ReadsWhatItPrints) {
+  const auto all = read_folder(DELTIC_CASES_FOLDER);
+  ASSERT_GT(all.size(), 500u);
+  for (const SourcedCase& c : all) {
+    const std::string line = canonical(c.spec);
+    EXPECT_TRUE(parse(line) == c.spec) << line;
+    EXPECT_EQ(canonical(parse(line)), line);
+    EXPECT_TRUE(parse(brief(c.spec)) == c.spec) << brief(c.spec);
+  }
+}
+
+TEST(Grammar, ReadsAFullLine) {
+  const Case c = parse(
+      "forward gate=channel form=softplus seqs=1000,0,3096 H=16 HV=32 K=128 V=96 dtype=bf16 "
+      "gdtype=f16 beta=sigmoid l2norm=1 state=vk split=off seed=7");
+  EXPECT_EQ(c.op, Op::forward);
+  EXPECT_EQ(c.gate, Gate::channel);
+  EXPECT_EQ(c.form, GateForm::softplus);
+  EXPECT_EQ(c.seqs, (std::vector<int64_t>{1000, 0, 3096}));
+  EXPECT_EQ(c.H, 16);
+  EXPECT_EQ(c.HV, 32);
+  EXPECT_EQ(c.K, 128);
+  EXPECT_EQ(c.V, 96);
+  EXPECT_EQ(c.dtype, DType::bf16);
+  EXPECT_EQ(c.gdtype, DType::f16);
+  EXPECT_EQ(c.beta, Beta::sigmoid);
+  EXPECT_TRUE(c.l2norm);
+  EXPECT_EQ(c.state, StateLayout::vk);
+  EXPECT_EQ(c.split, Split::off);
+  EXPECT_EQ(c.seed, 7u);
+  EXPECT_EQ(c.num_sequences(), 3);
+  EXPECT_EQ(c.num_tokens(), 4096);
+  EXPECT_EQ(c.sequence_begin(2), 1000);
+  EXPECT_EQ(c.longest(), 3096);
+}
+
+TEST(Grammar, OrderAndBlanksDoNotMatter) {
+  EXPECT_TRUE(parse("forward K=32 gate=none  V=16") == parse("  forward V=16 gate=none K=32 "));
+}
+
+TEST(Grammar, ValueHeadsFollowHeads) {
+  EXPECT_EQ(parse("forward H=8").HV, 8);
+  EXPECT_EQ(parse("forward H=8 HV=16").HV, 16);
+}
+
+TEST(Grammar, ErrorsNameTheKey) {
+  const struct {
+    const char* line;
+    const char* names;
+  } rows[] = {
+      {"", "operation"},
+      {"sideways K=32", "operation"},
+      {"forward K", "line"},
+      {"forward colour=red", "colour"},
+      {"forward K=0", "case: K:"},
+      {"forward K=x", "case: K:"},
+      {"forward K=32x", "case: K:"},
+      {"forward K=32 K=64", "case: K: expected once"},
+      {"forward gate=open", "case: gate: expected none|head|channel, got 'open'"},
+      {"forward form=linear", "case: form:"},
+      {"forward dtype=f64", "case: dtype:"},
+      {"forward dtype=int8", "case: dtype:"},
+      {"forward seqs=1,-2", "case: seqs:"},
+      {"forward seqs=1,,2", "case: seqs:"},
+      {"forward seqs=5 dense=1x5", "seqs"},
+      {"forward dense=5", "case: dense:"},
+      {"forward dense=5x", "case: dense:"},
+      {"forward pad=3", "case: pad:"},
+      {"forward chunk=48", "case: chunk: expected 16|32|64, got '48'"},
+      {"forward split=half", "case: split:"},
+      {"forward l2norm=yes", "case: l2norm:"},
+      {"forward gv=1", "case: gv:"},
+      {"forward betavec=1", "case: betavec:"},
+      {"forward pool=tokens", "pool"},
+      {"forward lower_bound=-3", "case: lower_bound:"},
+      {"forward form=bounded lower_bound=3", "case: lower_bound: expected a number below 0"},
+      {"forward H=2 HV=3", "HV"},
+      {"forward seed=-1", "case: seed:"},
+      {"inverse K=16 gate=head", "case: gate:"},
+      {"forward reverse=1", "case: reverse:"},
+      {"forward final=inplace", "final"},
+  };
+  for (const auto& row : rows) {
+    const std::string text = error_of(row.line);
+    EXPECT_NE(text, "") << "'" << row.line << "' was accepted";
+    EXPECT_NE(text.find(row.names), std::string::npos) << row.line << "\n  says: " << text;
+  }
+}
+
+TEST(Grammar, BracesMultiply) {
+  EXPECT_EQ(expand("forward K={16,32} dtype={f32,bf16}").size(), 4u);
+  EXPECT_EQ(expand("forward K=16").size(), 1u);
+  EXPECT_EQ(expand("forward seqs={1,2|3}").size(), 2u);
+  EXPECT_THROW(expand("forward K={16,32"), CaseError);
+}
+
+TEST(Grammar, FilesNameTheLine) {
+  try {
+    read_text("# fine\n\nforward K=16\nforward K=none # bad\n", "some.txt");
+    FAIL() << "no error";
+  } catch (const CaseError& e) {
+    EXPECT_NE(std::string(e.what()).find("some.txt:4:"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("K"), std::string::npos) << e.what();
+  }
+  EXPECT_THROW(read_file("/does/not/exist.txt"), CaseError);
+}
+
+TEST(Grammar, Filters) {
+  const Case c = parse("forward gate=channel K=32 V=48 dtype=bf16");
+  EXPECT_TRUE(matches(c, ""));
+  EXPECT_TRUE(matches(c, "gate=channel"));
+  EXPECT_TRUE(matches(c, "gate=channel dtype=bf16"));
+  EXPECT_FALSE(matches(c, "gate=channel dtype=f32"));
+  EXPECT_FALSE(matches(c, "K=3"));
+  EXPECT_TRUE(matches(c, "forward"));
+  EXPECT_FALSE(matches(c, "decode"));
+}
+
+TEST(Grammar, HelpNamesEveryKeyOfALine) {
+  const std::string help = grammar_help();
+  for (const char* op :
+       {"forward", "decode", "cumsum", "gate", "l2norm", "kkt", "scores", "inverse", "wy"}) {
+    const std::string line = canonical(parse(op));
+    for (size_t at = line.find('='); at != std::string::npos; at = line.find('=', at + 1)) {
+      const size_t begin = line.rfind(' ', at) + 1;
+      const std::string key = line.substr(begin, at - begin);
+      EXPECT_NE(help.find(key), std::string::npos) << key;
+    }
+  }
+}
+
+TEST(Grammar, StandardInputs) {
+  EXPECT_TRUE(is_standard(parse("forward gate=head")));
+  EXPECT_TRUE(is_standard(parse("forward gate=channel gates=slow")));
+  EXPECT_FALSE(is_standard(parse("forward gate=head gates=mixed")));
+  EXPECT_FALSE(is_standard(parse("forward keys=repeated")));
+  EXPECT_FALSE(is_standard(parse("forward beta=2sigmoid")));
+}
+
+}  // namespace
+}  // namespace deltic::cases
