@@ -5,6 +5,7 @@
 namespace deltic::cli {
 
 int run_explain(const ExplainOptions& options) {
+  check_impl_name(options.impl);
   const cases::Case c = parse_argument(options.line);
   Report report(options.common, "deltic.explain/1");
   report.print("%s\n", cases::canonical(c).c_str());

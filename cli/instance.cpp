@@ -113,6 +113,8 @@ void for_each_row(const TensorView& t, const F& f) {
   }
 }
 
+constexpr int64_t kWorthThreads = 1 << 16;  // elements: about a millisecond of drawing numbers
+
 DType dtype_of(const TensorView& t) { return static_cast<DType>(t.dtype); }
 
 int64_t memory_offset(const TensorView& t, int64_t index) {
@@ -133,7 +135,7 @@ void fill(Tensor& t, const std::function<double(int64_t)>& f) {
   bool expanded = false;  // several indices share an element: the last one wins
   for (int32_t i = 0; i < t.view.rank; ++i)
     expanded |= t.view.strides[i] == 0 && t.view.shape[i] > 1;
-#pragma omp parallel for if (rows > 64 && !expanded)
+#pragma omp parallel for if (rows * width > kWorthThreads && !expanded)
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t offset = memory_offset(t.view, r * width);
     for (int64_t c = 0; c < width; ++c) store(t.view.data, type, offset + c, f(r * width + c));
@@ -351,7 +353,7 @@ void Instance::add_states() {
     view.shape[0] = 1;
     const int64_t first = slot * per_slot;
     const DType type = c.sdtype;
-#pragma omp parallel for if (per_slot > 16384)
+#pragma omp parallel for if (per_slot > kWorthThreads)
     for (int64_t r = 0; r < c.HV * rows; ++r) {
       const int64_t offset = memory_offset(view, r * columns);
       for (int64_t d = 0; d < columns; ++d) {
@@ -408,7 +410,7 @@ std::vector<double> draw_keys(const Case& c, bool normalised) {
   const int64_t rows = c.num_batches() * c.num_tokens() * c.H;
   std::vector<double> k(static_cast<size_t>(rows * c.K));
   const Random random(c.seed, "k"), base(c.seed, "k.base");
-#pragma omp parallel for if (rows > 64)
+#pragma omp parallel for if (rows * c.K > kWorthThreads)
   for (int64_t r = 0; r < rows; ++r) {
     double* row = k.data() + r * c.K;
     const int64_t h = r % c.H, t = r / c.H % c.num_tokens();
@@ -449,7 +451,7 @@ std::vector<double> draw_queries(const Case& c) {
   const int64_t rows = c.num_batches() * c.num_tokens() * c.H;
   std::vector<double> q(static_cast<size_t>(rows * c.K));
   const Random random(c.seed, "q");
-#pragma omp parallel for if (rows > 64)
+#pragma omp parallel for if (rows * c.K > kWorthThreads)
   for (int64_t i = 0; i < rows * c.K; ++i) {
     const int64_t t = i / c.K / c.H % c.num_tokens();
     q[static_cast<size_t>(i)] = c.keys == Keys::zero && t % 3 == 1 ? 0.0 : random.normal(i);

@@ -66,6 +66,8 @@ struct Problem {
     return list;
   }
 
+  // Worth more than one thread: about ten milliseconds.
+  bool is_large() const { return c.num_real_tokens() * c.HV * c.K * c.V > 1 << 22; }
   int64_t first_token(int64_t n) const { return c.packed ? c.sequence_begin(n) : n * c.length; }
   int64_t k_head(int64_t h) const { return h / (c.HV / c.H); }
   float scale() const {
@@ -354,7 +356,7 @@ Values plain_forward(const Instance& instance) {
   const Output o = make_output(instance, all, "o", 0.0);
   const StateOutputs out(instance, all);
   const int64_t work = p.c.num_sequences() * p.c.HV;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (p.is_large())
   for (int64_t i = 0; i < work; ++i) {
     const int64_t n = i / p.c.HV, h = i % p.c.HV;
     if (p.is_skipped(n)) continue;
@@ -379,7 +381,7 @@ Values plain_decode(const Instance& instance) {
   const Output o = make_output(instance, all, "o", 0.0);
   const StateOutputs out(instance, all);
   const int64_t K = c.K, V = c.V;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (p.is_large())
   for (int64_t i = 0; i < c.num_sequences() * c.HV; ++i) {
     const int64_t n = i / c.HV, h = i % c.HV;
     if (p.is_skipped(n)) continue;

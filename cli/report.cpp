@@ -121,4 +121,18 @@ cases::Case parse_argument(const std::string& line) {
   }
 }
 
+void check_impl_name(const std::string& impl) {
+  if (impl.empty()) return;
+  std::string known;
+  for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
+    for (const ImplementationInfo& info : implementations(static_cast<Op>(i))) {
+      if (info.name == impl) return;
+      if (known.find(info.name) == std::string::npos)
+        if (!known.empty()) known += ", ";
+      known += info.name;
+    }
+  }
+  throw UsageError("--impl: expected one of " + known + ", got '" + impl + "'");
+}
+
 }  // namespace deltic::cli

@@ -65,6 +65,8 @@ std::string fact(const char* key);  // one of them, "unknown" if there is none
 Json number_or_null(double x);      // JSON has no infinity
 std::string format(const char* format, double x);
 
+// Throws a UsageError if no operation has an implementation of that name; an empty name is fine.
+void check_impl_name(const std::string& impl);
 // A case for the command line, with a wrong line turned into a UsageError.
 cases::Case parse_argument(const std::string& line);
 

@@ -90,19 +90,6 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
   return chosen;
 }
 
-void check_impl_name(const std::string& impl) {
-  if (impl.empty()) return;
-  std::string known;
-  for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
-    for (const ImplementationInfo& info : implementations(static_cast<Op>(i))) {
-      if (info.name == impl) return;
-      if (known.find(info.name) == std::string::npos)
-        known += (known.empty() ? "" : ", ") + info.name;
-    }
-  }
-  throw UsageError("--impl: expected one of " + known + ", got '" + impl + "'");
-}
-
 // The results of one case, one per implementation.
 std::vector<std::pair<std::string, Result>> run_case(const Case& c, const VerifyOptions& options) {
   std::vector<std::pair<std::string, Result>> results;
@@ -171,7 +158,7 @@ int run_verify(const VerifyOptions& options) {
   {
     Progress progress("verify", chosen.size());
     for (const SourcedCase& s : chosen) {
-      progress.step(cases::brief(s.spec));
+      progress.step(cases::canonical(s.spec));
       for (const auto& [impl, result] : run_case(s.spec, options)) {
         total.add(result);
         if (by_impl.find(impl) == by_impl.end()) impl_order.push_back(impl);

@@ -13,6 +13,19 @@
 
 namespace deltic::test {
 
+// Sanitizer builds run the same tests on fewer inputs.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 size_t element_bytes(DType type);
 const char* dtype_name(DType type);
 // Rounds to nearest even; exact the other way.

@@ -1,3 +1,4 @@
+/* clang-format off */
 /* deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, Kimi Delta Attention). The C
  * interface.
  *
@@ -8,26 +9,27 @@
  *     S_t = S' + k_t u_t^T
  *     o_t = scale * S_t^T q_t            scale defaults to K^-1/2
  *
- * Letters: B batch, T tokens, N sequences, H query/key heads, HV value heads (a multiple of H;
- * value head h reads q/k head h / (HV/H)), K key width (at most 256), V value width (any).
+ * Letters: B batch, T tokens, N sequences, H query/key heads, HV value heads (a multiple of H; value
+ * head h reads q/k head h / (HV/H)), K key width (at most 256), V value width (any).
  *
  * Contract of every call
  *  - Threads: all functions are thread-safe; two calls may run at once if neither writes what the
  *    other touches (workspaces included). Nothing is kept between calls but the process-wide
- * defaults.
- *  - Memory: a run function allocates nothing but the text of an error and reads nothing it was not
- *    given. Scratch comes from the caller's workspace; its size comes from the workspace query,
- * which looks at shapes, dtypes and options only (data pointers may be null there).
+ *    defaults.
+ *  - Memory: a run function allocates nothing but the text of an error. Scratch comes from the
+ *    caller's workspace; its size comes from the workspace query, which looks at shapes, dtypes and
+ *    options only (data pointers may be null there).
  *  - Alignment: data pointers are aligned to their element, the workspace to 64 bytes.
  *  - Strides: in elements, any non-negative value for every dimension but the last, which is 1.
  *    Outputs need distinct elements. No input is ever copied as a whole.
- *  - Aliasing: an output may not overlap an input or another output, except a state updated in
- * place (final_state == initial_state with the same dtype and strides; slots of a pool).
+ *  - Aliasing: an output may not overlap an input or another output, except a state updated in place
+ *    (final_state == initial_state with the same dtype and strides; slots of a pool).
  *  - Errors: nothing is written when a call fails with DELTIC_INVALID_ARGUMENT or
  *    DELTIC_UNSUPPORTED. The text, `op: argument: expected X, got Y`, is in deltic_last_error().
- *  - Results: the same bits for any number of threads and in every run; a sequence's result does
- * not depend on what else is in the batch; later tokens never change a bit of an earlier output.
+ *  - Results: the same bits for any number of threads and in every run; a sequence's result does not
+ *    depend on what else is in the batch; later tokens never change a bit of an earlier output.
  */
+/* clang-format on */
 #ifndef DELTIC_DELTIC_H_
 #define DELTIC_DELTIC_H_
 
@@ -180,6 +182,7 @@ typedef struct deltic_tensors {
   deltic_tensor ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32 or bf16 */
 } deltic_tensors;
 
+/* clang-format off */
 /* Tensors of the building blocks. Every operation takes just the ones named with it; another one is
  * an error. G is the chunk-local cumulative sum of the log decay, [B,T,HV] or [B,T,HV,K], as
  * `cumsum` gives it; chunks are counted from the start of each sequence. W is the chunk length.
@@ -192,9 +195,11 @@ typedef struct deltic_tensors {
  *   inverse a [B,T,HV,W] -> out: (I + A)^-1 per chunk; only entries below the diagonal are read;
  *           unit diagonal, zeros above it and in columns past a partial chunk's length
  *   wy      k a [v g beta q] -> w = A (beta k exp(G)) [B,T,HV,K]; with v: u = A (beta v)
- * [B,T,HV,V]; kg = k exp(G_last - G), and with q: qg = q exp(G), [B,T,HV,K], where asked for. a is
- * the inverse, as `inverse` gives it. Inputs and outputs are fp32, bf16 or fp16, each its own;
- * arithmetic is fp32. Padding rows give 0. */
+ *           [B,T,HV,V]; where asked for kg = k exp(G_last - G) and, with q, qg = q exp(G), both
+ *           [B,T,HV,K]. a is the inverse, as `inverse` gives it.
+ *
+ * Inputs and outputs are fp32, bf16 or fp16, each its own; arithmetic is fp32. Padding rows give 0. */
+/* clang-format on */
 typedef struct deltic_block_tensors {
   uint64_t size; /* sizeof(deltic_block_tensors) */
   deltic_tensor q, k, v, x, g, beta, A_log, dt_bias, a, cu_seqlens, cu_seqlens_host;

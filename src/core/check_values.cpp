@@ -161,8 +161,8 @@ void check_finite(const Problem& p) {
           if (!*in.rows || h >= in.heads) continue;
           const int64_t row = in.rows->at(s.batch, s.begin + t, h);
           for (int64_t c = 0; c < in.width; ++c) {
-            // In a row of `a` only the entries below the diagonal are read.
-            if (in.rows == &p.a && p.op == DELTIC_INVERSE && c >= t % p.chunk) break;
+            // A row of `a` is read below the diagonal, by `wy` up to it.
+            if (in.rows == &p.a && c >= t % p.chunk + (p.op == DELTIC_WY ? 1 : 0)) break;
             const double x = load_f64(in.rows->data, in.rows->dtype, row + c);
             if (!std::isfinite(x)) {
               bad(p, in.name, ": expected finite values, got ", x, " at sequence ", n, ", token ",

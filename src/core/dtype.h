@@ -82,7 +82,7 @@ inline double load_f64(const void* data, DType type, int64_t i) {
 inline float load_f32(const void* data, DType type, int64_t i) {
   return static_cast<float>(load_f64(data, type, i));
 }
-// Rounds once, from the given precision.
+// Rounds to fp32, then to the narrower type.
 inline void store(void* data, DType type, int64_t i, double x) {
   switch (type) {
     case DType::f32:

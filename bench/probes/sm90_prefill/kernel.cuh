@@ -86,25 +86,24 @@ __device__ inline void merge_slabs(Smem& s, const Params& params, int len) {
     TRACE(c, 0);
     barrier_wait(&s.slabs_full[par], (c >> 1) & 1);
     TRACE(c, 1);
-#pragma unroll 1
-    for (int i = 0; i < 2; i++) merge_scores(s, stage, par, i ? p : 7 - p, ln);
+    merge_scores<true>(s, stage, par, 3 - p, ln);
+    merge_scores<false>(s, stage, par, p, ln);
     TRACE(c, 2);
     named_sync(kScoresDone, kMergeThreads);  // L blocks; nobody reads another slab's k S8 any more
     TRACE(c, 3);
     InverseRow high, low;
-    inverse_level8(s, par, 7 - p, ln, high);
-    inverse_level8(s, par, p, ln, low);
+    inverse_level8<true>(s, par, 3 - p, ln, high);
+    inverse_level8<false>(s, par, p, ln, low);
 #pragma unroll 1
     for (int i = 0; i < 2; i++) finish_operands(s, stage, par, i ? p : 7 - p, ln);
     TRACE(c, 4);
     named_sync(kLevel8Done, kMergeThreads);  // t_block; nobody reads the scratch any more
-    inverse_level16(s, 7 - p, ln, high);
-    inverse_level16(s, p, ln, low);
+    inverse_level16<true>(s, 3 - p, ln, high);
+    inverse_level16<false>(s, p, ln, low);
     TRACE(c, 5);
     named_sync(kLevel16Done, kMergeThreads);
-    store_inverse(s, par, p, ln, low);
-    inverse_level32(s, 7 - p, ln, high);
-    store_inverse(s, par, 7 - p, ln, high);
+    store_inverse<false>(s, par, p, ln, low);
+    store_inverse<true>(s, par, 3 - p, ln, high);
     fence_async_proxy();
     __syncwarp();
     if (ln.id == 0) barrier_arrive(&s.ops_full[stage]);

@@ -1,6 +1,7 @@
 // Second preparing stage (warpgroup 1): scores between slabs, operands of the chain, the inverse of the chunk.
 //
-// Warp p owns slabs p and 7 - p: seven 8 x 8 score blocks each, whatever p.
+// Warp p owns slabs p and 7 - p: seven 8 x 8 score blocks together, whatever p. kHigh: the slab in the second half of the
+// chunk; i is its place in its half.
 #pragma once
 #include "slab.cuh"
 
@@ -15,7 +16,10 @@ __device__ inline int t_index(int w, int j) {
 }
 
 // Levels 8, 16, 32 of the rows of slab w: L to fp32 blocks with its row and column scales, Aqk to its tile.
-__device__ inline void merge_scores(Smem& s, int stage, int par, int w, const Lane& ln) {
+template <bool kHigh>
+__device__ inline void merge_scores(Smem& s, int stage, int par, int i, const Lane& ln) {
+  constexpr int base = kHigh ? 4 : 0;
+  const int w = base + i;
   float acc8[4] = {}, acc16[2][4] = {}, acc32[4][4] = {};
   const Scratch& tab = *reinterpret_cast<const Scratch*>(s.t[par]);
 #pragma unroll 1
@@ -38,14 +42,13 @@ __device__ inline void merge_scores(Smem& s, int stage, int par, int w, const La
     if (w & 2) {
       uint4 kl = k, ql = q;
       if (w & 1) {
-        uint4 f = table(tab.level16[w & 4 ? 3 : 1]);
+        uint4 f = table(tab.level16[kHigh ? 3 : 1]);
         kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
       }
-      const int base = w & 4;
       mma2(acc16[0], kl, ql, mul_bf16x8(column(base), table(tab.level16[base >> 1])));
       mma2(acc16[1], kl, ql, column(base + 1));
     }
-    if (w & 4) {
+    if constexpr (kHigh) {
       uint4 kl = k, ql = q;
       if (w & 3) {
         uint4 f = table(tab.level32[w - 2]);
@@ -66,10 +69,10 @@ __device__ inline void merge_scores(Smem& s, int stage, int par, int w, const La
   };
   if (w & 1) emit(w - 1, acc8);
   if (w & 2) {
-    emit(w & 4, acc16[0]);
-    emit((w & 4) + 1, acc16[1]);
+    emit(base, acc16[0]);
+    emit(base + 1, acc16[1]);
   }
-  if (w & 4) {
+  if constexpr (kHigh) {
 #pragma unroll
     for (int j = 0; j < 4; j++) emit(j, acc32[j]);
   }
@@ -96,11 +99,13 @@ __device__ inline void finish_operands(Smem& s, int stage, int par, int w, const
 
 // Blocks of slab w's rows of the inverse, in its half of the chunk and (slabs 4..7) in the first half.
 struct InverseRow {
-  float own[4][2], low[4][2];
+  float own[4][2];
 };
 
 // Level 8: T[w][w-1] = -(T[w][w] L[w][w-1]) T[w-1][w-1]; and the diagonal block where the others look for it.
-__device__ inline void inverse_level8(Smem& s, int par, int w, const Lane& ln, InverseRow& r) {
+template <bool kHigh>
+__device__ inline void inverse_level8(Smem& s, int par, int i, const Lane& ln, InverseRow& r) {
+  const int w = (kHigh ? 4 : 0) + i;
   const Scratch& scratch = *reinterpret_cast<const Scratch*>(s.t[par]);
   const float* block = scratch.inverse[w] + block_index(ln);
   float x[2] = {block[0], block[2]}, z[2] = {};
@@ -112,23 +117,21 @@ __device__ inline void inverse_level8(Smem& s, int par, int w, const Lane& ln, I
     if (w <= 5) store_block(s.t_block[t_index(w, w - 1)], ln, -z[0], -z[1]);
   }
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
+  for (int n = 0; n < 4; n++) {
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      r.own[i][j] = (w & 3) == i ? x[j] : (w & 3) == i + 1 ? -z[j] : 0.f;
-      r.low[i][j] = 0.f;
-    }
+    for (int j = 0; j < 2; j++) r.own[n][j] = i == n ? x[j] : i == n + 1 ? -z[j] : 0.f;
   }
 }
 // Level 16: rows of slabs 2, 3 (6, 7) of a half against columns of its slabs 0, 1 (4, 5).
-__device__ inline void inverse_level16(Smem& s, int w, const Lane& ln, InverseRow& r) {
-  if (!(w & 2)) return;
-  const int base = w & 4;
+template <bool kHigh>
+__device__ inline void inverse_level16(Smem& s, int i, const Lane& ln, InverseRow& r) {
+  if (!(i & 2)) return;
+  constexpr int base = kHigh ? 4 : 0;
   float y[2][2] = {}, z[2][2] = {};
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     mma_tf32_8x8(y[j], r.own[2], load_block(s.l_block[l_index(base + 2, base + j)], ln));
-    if (w & 1) mma_tf32_8x8(y[j], r.own[3], load_block(s.l_block[l_index(base + 3, base + j)], ln));
+    if (i & 1) mma_tf32_8x8(y[j], r.own[3], load_block(s.l_block[l_index(base + 3, base + j)], ln));
   }
   mma_tf32_8x8(z[1], y[1], load_block(s.t_block[t_index(base + 1, base + 1)], ln));
   mma_tf32_8x8(z[0], y[0], load_block(s.t_block[t_index(base, base)], ln));
@@ -136,40 +139,45 @@ __device__ inline void inverse_level16(Smem& s, int w, const Lane& ln, InverseRo
 #pragma unroll
   for (int j = 0; j < 2; j++) {
     r.own[j][0] = -z[j][0], r.own[j][1] = -z[j][1];
-    if (w < 4) store_block(s.t_block[t_index(w, j)], ln, -z[j][0], -z[j][1]);
+    if constexpr (!kHigh) store_block(s.t_block[t_index(i, j)], ln, -z[j][0], -z[j][1]);
   }
 }
-// Level 32: slabs 4..7 against columns 0..31.
-__device__ inline void inverse_level32(Smem& s, int w, const Lane& ln, InverseRow& r) {
-  float y[4][2] = {};
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    if (i <= (w & 3)) {
-#pragma unroll
-      for (int j = 0; j < 4; j++)
-        mma_tf32_8x8(y[j], r.own[i], load_block(s.l_block[l_index(4 + i, j)], ln));
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < 4; n++) {
-    float z[2] = {};
-#pragma unroll
-    for (int j = n; j < 4; j++) mma_tf32_8x8(z, y[j], load_block(s.t_block[t_index(j, n)], ln));
-    r.low[n][0] = -z[0], r.low[n][1] = -z[1];
-  }
+__device__ inline void store_pair(Smem& s, int par, int row, int j, float rk, const float (&t)[2],
+                                  const Lane& ln) {
+  float2 c = *reinterpret_cast<const float2*>(&s.beta_k[par][8 * j + 2 * ln.x]);
+  *reinterpret_cast<uint32_t*>(s.t[par] + swizzled(row, j) + 4 * ln.x) =
+      pack_bf16(t[0] * rk * c.x, t[1] * rk * c.y);
 }
-// The slab's rows of diag(1/|k|) T diag(beta/|k|), zeros above the diagonal blocks (scratch was there).
-__device__ inline void store_inverse(Smem& s, int par, int w, const Lane& ln, const InverseRow& r) {
-  const int row = 8 * w + ln.row;
+// Rows of slab w of diag(1/|k|) T diag(beta/|k|); zeros to the right, where scratch was. Slabs 4..7: level 32 first,
+// T[w][n] = -sum_j (sum_i T[w][i] L[i][j]) T[j][n] for the columns of the first half.
+template <bool kHigh>
+__device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, const InverseRow& r) {
+  const int row = 8 * ((kHigh ? 4 : 0) + i) + ln.row;
   const float rk = s.k_scale[par][row];
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
-    const bool high = w & 4;
-    float a = j < 4 ? (high ? r.low[j & 3][0] : r.own[j & 3][0]) : (high ? r.own[j & 3][0] : 0.f);
-    float b = j < 4 ? (high ? r.low[j & 3][1] : r.own[j & 3][1]) : (high ? r.own[j & 3][1] : 0.f);
-    float2 c = *reinterpret_cast<const float2*>(&s.beta_k[par][8 * j + 2 * ln.x]);
-    *reinterpret_cast<uint32_t*>(s.t[par] + swizzled(row, j) + 4 * ln.x) =
-        j <= w ? pack_bf16(a * rk * c.x, b * rk * c.y) : 0u;
+  for (int j = 0; j < 4; j++) {
+    store_pair(s, par, row, (kHigh ? 4 : 0) + j, rk, r.own[j], ln);  // own[j] = 0 for j > i
+    if constexpr (!kHigh)
+      *reinterpret_cast<uint32_t*>(s.t[par] + swizzled(row, 4 + j) + 4 * ln.x) = 0u;
+  }
+  if constexpr (kHigh) {
+    float y[4][2] = {};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      if (n <= i) {
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+          mma_tf32_8x8(y[j], r.own[n], load_block(s.l_block[l_index(4 + n, j)], ln));
+      }
+    }
+    const float minus_rk = -rk;
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      float z[2] = {};
+#pragma unroll
+      for (int j = n; j < 4; j++) mma_tf32_8x8(z, y[j], load_block(s.t_block[t_index(j, n)], ln));
+      store_pair(s, par, row, n, minus_rk, z, ln);
+    }
   }
 }
 

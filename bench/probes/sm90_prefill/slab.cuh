@@ -213,7 +213,8 @@ __device__ inline void finish_slab(Smem& s, int par, int w, const SlabScores& sc
     const bool below = ln.row > col;
     float lk = d & 4 ? sc.lv4[j] : d & 2 ? sc.lv2[j] : sc.lv1[j];
     float lq = d & 4 ? sc.lv4[2 + j] : d & 2 ? sc.lv2[2 + j] : sc.lv1[2 + j];
-    l[j] = below ? lk * beta * rk * __shfl_sync(~0u, rk, 4 * col) : 0.f;
+    const float rk_col = __shfl_sync(~0u, rk, 4 * col);
+    l[j] = below ? lk * beta * rk * rk_col : 0.f;
     aqk[j] = below ? lq : d == 0 ? sc.plain[2 + j] : 0.f;
   }
   *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(8 * w + ln.row, w) + 4 * ln.x) =

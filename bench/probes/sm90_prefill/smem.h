@@ -15,7 +15,7 @@ constexpr int kSlabs = 8;                // groups of 8 tokens
 // Warpgroups: 0 works inside slabs, 1 between slabs, 2 and 3 carry the state.
 constexpr int kSlabThreads = 128, kMergeThreads = 128, kCarryThreads = 256;
 constexpr int kFirstCarry = kSlabThreads + kMergeThreads, kThreads = kFirstCarry + kCarryThreads;
-constexpr int kSlabRegs = 112, kMergeRegs = 80, kCarryRegs = 160;
+constexpr int kSlabRegs = 104, kMergeRegs = 88, kCarryRegs = 160;
 static_assert(kSlabRegs + kMergeRegs + 2 * kCarryRegs == 512, "128 threads each, 65536 registers");
 
 #ifdef DELTIC_TRACE

@@ -1,0 +1,445 @@
+// The checks themselves: one object per call, which knows its operation's name and its problem.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+#include <string>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace deltic {
+
+inline constexpr int64_t kMaxExtent = int64_t{1}
+                                      << 60;  // elements a view may span: byte offsets stay 64 bit
+
+inline std::string shape_text(const int64_t* shape, int32_t rank) {
+  std::string s = "[";
+  for (int32_t i = 0; i < rank; ++i) s += (i ? ", " : "") + std::to_string(shape[i]);
+  return s + "]";
+}
+inline std::string shape_text(const deltic_tensor& t) { return shape_text(t.shape, t.rank); }
+
+inline const char* device_name(int32_t type) { return type == DELTIC_CPU ? "cpu" : "cuda"; }
+
+inline bool is_empty(const deltic_tensor& t) {
+  for (int32_t i = 0; i < t.rank; ++i) {
+    if (t.shape[i] == 0) return true;
+  }
+  return false;
+}
+
+// Copies a versioned struct of the caller's size over a zeroed one of ours.
+template <class Struct>
+Struct read_struct(const char* op, const char* what, const Struct* given) {
+  Struct s{};
+  if (given == nullptr) return s;
+  const uint64_t size = given->size;
+  if (size < sizeof(Struct) || size > sizeof(Struct) + 4096) {
+    fail(DELTIC_INVALID_ARGUMENT, op, ": ", what, ".size: expected ", sizeof(Struct), ", got ",
+         size, " (set it with deltic_", what, "_init)");
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (uint64_t i = sizeof(Struct); i < size; ++i) {
+    if (bytes[i] != 0) {
+      fail(DELTIC_INVALID_ARGUMENT, op, ": ", what, ".size: expected ", sizeof(Struct), ", got ",
+           size, " with fields this library does not know");
+    }
+  }
+  std::memcpy(&s, given, sizeof(Struct));
+  return s;
+}
+
+class Checker {
+ public:
+  Checker(deltic_op op, const CheckContext& context) : context_(context) {
+    p_.op = op;
+    op_ = name_of(op);
+  }
+
+  template <class... Parts>
+  [[noreturn]] void bad(const char* argument, const Parts&... parts) const {
+    fail(DELTIC_INVALID_ARGUMENT, op_, ": ", argument, ": ", parts...);
+  }
+
+  void options(const deltic_options& o) {
+    const bool block = p_.op > DELTIC_DECODE;
+    one_of("gate_form", o.gate_form, DELTIC_GATE_BOUNDED,
+           "log_decay (0), softplus (1) or bounded (2)");
+    one_of("beta_form", o.beta_form, DELTIC_BETA_2SIGMOID,
+           "value (0), sigmoid (1) or 2sigmoid (2)");
+    one_of("state_layout", o.state_layout, DELTIC_STATE_VK, "kv (0) or vk (1)");
+    one_of("split", o.split, DELTIC_SPLIT_SEGMENTS,
+           "auto (0), off (1), by_length (2) or a segment length (3)");
+    one_of("qk_l2norm", o.qk_l2norm, 1, "0 or 1");
+    one_of("reverse", o.reverse, 1, "0 or 1");
+    one_of("has_scale", o.has_scale, 1, "0 or 1");
+    one_of("has_lower_bound", o.has_lower_bound, 1, "0 or 1");
+    one_of("checked", o.checked, 2, "0 (default), 1 (on) or 2 (off)");
+    if (o.chunk != 0 && o.chunk != 16 && o.chunk != 32 && o.chunk != 64) {
+      bad("chunk", "expected 16, 32 or 64, got ", o.chunk);
+    }
+    if (o.num_threads < 0 || o.num_threads > 4096) {
+      bad("num_threads", "expected 0 (default) to 4096, got ", o.num_threads);
+    }
+    if (o.has_scale && !std::isfinite(o.scale))
+      bad("scale", "expected a finite number, got ", o.scale);
+    if (o.gate_form == DELTIC_GATE_BOUNDED) {
+      if (!o.has_lower_bound)
+        bad("lower_bound", "expected a finite number below 0 with the gate form bounded, got none");
+      if (!std::isfinite(o.lower_bound) || !(o.lower_bound < 0)) {
+        bad("lower_bound", "expected a finite number below 0, got ", o.lower_bound);
+      }
+    } else if (o.has_lower_bound) {
+      bad("lower_bound", "expected none without the gate form bounded, got ", o.lower_bound);
+    }
+    if (o.split == DELTIC_SPLIT_SEGMENTS && o.segment_length <= 0) {
+      bad("segment_length", "expected a number of tokens above 0, got ", o.segment_length);
+    }
+    if (o.split != DELTIC_SPLIT_SEGMENTS && o.segment_length != 0) {
+      bad("segment_length", "expected 0 without split into segments, got ", o.segment_length);
+    }
+    if (o.reverse && p_.op != DELTIC_CUMSUM)
+      bad("reverse", "expected 0 (cumsum alone has a direction), got 1");
+    if (block) {
+      const bool takes_gate = p_.op == DELTIC_CUMSUM || p_.op == DELTIC_GATE;
+      const bool takes_scale = p_.op == DELTIC_CUMSUM || p_.op == DELTIC_SCORES;
+      if (o.gate_form != DELTIC_GATE_LOG_DECAY && !takes_gate) {
+        bad("gate_form", "expected log_decay (g is the cumulative sum here), got ", o.gate_form);
+      }
+      if (o.beta_form != DELTIC_BETA_VALUE) bad("beta_form", "expected value, got ", o.beta_form);
+      if (o.qk_l2norm) bad("qk_l2norm", "expected 0 (l2norm is an operation of its own), got 1");
+      if (o.has_scale && !takes_scale) bad("scale", "expected none, got ", o.scale);
+      if (o.state_layout != DELTIC_STATE_KV)
+        bad("state_layout", "expected kv (no state here), got vk");
+      if (o.split > DELTIC_SPLIT_OFF) bad("split", "expected auto or off, got ", o.split);
+    }
+    p_.gate_form = static_cast<deltic_gate_form>(o.gate_form);
+    p_.beta_form = static_cast<deltic_beta_form>(o.beta_form);
+    p_.v_first = o.state_layout == DELTIC_STATE_VK;
+    p_.split = static_cast<deltic_split>(o.split);
+    p_.chunk = o.chunk == 0 ? 64 : o.chunk;
+    p_.l2norm = o.qk_l2norm != 0;
+    p_.reverse = o.reverse != 0;
+    p_.lower_bound = o.has_lower_bound ? o.lower_bound : 0.0f;
+    p_.threads = o.num_threads > 0 ? o.num_threads : context_.threads;
+    p_.checked = o.checked == 0 ? context_.checked : o.checked == 1;
+    has_scale_ = o.has_scale != 0;
+    if (has_scale_) p_.scale = o.scale;
+  }
+
+  // A present tensor that is sound by itself, on the call's device.
+  void sound(const deltic_tensor& t, const char* name, bool is_output, bool any_device = false) {
+    if (t.rank < 0 || t.rank > DELTIC_MAX_RANK) {
+      bad(name, "expected a rank of 0 to ", DELTIC_MAX_RANK, ", got ", t.rank);
+    }
+    if (!is_valid(static_cast<DType>(t.dtype))) bad(name, "expected a known dtype, got ", t.dtype);
+    if (t.device_type != DELTIC_CPU && t.device_type != DELTIC_CUDA) {
+      bad(name, "expected device cpu (0) or cuda (1), got ", t.device_type);
+    }
+    if (!any_device) {
+      if (!has_device_) {
+        has_device_ = true;
+        p_.device = static_cast<deltic_device_type>(t.device_type);
+        p_.device_index = t.device_index;
+        device_of_ = name;
+      } else if (t.device_type != p_.device || t.device_index != p_.device_index) {
+        bad(name, "expected device ", device_name(p_.device), ":", p_.device_index, " as ",
+            device_of_, ", got ", device_name(t.device_type), ":", t.device_index);
+      }
+    }
+    int64_t extent = 1, numel = 1, step = 0;
+    for (int32_t i = 0; i < t.rank; ++i) {
+      if (t.shape[i] < 0) bad(name, "expected sizes of at least 0, got shape ", shape_text(t));
+      if (t.strides[i] < 0) {
+        bad(name, "expected strides of at least 0, got ", shape_text(t.strides, t.rank));
+      }
+      if (__builtin_mul_overflow(numel, t.shape[i], &numel) || numel > kMaxExtent) {
+        bad(name, "expected fewer than 2^60 elements, got shape ", shape_text(t));
+      }
+      if (t.shape[i] > 0 && (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &step) ||
+                             step > kMaxExtent || (extent += step) > kMaxExtent)) {
+        bad(name, "expected a span of fewer than 2^60 elements, got strides ",
+            shape_text(t.strides, t.rank));
+      }
+    }
+    const int32_t last = t.rank - 1;
+    if (t.shape[last] > 1 && t.strides[last] != 1) {
+      bad(name, "expected stride 1 in the last dimension, got ", t.strides[last]);
+    }
+    if (numel == 0 || context_.query) return;
+    if (t.data == nullptr) bad(name, "expected data, got a null pointer");
+    const auto element = static_cast<uintptr_t>(size_of(static_cast<DType>(t.dtype)));
+    if (reinterpret_cast<uintptr_t>(t.data) % element != 0) {
+      bad(name, "expected data aligned to ", element, " bytes, got a misaligned pointer");
+    }
+    if (is_output) {
+      // Elements must be distinct: each dimension steps over all that the finer-stepping ones span.
+      int32_t order[DELTIC_MAX_RANK];
+      int32_t n = 0;
+      for (int32_t d = 0; d < t.rank; ++d) {
+        if (t.shape[d] <= 1) continue;
+        int32_t at = n++;  // insertion by stride
+        for (; at > 0 && t.strides[order[at - 1]] > t.strides[d]; --at) order[at] = order[at - 1];
+        order[at] = d;
+      }
+      int64_t span = 1;
+      for (int32_t i = 0; i < n; ++i) {
+        if (t.strides[order[i]] < span) {
+          bad(name, "expected strides that give every element a place of its own, got ",
+              shape_text(t.strides, t.rank), " for shape ", shape_text(t));
+        }
+        span += (t.shape[order[i]] - 1) * t.strides[order[i]];
+      }
+    }
+  }
+
+  bool given(const deltic_tensor& t, const char* name, bool is_output = false) {
+    if (t.rank == 0) return false;
+    sound(t, name, is_output);
+    return true;
+  }
+  void required(const deltic_tensor& t, const char* name, bool is_output = false) {
+    if (!given(t, name, is_output)) bad(name, "expected a tensor, got none");
+  }
+
+  void shape(const deltic_tensor& t, const char* name, std::initializer_list<int64_t> want) const {
+    const bool same = t.rank == static_cast<int32_t>(want.size()) &&
+                      std::equal(want.begin(), want.end(), t.shape);
+    if (!same) {
+      bad(name, "expected shape ", shape_text(want.begin(), static_cast<int32_t>(want.size())),
+          ", got ", shape_text(t));
+    }
+  }
+  void rank4(const deltic_tensor& t, const char* name, const char* letters) const {
+    if (t.rank != 4) bad(name, "expected shape ", letters, ", got ", shape_text(t));
+  }
+
+  void float_dtype(const deltic_tensor& t, const char* name) const {
+    const DType d = static_cast<DType>(t.dtype);
+    if (!is_float(d)) bad(name, "expected fp32, bf16 or fp16, got ", name_of(d));
+    if (d == DType::f64 && !context_.allow_f64) {
+      bad(name,
+          "expected fp32, bf16 or fp16, got fp64 (taken by the implementation reference alone)");
+    }
+  }
+  void same_dtype(const deltic_tensor& t, const char* name, const deltic_tensor& as,
+                  const char* as_name) const {
+    if (t.dtype != as.dtype) {
+      bad(name, "expected ", name_of(static_cast<DType>(as.dtype)), " as ", as_name, ", got ",
+          name_of(static_cast<DType>(t.dtype)));
+    }
+  }
+  void state_dtype(const deltic_tensor& t, const char* name) const {
+    const DType d = static_cast<DType>(t.dtype);
+    const bool ok = d == DType::f32 || d == DType::bf16 || (d == DType::f64 && context_.allow_f64);
+    if (!ok) bad(name, "expected fp32 or bf16, got ", name_of(d));
+  }
+
+  static Rows rows(const deltic_tensor& t) {
+    if (t.rank == 0) return {};
+    return {t.data, static_cast<DType>(t.dtype), true, t.strides[0], t.strides[1], t.strides[2]};
+  }
+
+  Param param(const deltic_tensor& t, const char* name, int64_t elements, const char* letters) {
+    if (!given(t, name)) return {};
+    float_dtype(t, name);
+    int64_t n = 1;
+    for (int32_t i = 0; i < t.rank; ++i) n *= t.shape[i];
+    if (n != elements)
+      bad(name, "expected ", letters, " = ", elements, " elements, got shape ", shape_text(t));
+    Param q;
+    q.data = t.data;
+    q.dtype = static_cast<DType>(t.dtype);
+    q.present = true;
+    q.rank = t.rank;
+    std::copy(t.shape, t.shape + t.rank, q.shape);
+    std::copy(t.strides, t.strides + t.rank, q.strides);
+    int64_t packed_stride = 1;
+    q.contiguous = true;
+    for (int32_t i = t.rank - 1; i >= 0; --i) {
+      q.contiguous = q.contiguous && (t.shape[i] == 1 || t.strides[i] == packed_stride);
+      packed_stride *= t.shape[i];
+    }
+    return q;
+  }
+
+  Indices indices(const deltic_tensor& t, const char* name, bool may_be_2d = false) {
+    if (!given(t, name)) return {};
+    const DType d = static_cast<DType>(t.dtype);
+    if (!is_index(d)) bad(name, "expected int32 or int64, got ", name_of(d));
+    if (t.rank != 1 && !(may_be_2d && t.rank == 2)) {
+      bad(name, "expected ", may_be_2d ? "one or two dimensions" : "one dimension", ", got shape ",
+          shape_text(t));
+    }
+    Indices x;
+    x.data = t.data;
+    x.present = true;
+    x.is64 = d == DType::i64;
+    x.n0 = t.shape[0];
+    x.s0 = t.strides[0];
+    if (t.rank == 2) {
+      if (t.shape[1] == 0) bad(name, "expected at least one column, got shape ", shape_text(t));
+      x.n1 = t.shape[1];
+      x.s1 = t.strides[1];
+    }
+    return x;
+  }
+
+  States states(const deltic_tensor& t, const char* name, int64_t slots, bool is_output) {
+    if (!given(t, name, is_output)) return {};
+    state_dtype(t, name);
+    const int64_t rows_n = p_.v_first ? p_.V : p_.K, cols_n = p_.v_first ? p_.K : p_.V;
+    if (slots < 0) slots = t.rank > 0 ? t.shape[0] : 0;
+    shape(t, name, {slots, p_.HV, rows_n, cols_n});
+    States s;
+    s.data = t.data;
+    s.dtype = static_cast<DType>(t.dtype);
+    s.present = true;
+    s.slots = slots;
+    s.s_slot = t.strides[0];
+    s.s_head = t.strides[1];
+    s.s_k = p_.v_first ? 1 : t.strides[2];
+    s.s_v = p_.v_first ? t.strides[2] : 1;
+    return s;
+  }
+
+  void sequences(const deltic_tensor& cu, const deltic_tensor& cu_host) {
+    p_.cu = indices(cu, "cu_seqlens");
+    p_.packed = p_.cu.present;
+    p_.N = p_.B;
+    if (p_.packed) {
+      if (p_.B != 1) bad("cu_seqlens", "expected a batch of 1 with packed sequences, got ", p_.B);
+      if (p_.cu.n0 < 1) bad("cu_seqlens", "expected at least one offset, got none");
+      p_.N = p_.cu.n0 - 1;
+    }
+    if (cu_host.rank != 0) {
+      sound(cu_host, "cu_seqlens_host", false, true);
+      if (!p_.packed) bad("cu_seqlens_host", "expected none without cu_seqlens, got a tensor");
+      if (cu_host.device_type != DELTIC_CPU)
+        bad("cu_seqlens_host", "expected device cpu, got cuda");
+      const DType d = static_cast<DType>(cu_host.dtype);
+      if (!is_index(d)) bad("cu_seqlens_host", "expected int32 or int64, got ", name_of(d));
+      shape(cu_host, "cu_seqlens_host", {p_.N + 1});
+      if (p_.device == DELTIC_CPU && !context_.query) {
+        const Indices host{cu_host.data, true, d == DType::i64, p_.N + 1, 0, cu_host.strides[0], 0};
+        for (int64_t i = 0; i <= p_.N; ++i) {
+          if (host(i) != p_.cu(i)) {
+            bad("cu_seqlens_host", "expected the values of cu_seqlens, got ", host(i), " for ",
+                p_.cu(i), " at ", i);
+          }
+        }
+      }
+    }
+  }
+
+  // g with its form and parameters: kind from the rank.
+  void gates(const deltic_tensor& g, const deltic_tensor& a_log, const deltic_tensor& dt_bias,
+             int64_t channels) {
+    if (given(g, "g")) {
+      float_dtype(g, "g");
+      if (g.rank != 3 && g.rank != 4)
+        bad("g", "expected shape [B,T,HV] or [B,T,HV,K], got ", shape_text(g));
+      p_.gate = g.rank == 3 ? Gate::head : Gate::channel;
+      if (g.rank == 3) shape(g, "g", {p_.B, p_.T, p_.HV});
+      if (g.rank == 4) shape(g, "g", {p_.B, p_.T, p_.HV, channels});
+      p_.g = rows(g);
+    } else if (p_.gate_form != DELTIC_GATE_LOG_DECAY) {
+      bad("g", "expected a tensor with the gate form ",
+          p_.gate_form == DELTIC_GATE_SOFTPLUS ? "softplus" : "bounded", ", got none");
+    }
+    if (p_.gate_form == DELTIC_GATE_LOG_DECAY) {
+      if (a_log.rank != 0) bad("A_log", "expected none with the gate form log_decay, got a tensor");
+      if (dt_bias.rank != 0)
+        bad("dt_bias", "expected none with the gate form log_decay, got a tensor");
+      return;
+    }
+    p_.A_log = param(a_log, "A_log", p_.HV, "HV");
+    if (p_.gate_form == DELTIC_GATE_SOFTPLUS && !p_.A_log) {
+      bad("A_log", "expected a tensor with the gate form softplus, got none");
+    }
+    const bool per_channel = p_.gate == Gate::channel;
+    p_.dt_bias = param(dt_bias, "dt_bias", per_channel ? p_.HV * channels : p_.HV,
+                       per_channel ? "HV*K" : "HV");
+  }
+
+  // Two views that share a byte. Interleaved rows of one buffer (equal token strides) are told
+  // apart.
+  static bool overlap(const deltic_tensor& a, const deltic_tensor& b) {
+    if (a.rank == 0 || b.rank == 0 || is_empty(a) || is_empty(b)) return false;
+    if (a.data == nullptr || b.data == nullptr) return false;
+    const auto bytes = [](const deltic_tensor& t, int32_t from) {
+      const int64_t element = size_of(static_cast<DType>(t.dtype));
+      int64_t extent = element;
+      for (int32_t i = from; i < t.rank; ++i) extent += (t.shape[i] - 1) * t.strides[i] * element;
+      return extent;
+    };
+    const auto pa = reinterpret_cast<intptr_t>(a.data), pb = reinterpret_cast<intptr_t>(b.data);
+    if (pa + bytes(a, 0) <= pb || pb + bytes(b, 0) <= pa) return false;
+    if (a.rank < 3 || b.rank < 3) return true;
+    const int64_t ea = size_of(static_cast<DType>(a.dtype)),
+                  eb = size_of(static_cast<DType>(b.dtype));
+    for (int32_t inner = 2; inner <= 3; ++inner) {
+      // Rows of one period: equal steps of every outer dimension that has more than one element.
+      if (a.rank <= inner - 1 || b.rank <= inner - 1) continue;
+      const int64_t period = a.strides[inner - 1] * ea;
+      bool same = period > 0 && period == b.strides[inner - 1] * eb;
+      for (int32_t i = 0; i < inner - 1 && same; ++i) {
+        const int64_t sa = a.shape[i] > 1 ? a.strides[i] * ea : 0;
+        const int64_t sb = b.shape[i] > 1 ? b.strides[i] * eb : 0;
+        same = sa % period == 0 && sb % period == 0;
+      }
+      if (!same) continue;
+      const int64_t offset = ((pb - pa) % period + period) % period;
+      const int64_t wa = bytes(a, inner), wb = bytes(b, inner);
+      if (wa <= period && wb <= period && offset >= wa && offset + wb <= period) return false;
+    }
+    return true;
+  }
+
+  struct Named {
+    const deltic_tensor* tensor;
+    const char* name;
+  };
+  // Outputs first, each against the ones before it; then every input against all outputs.
+  void output(const deltic_tensor& t, const char* name) {
+    alone(t, name, true, nullptr);
+    outputs_[num_outputs_++] = {&t, name};
+  }
+  // `same_as`: the output that may be this very tensor (a state updated in place).
+  void input(const deltic_tensor& t, const char* name, const char* same_as = nullptr) const {
+    alone(t, name, false, same_as);
+  }
+  void alone(const deltic_tensor& t, const char* name, bool is_output, const char* same_as) const {
+    if (context_.query) return;
+    for (int i = 0; i < num_outputs_; ++i) {
+      const Named& out = outputs_[i];
+      if (same_as != nullptr && std::strcmp(out.name, same_as) == 0) continue;
+      if (overlap(*out.tensor, t)) {
+        bad(is_output ? name : out.name, "expected memory of its own, got an overlap with ",
+            is_output ? out.name : name);
+      }
+    }
+  }
+  void absent(const deltic_tensor& t, const char* name, const char* where) const {
+    if (t.rank != 0) bad(name, "expected none ", where, ", got a tensor");
+  }
+
+  void one_of(const char* name, int32_t value, int32_t last, const char* what) const {
+    if (value < 0 || value > last) bad(name, "expected ", what, ", got ", value);
+  }
+
+  Problem p_;
+  const char* op_ = "";
+  bool has_scale_ = false;
+
+ private:
+  const CheckContext& context_;
+  bool has_device_ = false;
+  const char* device_of_ = "";
+  Named outputs_[16] = {};
+  int num_outputs_ = 0;
+};
+
+}  // namespace deltic
