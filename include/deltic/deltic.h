@@ -83,7 +83,8 @@ typedef enum deltic_op {
   DELTIC_SCORES = 6,  /* scale * q k^T, lower, gated */
   DELTIC_INVERSE = 7, /* (I + A)^-1 */
   DELTIC_WY = 8,      /* w, u, k exp(G_last - G), q exp(G) */
-  DELTIC_NUM_OPS = 9
+  DELTIC_BACKWARD = 9, /* the gradients of forward */
+  DELTIC_NUM_OPS = 10
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -111,6 +112,14 @@ typedef enum deltic_split {
   DELTIC_SPLIT_BY_LENGTH = 2,
   DELTIC_SPLIT_SEGMENTS = 3 /* segment_length tokens each */
 } deltic_split;
+
+/* What forward keeps for backward. Both give the same bits. */
+typedef enum deltic_save {
+  DELTIC_SAVE_NONE = 0,     /* inference */
+  DELTIC_SAVE_STATES = 1,   /* of the order of sqrt(chunks) states per sequence and head; the rest
+                               is computed again */
+  DELTIC_SAVE_ALL = 2       /* the state before every chunk, v_new and the inverse: less work later */
+} deltic_save;
 
 #define DELTIC_MAX_RANK 6
 
@@ -146,6 +155,12 @@ typedef struct deltic_options {
   const char* impl; /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
 } deltic_options;
 
+/* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0. */
+typedef struct deltic_buffer {
+  void* data;
+  uint64_t bytes;
+} deltic_buffer;
+
 /* Tensors of forward and decode. Zero-initialise, set `size`; rank 0 means absent.
  * A gate of shape [B,T,HV] is one decay per head (Gated DeltaNet), of shape [B,T,HV,K] one per key
  * channel (Kimi Delta Attention); without g there is no gate (DeltaNet). */
@@ -180,7 +195,27 @@ typedef struct deltic_tensors {
   deltic_tensor ckpt_tokens; /* [M] */
   deltic_tensor ckpt_slots;  /* [M] */
   deltic_tensor ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32 or bf16 */
+  /* out, with options.save: what backward needs, deltic_forward_saved bytes. */
+  deltic_buffer saved;
 } deltic_tensors;
+
+/* Tensors of backward: those of the forward call, what came back, and the gradients asked for.
+ * States are differentiable as initial_state and final_state; pools and checkpoints are not. */
+typedef struct deltic_backward_tensors {
+  uint64_t size;                 /* sizeof(deltic_backward_tensors) */
+  deltic_tensors forward;        /* inputs as in the forward call and `saved` as it left it; no o,
+                                    final_state, pool or checkpoints. Without `saved` (bytes 0) the
+                                    states are computed again from the first token on */
+  deltic_tensor d_o;             /* [B,T,HV,V] q's dtype; absent: 0 */
+  deltic_tensor d_final_state;   /* as final_state, fp32; absent: 0 */
+  /* Out, each where asked for (rank > 0). Rows of padding get 0. */
+  deltic_tensor dq, dk;          /* as q, k: sums over the group of value heads */
+  deltic_tensor dv;              /* as v */
+  deltic_tensor dbeta;           /* as beta: of the raw value where beta has a form */
+  deltic_tensor dg;              /* as g: of the raw value where the gate has a form */
+  deltic_tensor dA_log, ddt_bias; /* as A_log, dt_bias */
+  deltic_tensor d_initial_state; /* as initial_state, fp32 */
+} deltic_backward_tensors;
 
 /* clang-format off */
 /* Tensors of the building blocks. Every operation takes just the ones named with it; another one is
@@ -206,10 +241,7 @@ typedef struct deltic_block_tensors {
   deltic_tensor out, w, u, kg, qg, rstd;
 } deltic_block_tensors;
 
-typedef struct deltic_workspace {
-  void* data; /* 64-byte aligned, on the device of the tensors; may be null if bytes is 0 */
-  uint64_t bytes;
-} deltic_workspace;
+typedef deltic_buffer deltic_workspace;
 
 /* ---- Library ------------------------------------------------------------------------------- */
 
@@ -272,6 +304,15 @@ DELTIC_API deltic_status deltic_forward_workspace(const deltic_options* options,
 DELTIC_API deltic_status deltic_forward(const deltic_options* options,
                                         const deltic_tensors* tensors,
                                         const deltic_workspace* workspace, void* stream);
+/* Bytes of tensors.saved for options.save. */
+DELTIC_API deltic_status deltic_forward_saved(const deltic_options* options,
+                                              const deltic_tensors* tensors, uint64_t* bytes);
+DELTIC_API deltic_status deltic_backward_workspace(const deltic_options* options,
+                                                   const deltic_backward_tensors* tensors,
+                                                   uint64_t* bytes);
+DELTIC_API deltic_status deltic_backward(const deltic_options* options,
+                                         const deltic_backward_tensors* tensors,
+                                         const deltic_workspace* workspace, void* stream);
 DELTIC_API deltic_status deltic_decode_workspace(const deltic_options* options,
                                                  const deltic_tensors* tensors, uint64_t* bytes);
 DELTIC_API deltic_status deltic_decode(const deltic_options* options, const deltic_tensors* tensors,

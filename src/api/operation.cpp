@@ -117,4 +117,11 @@ template void explain_operation(deltic_op, const deltic_options*, const deltic_t
 template void explain_operation(deltic_op, const deltic_options*, const deltic_block_tensors*,
                                 deltic_explain_fn, void*);
 
+template void workspace_query(deltic_op, const deltic_options*, const deltic_backward_tensors*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_backward_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_backward_tensors*,
+                                deltic_explain_fn, void*);
+
 }  // namespace deltic

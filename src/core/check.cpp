@@ -7,7 +7,7 @@ namespace deltic {
 
 const char* name_of(deltic_op op) {
   constexpr const char* names[] = {"forward", "decode", "cumsum",  "gate", "l2norm",
-                                   "kkt",     "scores", "inverse", "wy"};
+                                   "kkt",     "scores", "inverse", "wy",   "backward"};
   return op >= 0 && op < DELTIC_NUM_OPS ? names[op] : "unknown operation";
 }
 
@@ -142,6 +142,7 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_ten
   p.o = Checker::rows(t.o);
   check_states(c, t);
   check_checkpoint_tensors(c, t);
+  p.saved = t.saved;
 
   const bool in_place =
       !p.is_pool && p.state_in && p.state_out && p.state_in.data == p.state_out.data &&
@@ -159,6 +160,72 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_ten
   c.input(t.ckpt_cu, "ckpt_cu"), c.input(t.ckpt_tokens, "ckpt_tokens");
   c.input(t.ckpt_slots, "ckpt_slots");
   c.input(t.initial_state, "initial_state", in_place ? "final_state" : nullptr);
+  check_split(c);
+  return p;
+}
+
+Problem check_call(deltic_op op, const deltic_options* options,
+                   const deltic_backward_tensors* given, const CheckContext& context) {
+  Checker c(op, context);
+  Problem& p = c.p_;
+  if (given == nullptr) c.bad("tensors", "expected a struct, got a null pointer");
+  const deltic_backward_tensors b = read_struct(c.op_, "backward_tensors", given);
+  const deltic_tensors t = read_struct(c.op_, "tensors", &b.forward);
+  c.options(read_struct(c.op_, "options", options));
+  check_inputs(c, t);
+  c.absent(t.o, "o", "in a backward call");
+  c.absent(t.final_state, "final_state", "in a backward call");
+  c.absent(t.state_pool, "state_pool", "in a backward call: pools are not differentiable");
+  c.absent(t.ckpt_states, "ckpt_states", "in a backward call: checkpoints are not differentiable");
+  check_states(c, t);
+  check_checkpoint_tensors(c, t);
+
+  // A gradient has its input's shape and dtype, and no meaning without the input.
+  const auto gradient = [&](const deltic_tensor& d, const char* name, const deltic_tensor& of,
+                            const char* of_name) {
+    if (!c.given(d, name, true)) return;
+    if (of.rank == 0) c.bad(name, "expected none without ", of_name, ", got a tensor");
+    c.same_dtype(d, name, of, of_name);
+    if (d.rank != of.rank || !std::equal(d.shape, d.shape + d.rank, of.shape)) {
+      c.bad(name, "expected shape ", shape_text(of), " as ", of_name, ", got ", shape_text(d));
+    }
+    c.output(d, name);
+  };
+  gradient(b.dq, "dq", t.q, "q");
+  gradient(b.dk, "dk", t.k, "k");
+  gradient(b.dv, "dv", t.v, "v");
+  gradient(b.dbeta, "dbeta", t.beta, "beta");
+  gradient(b.dg, "dg", t.g, "g");
+  gradient(b.dA_log, "dA_log", t.A_log, "A_log");
+  gradient(b.ddt_bias, "ddt_bias", t.dt_bias, "dt_bias");
+  if (c.given(b.d_o, "d_o")) {
+    c.same_dtype(b.d_o, "d_o", t.q, "q");
+    c.shape(b.d_o, "d_o", {p.B, p.T, p.HV, p.V});
+  }
+  const auto fp32_state = [&](const deltic_tensor& d, const char* name) {
+    const DType type = static_cast<DType>(d.dtype);
+    const bool ok = type == DType::f32 || (type == DType::f64 && context.allow_f64);
+    if (d.rank != 0 && !ok) c.bad(name, "expected fp32, got ", name_of(type));
+  };
+  fp32_state(b.d_final_state, "d_final_state");
+  fp32_state(b.d_initial_state, "d_initial_state");
+  p.d_final = c.states(b.d_final_state, "d_final_state", p.N, false);
+  p.d_initial = c.states(b.d_initial_state, "d_initial_state", p.N, true);
+  if (p.d_initial && t.initial_state.rank == 0) {
+    c.bad("d_initial_state", "expected none without initial_state, got a tensor");
+  }
+  c.output(b.d_initial_state, "d_initial_state");
+  c.input(t.q, "q"), c.input(t.k, "k"), c.input(t.v, "v");
+  c.input(t.beta, "beta"), c.input(t.g, "g");
+  c.input(t.A_log, "A_log"), c.input(t.dt_bias, "dt_bias");
+  c.input(t.cu_seqlens, "cu_seqlens"), c.input(t.cu_seqlens_host, "cu_seqlens_host");
+  c.input(t.initial_state, "initial_state"), c.input(b.d_o, "d_o");
+  c.input(b.d_final_state, "d_final_state");
+
+  p.d_o = Checker::rows(b.d_o), p.dq = Checker::rows(b.dq), p.dk = Checker::rows(b.dk);
+  p.dv = Checker::rows(b.dv), p.dbeta = Checker::rows(b.dbeta), p.dg = Checker::rows(b.dg);
+  p.dA_log = Checker::param_view(b.dA_log), p.ddt_bias = Checker::param_view(b.ddt_bias);
+  p.saved = t.saved;
   check_split(c);
   return p;
 }

@@ -8,6 +8,7 @@
 namespace deltic {
 
 const char* name_of(deltic_op op);
+constexpr bool is_block(deltic_op op) { return op >= DELTIC_CUMSUM && op <= DELTIC_WY; }
 
 // What the caller knows besides the call itself.
 struct CheckContext {
@@ -20,6 +21,8 @@ struct CheckContext {
 // Shapes, dtypes, strides, devices, alignment, aliasing, option conflicts. Throws Failure.
 Problem check_call(deltic_op op, const deltic_options* options, const deltic_tensors* tensors,
                    const CheckContext& context);
+Problem check_call(deltic_op op, const deltic_options* options,
+                   const deltic_backward_tensors* tensors, const CheckContext& context);
 Problem check_call(deltic_op op, const deltic_options* options, const deltic_block_tensors* tensors,
                    const CheckContext& context);
 

@@ -137,7 +137,8 @@ void check_finite(const Problem& p) {
                           {&p.a, "a", p.HV, p.chunk},
                           {&p.beta, "beta", p.HV, beta_width},
                           {&p.g, "g", p.HV, p.gate == Gate::channel ? p.K : 1},
-                          {&p.gv, "gv", p.HV, p.V}};
+                          {&p.gv, "gv", p.HV, p.V},
+                          {&p.d_o, "d_o", p.HV, p.V}};
   for (int64_t n = 0; n < p.N; ++n) {
     const Sequence s = sequence(p, n);
     if (p.state_in && s.read_slot >= 0) {
@@ -174,7 +175,7 @@ void check_finite(const Problem& p) {
     }
   }
   // Gates above 0 are right while the sum of their positive parts in a chunk stays below 8.
-  if (!p.g || p.op > DELTIC_DECODE || p.gate_form != DELTIC_GATE_LOG_DECAY) return;
+  if (!p.g || is_block(p.op) || p.gate_form != DELTIC_GATE_LOG_DECAY) return;
   const int64_t width = p.gate == Gate::channel ? p.K : 1;
   for (int64_t n = 0; n < p.N; ++n) {
     const Sequence s = sequence(p, n);

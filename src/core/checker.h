@@ -64,7 +64,7 @@ class Checker {
   }
 
   void options(const deltic_options& o) {
-    const bool block = p_.op > DELTIC_DECODE;
+    const bool block = is_block(p_.op);
     one_of("gate_form", o.gate_form, DELTIC_GATE_BOUNDED,
            "log_decay (0), softplus (1) or bounded (2)");
     one_of("beta_form", o.beta_form, DELTIC_BETA_2SIGMOID,
@@ -102,6 +102,11 @@ class Checker {
     }
     if (o.reverse && p_.op != DELTIC_CUMSUM)
       bad("reverse", "expected 0 (cumsum alone has a direction), got 1");
+    one_of("save", o.save, DELTIC_SAVE_ALL, "none (0), states (1) or all (2)");
+    if (o.save != DELTIC_SAVE_NONE && p_.op != DELTIC_FORWARD) {
+      bad("save", "expected none (forward alone saves), got ", o.save);
+    }
+    p_.save = static_cast<deltic_save>(o.save);
     if (block) {
       const bool takes_gate = p_.op == DELTIC_CUMSUM || p_.op == DELTIC_GATE;
       const bool takes_scale = p_.op == DELTIC_CUMSUM || p_.op == DELTIC_SCORES;
@@ -249,6 +254,10 @@ class Checker {
     for (int32_t i = 0; i < t.rank; ++i) n *= t.shape[i];
     if (n != elements)
       bad(name, "expected ", letters, " = ", elements, " elements, got shape ", shape_text(t));
+    return param_view(t);
+  }
+  static Param param_view(const deltic_tensor& t) {
+    if (t.rank == 0) return {};
     Param q;
     q.data = t.data;
     q.dtype = static_cast<DType>(t.dtype);

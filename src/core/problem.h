@@ -31,7 +31,7 @@ struct Rows {
 
 // A flat parameter (A_log, dt_bias), any shape and strides.
 struct Param {
-  const void* data = nullptr;
+  void* data = nullptr;
   DType dtype = DType::f32;
   bool present = false;
   bool contiguous = false;
@@ -39,14 +39,15 @@ struct Param {
   int64_t shape[DELTIC_MAX_RANK] = {}, strides[DELTIC_MAX_RANK] = {};
 
   explicit operator bool() const { return present; }
-  float operator[](int64_t i) const {
+  int64_t at(int64_t i) const {
     int64_t offset = 0;
     for (int32_t d = rank - 1; d >= 0; --d) {
       offset += (i % shape[d]) * strides[d];
       i /= shape[d];
     }
-    return load_f32(data, dtype, offset);
+    return offset;
   }
+  float operator[](int64_t i) const { return load_f32(data, dtype, at(i)); }
 };
 
 // States by slot: element (slot, h, d, v) is at slot*s_slot + h*s_head + d*s_k + v*s_v.
@@ -99,6 +100,13 @@ struct Problem {
   States state_in, state_out, ckpt;
   bool is_pool = false;
   Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots;
+
+  // Backward: what came back, the gradients asked for, and what the forward kept.
+  deltic_save save = DELTIC_SAVE_NONE;
+  Rows d_o, dq, dk, dv, dbeta, dg;
+  Param dA_log, ddt_bias;  // written through at()
+  States d_final, d_initial;
+  deltic_buffer saved = {};
 
   int64_t k_head(int64_t value_head) const { return value_head / (HV / H); }
 };
