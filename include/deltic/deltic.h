@@ -152,6 +152,7 @@ typedef struct deltic_options {
   float lower_bound;   /* of DELTIC_GATE_BOUNDED: finite, below 0 */
   int32_t num_threads; /* 0: the default, see deltic_set_num_threads */
   int32_t checked;     /* 0: as deltic_set_checked or DELTIC_CHECKED says; 1: on; 2: off */
+  int32_t save;        /* deltic_save, forward only: what goes into tensors.saved */
   const char* impl; /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
 } deltic_options;
 
