@@ -97,7 +97,7 @@ struct ChainScratch {
   float *x, *y, *kept;                    // panels: [C][32], [C][32], [Kp][32]
   uint16_t *x_pairs, *y_pairs, *S_pairs;  // bf16 operands of the tile engine
 
-  ChainScratch(Arena& arena, const Shape& s, bool tiles) {
+  ChainScratch(Scratch& arena, const Shape& s, bool tiles) {
     x = arena.take<float>(s.C * kPanel);
     y = arena.take<float>(s.C * kPanel);
     kept = arena.take<float>(s.panel_floats());
@@ -116,7 +116,7 @@ struct Fp32Engine {
     float *kd, *qd, *kg;      // [C][Kp]
     float *inverse, *scores;  // [C][C]
     float *decay, *beta;      // [Kp], [C]
-    Operands(Arena& arena, const Shape& s) {
+    Operands(Scratch& arena, const Shape& s) {
       kd = arena.take<float>(s.C * s.Kp), qd = arena.take<float>(s.C * s.Kp);
       kg = arena.take<float>(s.C * s.Kp);
       inverse = arena.take<float>(s.C * s.C), scores = arena.take<float>(s.C * s.C);

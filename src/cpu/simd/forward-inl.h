@@ -31,13 +31,13 @@ class Forward {
       : p_(p), shape_(p, Engine::kKeyAlign), plan_(forward_plan(p, shape_.panels)) {}
 
   size_t workspace_bytes() const {
-    Arena arena(nullptr);
+    Scratch arena(nullptr);
     Memory memory(arena, *this);
     return arena.used();
   }
 
   void run(std::span<std::byte> workspace) const {
-    Arena arena(workspace.data());
+    Scratch arena(workspace.data());
     const Memory memory(arena, *this);
     const TaskOrder order = order_tasks(p_, plan_, memory.order, memory.loads);
     std::atomic<int64_t> next{0};
@@ -65,8 +65,8 @@ class Forward {
     std::byte* shared;   // operands and states: of threads, or of a group's tasks
     size_t thread_bytes, operand_bytes, state_bytes;
 
-    Memory(Arena& arena, const Forward& f) {
-      Arena one(nullptr), operands(nullptr), state(nullptr);
+    Memory(Scratch& arena, const Forward& f) {
+      Scratch one(nullptr), operands(nullptr), state(nullptr);
       PrepareScratch(one, f.shape_.C, f.shape_.Kp, kGate == Gate::channel, Engine::kTiles);
       ChainScratch(one, f.shape_, Engine::kTiles);
       Operands(operands, f.shape_);
@@ -90,7 +90,7 @@ class Forward {
   };
 
   struct ThreadMemory {
-    Arena arena;
+    Scratch arena;
     PrepareScratch prepare;
     ChainScratch chain;
     int thread;
@@ -107,7 +107,7 @@ class Forward {
     return {s.batch, s.begin + first, std::min(shape_.C, s.length - first), head};
   }
   Operands operands_at(std::byte* memory) const {
-    Arena arena(memory);
+    Scratch arena(memory);
     return Operands(arena, shape_);
   }
 

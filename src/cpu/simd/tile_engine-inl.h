@@ -121,7 +121,7 @@ struct TileEngine {
     uint16_t* kg;                // [Kp][depth(C)]: transposed
     uint16_t *inverse, *scores;  // [C][depth(C)]
     float *decay, *beta;         // [Kp], [C]
-    Operands(Arena& arena, const Shape& s) {
+    Operands(Scratch& arena, const Shape& s) {
       const int64_t tokens = depth(s.C);
       kd = arena.take<uint16_t>(s.C * s.Kp), qd = arena.take<uint16_t>(s.C * s.Kp);
       kg = arena.take<uint16_t>(s.Kp * tokens);
