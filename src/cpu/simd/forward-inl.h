@@ -178,10 +178,14 @@ class Forward {
              const Operands& operands, const ThreadMemory& mine, float* S) const {
     const ChunkPlace at = place(s, head, chunk);
     const bool inner = s.ckpt_begin < s.ckpt_end && has_inner_checkpoint(s, chunk);
-    Engine::step(p_, at, shape_, operands, panel, mine.chain, S,
-                 [&](const float* y, const float* S_in) {
-                   if (inner) keep_inner(s, at, chunk, panel, y, S_in, mine);
-                 });
+    const auto keep = [&](const float* y, const float* S_in) {
+      if (inner) keep_inner(s, at, chunk, panel, y, S_in, mine);
+    };
+    if (shape_.panel_width(panel) == 32) {
+      Engine::template step<32>(p_, at, shape_, operands, panel, mine.chain, S, keep);
+    } else {
+      Engine::template step<16>(p_, at, shape_, operands, panel, mine.chain, S, keep);
+    }
     if (s.ckpt_begin < s.ckpt_end) keep_edge(s, head, chunk * shape_.C + at.length, panel, S);
   }
   void end(const Sequence& s, int64_t head, int64_t panel, const float* S) const {
