@@ -103,12 +103,7 @@ tsan() {
 
 fuzz() {
   configure_and_build fuzz || return 1
-  local target
-  target=$(find build/fuzz -type f -perm -u+x -name '*fuzz*' | head -n 1)
-  if [ -z "$target" ]; then
-    echo "fuzz: no target was built"
-    return 1
-  fi
+  local target=build/fuzz/tests/fuzz/fuzz_c_abi
   mkdir -p build/fuzz/corpus build/fuzz/artifacts
   "$target" -max_total_time=20 -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 \
     -artifact_prefix=build/fuzz/artifacts/ build/fuzz/corpus 2>&1 | tail -n 25

@@ -65,10 +65,11 @@ __device__ inline void prepare_slabs(Smem& s, const Params& params, const CUtens
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       const bool valid = 16 * warp + 8 * j + ln.row < rest;
-      float b = valid ? rcp_approx(1.f + exp2_approx(fminf(beta[j] * -1.4426950408889634f, 100.f)))
-                      : 0.f;
-      finish_slab(s, par, 2 * warp + j, sc[j], qq[2 * j], qq[2 * j + 1], b, params.scale, ln);
+      beta[j] = valid
+                    ? rcp_approx(1.f + exp2_approx(fminf(beta[j] * -1.4426950408889634f, 100.f)))
+                    : 0.f;
     }
+    finish_slabs(s, par, warp, sc, qq, beta, params.scale, ln);
     TRACE(c, 6);
     fence_async_proxy();  // what the merging stage leaves as it is goes to the tensor cores from here
     named_sync(kTablesDone, kSlabThreads);  // totals may be overwritten

@@ -32,31 +32,47 @@ __device__ inline void merge_scores(Smem& s, int stage, int par, int i, const La
     auto column = [&](int j) {
       return *reinterpret_cast<const uint4*>(s.g[stage] + off + 1024 * j);
     };
-    auto mma2 = [&](float(&acc)[4], const uint4& k, const uint4& q, const uint4& b) {
+    auto mma_first = [&](float(&acc)[4], const uint4& k, const uint4& q, const uint4& b) {
       mma_bf16(acc, k.x, q.x, k.y, q.y, b.x, b.y);
+    };
+    auto mma_second = [&](float(&acc)[4], const uint4& k, const uint4& q, const uint4& b) {
       mma_bf16(acc, k.z, q.z, k.w, q.w, b.z, b.w);
     };
     const uint4 k = *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * w),
                 q = *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * w);
-    if (w & 1) mma2(acc8, k, q, column(w - 1));
-    if (w & 2) {
-      uint4 kl = k, ql = q;
-      if (w & 1) {
-        uint4 f = table(tab.level16[kHigh ? 3 : 1]);
-        kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
-      }
-      mma2(acc16[0], kl, ql, mul_bf16x8(column(base), table(tab.level16[base >> 1])));
-      mma2(acc16[1], kl, ql, column(base + 1));
-    }
+    // The two products into one accumulator are kept apart: they would wait 33 cycles for each other.
     if constexpr (kHigh) {
+      uint4 b[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) b[j] = column(j);
+#pragma unroll
+      for (int j = 0; j < 3; j++) b[j] = mul_bf16x8(b[j], table(tab.level32[j]));
       uint4 kl = k, ql = q;
-      if (w & 3) {
+      if (i) {
         uint4 f = table(tab.level32[w - 2]);
         kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
       }
 #pragma unroll
-      for (int j = 0; j < 3; j++) mma2(acc32[j], kl, ql, mul_bf16x8(column(j), table(tab.level32[j])));
-      mma2(acc32[3], kl, ql, column(3));
+      for (int j = 0; j < 4; j++) mma_first(acc32[j], kl, ql, b[j]);
+#pragma unroll
+      for (int j = 0; j < 4; j++) mma_second(acc32[j], kl, ql, b[j]);
+    }
+    if (i & 2) {
+      uint4 b0 = mul_bf16x8(column(base), table(tab.level16[base >> 1])), b1 = column(base + 1);
+      uint4 kl = k, ql = q;
+      if (i & 1) {
+        uint4 f = table(tab.level16[kHigh ? 3 : 1]);
+        kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
+      }
+      mma_first(acc16[0], kl, ql, b0);
+      mma_first(acc16[1], kl, ql, b1);
+      mma_second(acc16[0], kl, ql, b0);
+      mma_second(acc16[1], kl, ql, b1);
+    }
+    if (i & 1) {
+      uint4 b = column(w - 1);
+      mma_first(acc8, k, q, b);
+      mma_second(acc8, k, q, b);
     }
   }
   const int row = 8 * w + ln.row;
@@ -81,19 +97,33 @@ __device__ inline void merge_scores(Smem& s, int stage, int par, int i, const La
 // q exp(G), k exp(G), k exp(G_last - G) of slab w in place, once no warp reads the slab's factors any more.
 __device__ inline void finish_operands(Smem& s, int stage, int par, int w, const Lane& ln) {
   const Scratch& tab = *reinterpret_cast<const Scratch*>(s.t[par]);
-#pragma unroll 2
-  for (int it = 0; it < 4; it++) {
-    const uint32_t off = (8 * w + ln.row) * 128 + step_offset(ln, it);
-    const int channel = step_channel(ln, it);
-    auto scale = [&](uint8_t* tile, const __nv_bfloat16(&row)[kWidth]) {
-      uint4* p = reinterpret_cast<uint4*>(tile + off);
-      *p = mul_bf16x8(*p, *reinterpret_cast<const uint4*>(row + channel));
-    };
-    if (w > 0) {
-      scale(s.k[stage], tab.prefix[w - 1]);
-      scale(s.q[stage], tab.prefix[w - 1]);
+#pragma unroll 1
+  for (int pair = 0; pair < 2; pair++) {  // all reads of 128 channels' half, then all writes
+    uint4 k[2], q[2], g[2];
+    uint32_t off[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      off[j] = (8 * w + ln.row) * 128 + step_offset(ln, 2 * pair + j);
+      k[j] = *reinterpret_cast<const uint4*>(s.k[stage] + off[j]);
+      q[j] = *reinterpret_cast<const uint4*>(s.q[stage] + off[j]);
+      g[j] = *reinterpret_cast<const uint4*>(s.g[stage] + off[j]);
     }
-    if (w < 7) scale(s.g[stage], tab.suffix[w]);
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const int channel = step_channel(ln, 2 * pair + j);
+      if (w > 0) {
+        uint4 f = *reinterpret_cast<const uint4*>(tab.prefix[w - 1] + channel);
+        k[j] = mul_bf16x8(k[j], f), q[j] = mul_bf16x8(q[j], f);
+      }
+      if (w < 7)
+        g[j] = mul_bf16x8(g[j], *reinterpret_cast<const uint4*>(tab.suffix[w] + channel));
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      *reinterpret_cast<uint4*>(s.k[stage] + off[j]) = k[j];
+      *reinterpret_cast<uint4*>(s.q[stage] + off[j]) = q[j];
+      *reinterpret_cast<uint4*>(s.g[stage] + off[j]) = g[j];
+    }
   }
 }
 

@@ -46,25 +46,35 @@ struct GateParams {
   float slope, bound;  // bounded: -exp(A_log) log2e, lower_bound log2e
 };
 
-// Decay factors e = exp(g) of four channels. Bounded: two MUFU and half a reciprocal per channel.
+// Decay factors e = exp(g) of four channels of two tokens. Bounded: two MUFU and half a reciprocal each.
 template <Gate kGate>
-__device__ inline void gate_factors(uint32_t g01, uint32_t g23, const float* bias, GateParams p,
-                                    float (&e)[4]) {
-  float g[4] = {bf16_lo(g01), bf16_hi(g01), bf16_lo(g23), bf16_hi(g23)};
+__device__ inline void gate_factors(const uint32_t (&raw)[2][2], const float* bias, GateParams p,
+                                    float (&e)[2][4]) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    uint32_t r = raw[i / 4][i % 4 / 2];
+    e[i / 4][i % 4] = i % 2 ? bf16_hi(r) : bf16_lo(r);
+  }
   if constexpr (kGate == Gate::kBounded) {
-    float4 b = *reinterpret_cast<const float4*>(bias);
-    float d[4] = {b.x, b.y, b.z, b.w};
+    float4 b4 = *reinterpret_cast<const float4*>(bias);
+    const float b[4] = {b4.x, b4.y, b4.z, b4.w};
+    float* d = &e[0][0];
 #pragma unroll
-    for (int i = 0; i < 4; i++) d[i] = 1.f + exp2_approx(fminf(fmaf(g[i], p.slope, d[i]), 60.f));
+    for (int i = 0; i < 8; i++) d[i] = exp2_approx(fminf(fmaf(d[i], p.slope, b[i % 4]), 60.f));
 #pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      float r = rcp_approx(d[i] * d[i + 1]) * p.bound;
-      e[i] = exp2_approx(r * d[i + 1]);
-      e[i + 1] = exp2_approx(r * d[i]);
+    for (int i = 0; i < 8; i++) d[i] += 1.f;
+    float r[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) r[i] = rcp_approx(d[2 * i] * d[2 * i + 1]) * p.bound;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float x = r[i] * d[2 * i + 1], y = r[i] * d[2 * i];
+      d[2 * i] = exp2_approx(x), d[2 * i + 1] = exp2_approx(y);
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; i++) e[i] = exp2_approx(fmaxf(g[i], -104.f) * 1.4426950408889634f);
+    for (int i = 0; i < 8; i++)
+      e[i / 4][i % 4] = exp2_approx(fmaxf(e[i / 4][i % 4], -104.f) * 1.4426950408889634f);
   }
 }
 
@@ -73,41 +83,74 @@ struct SlabScores {
   float lv1[4], lv2[4], lv4[4];  // [0,1]: k rows, [2,3]: q rows
 };
 
-// One k-step (four channels per lane): scores inside the slab; the factors to the slab's two ends and its total.
-__device__ inline void slab_levels(uint32_t k0, uint32_t k1, uint32_t q0, uint32_t q1,
-                                   const float (&e)[4], const Lane& ln, SlabScores& s,
-                                   float (&to_end)[4], float (&from_start)[4], float (&total)[4]) {
+// One k-step of both slabs (four channels of each per lane), step by step over all eight so that no latency is waited for:
+// scores inside the slab; k, q and g become k P8, q P8 and k S8; returns the slabs' totals.
+__device__ inline void slab_levels(uint32_t (&k)[2][2], uint32_t (&q)[2][2], uint32_t (&g)[2][2],
+                                   const float (&e)[2][4], const Lane& ln, SlabScores (&s)[2],
+                                   float (&total)[2][4]) {
   const bool b0 = ln.row & 1, b1 = ln.row & 2, b2 = ln.row & 4;
-  mma_bf16(s.plain, k0, q0, k1, q1, k0, k1);
-  auto level = [&](float(&acc)[4], uint32_t f0, uint32_t f1) {
-    uint32_t a0 = mul_bf16x2(k0, f0), a1 = mul_bf16x2(k1, f1);
-    mma_bf16(acc, a0, mul_bf16x2(q0, f0), a1, mul_bf16x2(q1, f1), a0, a1);
+  float to_end[2][4], from_start[2][4], other[2][4];
+  uint32_t f[2][2];
+  auto exchange = [&](const float(&x)[2][4], int mask) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) other[i / 4][i % 4] = __shfl_xor_sync(~0u, x[i / 4][i % 4], mask);
   };
-  const uint32_t one = 0x3F803F80u;
-  level(s.lv1, b0 ? pack_bf16(e[0], e[1]) : one, b0 ? pack_bf16(e[2], e[3]) : one);
-  float f[4];
+  auto level = [&](float(&acc0)[4], float(&acc1)[4]) {
+    uint32_t a[2][2], b[2][2];
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    float other = __shfl_xor_sync(~0u, e[i], 4);
-    total[i] = e[i] * other;
-    from_start[i] = b0 ? total[i] : e[i];
-    to_end[i] = b0 ? 1.f : other;
-    f[i] = b1 ? from_start[i] : to_end[i];
+    for (int i = 0; i < 4; i++) a[i / 2][i % 2] = mul_bf16x2(k[i / 2][i % 2], f[i / 2][i % 2]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) b[i / 2][i % 2] = mul_bf16x2(q[i / 2][i % 2], f[i / 2][i % 2]);
+    mma_bf16(acc0, a[0][0], b[0][0], a[0][1], b[0][1], a[0][0], a[0][1]);
+    mma_bf16(acc1, a[1][0], b[1][0], a[1][1], b[1][1], a[1][0], a[1][1]);
+  };
+  exchange(e, 4);
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+    mma_bf16(s[j].plain, k[j][0], q[j][0], k[j][1], q[j][1], k[j][0], k[j][1]);
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    f[i / 2][i % 2] =
+        b0 ? pack_bf16(e[i / 2][2 * (i % 2)], e[i / 2][2 * (i % 2) + 1]) : 0x3F803F80u;
+  level(s[0].lv1, s[1].lv1);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int j = i / 4, n = i % 4;
+    total[j][n] = e[j][n] * other[j][n];
+    from_start[j][n] = b0 ? total[j][n] : e[j][n];
+    to_end[j][n] = b0 ? 1.f : other[j][n];
   }
-  level(s.lv2, pack_bf16(f[0], f[1]), pack_bf16(f[2], f[3]));
+  exchange(total, 8);
+  auto factors = [&](bool upper) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int j = i / 2, n = 2 * (i % 2);
+      f[j][i % 2] = pack_bf16(upper ? from_start[j][n] : to_end[j][n],
+                              upper ? from_start[j][n + 1] : to_end[j][n + 1]);
+    }
+  };
+  auto grow = [&](bool upper) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int j = i / 4, n = i % 4;
+      total[j][n] *= other[j][n];
+      if (upper) from_start[j][n] *= other[j][n]; else to_end[j][n] *= other[j][n];
+    }
+  };
+  factors(b1);
+  level(s[0].lv2, s[1].lv2);
+  grow(b1);
+  exchange(total, 16);
+  factors(b2);
+  level(s[0].lv4, s[1].lv4);
+  grow(b2);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    float other = __shfl_xor_sync(~0u, total[i], 8);
-    total[i] *= other;
-    if (b1) from_start[i] *= other; else to_end[i] *= other;
-    f[i] = b2 ? from_start[i] : to_end[i];
-  }
-  level(s.lv4, pack_bf16(f[0], f[1]), pack_bf16(f[2], f[3]));
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    float other = __shfl_xor_sync(~0u, total[i], 16);
-    total[i] *= other;
-    if (b2) from_start[i] *= other; else to_end[i] *= other;
+    const int j = i / 2, n = i % 2;
+    g[j][n] = mul_bf16x2(k[j][n], pack_bf16(to_end[j][2 * n], to_end[j][2 * n + 1]));
+    uint32_t p = pack_bf16(from_start[j][2 * n], from_start[j][2 * n + 1]);
+    k[j][n] = mul_bf16x2(k[j][n], p);
+    q[j][n] = mul_bf16x2(q[j][n], p);
   }
 }
 
@@ -127,29 +170,29 @@ __device__ inline void walk_slabs(Smem& s, int stage, int warp, GateParams gp, c
       k[j] = *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * j);
       q[j] = *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * j);
     }
-    mma_bf16(qq, q[0].x, 0, q[0].y, 0, q[0].x, q[0].y);
-    mma_bf16(qq, q[0].z, 0, q[0].w, 0, q[0].z, q[0].w);
-    mma_bf16(qq, 0, q[1].x, 0, q[1].y, q[1].x, q[1].y);
-    mma_bf16(qq, 0, q[1].z, 0, q[1].w, q[1].z, q[1].w);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
+      uint32_t kk[2][2], qh[2][2], gh[2][2];
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        uint32_t &k0 = half ? k[j].z : k[j].x, &k1 = half ? k[j].w : k[j].y;
-        uint32_t &q0 = half ? q[j].z : q[j].x, &q1 = half ? q[j].w : q[j].y;
-        uint32_t &g0 = half ? g[j].z : g[j].x, &g1 = half ? g[j].w : g[j].y;
-        float e[4], to_end[4], from_start[4], total[4];
-        gate_factors<kGate>(g0, g1, &s.bias[channel + 4 * half], gp, e);
-        slab_levels(k0, k1, q0, q1, e, ln, sc[j], to_end, from_start, total);
-        uint32_t p0 = pack_bf16(from_start[0], from_start[1]),
-                 p1 = pack_bf16(from_start[2], from_start[3]);
-        g0 = mul_bf16x2(k0, pack_bf16(to_end[0], to_end[1]));
-        g1 = mul_bf16x2(k1, pack_bf16(to_end[2], to_end[3]));
-        k0 = mul_bf16x2(k0, p0), k1 = mul_bf16x2(k1, p1);
-        q0 = mul_bf16x2(q0, p0), q1 = mul_bf16x2(q1, p1);
+        kk[j][0] = half ? k[j].z : k[j].x, kk[j][1] = half ? k[j].w : k[j].y;
+        qh[j][0] = half ? q[j].z : q[j].x, qh[j][1] = half ? q[j].w : q[j].y;
+        gh[j][0] = half ? g[j].z : g[j].x, gh[j][1] = half ? g[j].w : g[j].y;
+      }
+      float e[2][4], total[2][4];
+      gate_factors<kGate>(gh, &s.bias[channel + 4 * half], gp, e);
+      mma_bf16(qq, qh[0][0], 0, qh[0][1], 0, qh[0][0], qh[0][1]);
+      slab_levels(kk, qh, gh, e, ln, sc, total);
+      mma_bf16(qq, 0, half ? q[1].z : q[1].x, 0, half ? q[1].w : q[1].y, half ? q[1].z : q[1].x,
+               half ? q[1].w : q[1].y);
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        (half ? k[j].z : k[j].x) = kk[j][0], (half ? k[j].w : k[j].y) = kk[j][1];
+        (half ? q[j].z : q[j].x) = qh[j][0], (half ? q[j].w : q[j].y) = qh[j][1];
+        (half ? g[j].z : g[j].x) = gh[j][0], (half ? g[j].w : g[j].y) = gh[j][1];
         if (ln.row == 0)
           *reinterpret_cast<float4*>(&s.total[2 * warp + j][channel + 4 * half]) =
-              make_float4(total[0], total[1], total[2], total[3]);
+              make_float4(total[j][0], total[j][1], total[j][2], total[j][3]);
       }
     }
 #pragma unroll
@@ -176,51 +219,57 @@ __device__ inline void clear_rows(Smem& s, int stage, int warp, int rest, const 
   }
 }
 
-// Inverse of I + l for one 8 x 8 block by substitution, fp32.
-__device__ inline void invert_block(const float (&l)[2], const Lane& ln, float (&x)[2]) {
-  x[0] = ln.row == 2 * ln.x ? 1.f : 0.f;
-  x[1] = ln.row == 2 * ln.x + 1 ? 1.f : 0.f;
-#pragma unroll
-  for (int r = 0; r < 7; r++) {
-    float f = __shfl_sync(~0u, r & 1 ? l[1] : l[0], (ln.id & ~3) | (r >> 1));
-    float y0 = __shfl_sync(~0u, x[0], 4 * r + ln.x), y1 = __shfl_sync(~0u, x[1], 4 * r + ln.x);
-    x[0] -= f * y0;
-    x[1] -= f * y1;
-  }
-}
-
-// Row scales, the diagonal block of Aqk, and the inverse of the diagonal block of I + L. qq: this slab's diagonal q q^T pair.
-__device__ inline void finish_slab(Smem& s, int par, int w, const SlabScores& sc, float qq0,
-                                   float qq1, float beta, float scale, const Lane& ln) {
+// Row scales, diagonal blocks of Aqk, and inverses of the diagonal blocks of I + L (substitution, fp32) of both slabs.
+__device__ inline void finish_slabs(Smem& s, int par, int warp, const SlabScores (&sc)[2],
+                                    const float (&qq)[4], const float (&beta)[2], float scale,
+                                    const Lane& ln) {
   // The diagonal of an 8 x 8 accumulator lies in lane 4 row + row / 2.
   auto diagonal = [&](float a, float b) {
     return __shfl_sync(~0u, ln.row & 1 ? b : a, (ln.id & ~3) | (ln.row >> 1));
   };
-  const float kk = diagonal(sc.plain[0], sc.plain[1]) + 1e-6f, rk = rsqrtf(kk);
-  const float rq = rsqrtf(diagonal(qq0, qq1) + 1e-6f);
-  if (ln.x == 0) {
-    int t = 8 * w + ln.row;
-    s.k_scale[par][t] = rk;
-    s.v_scale[par][t] = kk * rk;
-    s.o_scale[par][t] = scale * rq;
-    s.beta_k[par][t] = beta * rk;
-  }
-  // Select, never multiply, what each level owns.
-  float l[2], aqk[2], x[2];
+  float l[2][2], x[2][2];
 #pragma unroll
   for (int j = 0; j < 2; j++) {
-    const int col = 2 * ln.x + j, d = ln.row ^ col;
-    const bool below = ln.row > col;
-    float lk = d & 4 ? sc.lv4[j] : d & 2 ? sc.lv2[j] : sc.lv1[j];
-    float lq = d & 4 ? sc.lv4[2 + j] : d & 2 ? sc.lv2[2 + j] : sc.lv1[2 + j];
-    const float rk_col = __shfl_sync(~0u, rk, 4 * col);
-    l[j] = below ? lk * beta * rk * rk_col : 0.f;
-    aqk[j] = below ? lq : d == 0 ? sc.plain[2 + j] : 0.f;
+    const int w = 2 * warp + j;
+    const float kk = diagonal(sc[j].plain[0], sc[j].plain[1]) + 1e-6f, rk = rsqrtf(kk);
+    const float rq = rsqrtf(diagonal(qq[2 * j], qq[2 * j + 1]) + 1e-6f);
+    if (ln.x == 0) {
+      int t = 8 * w + ln.row;
+      s.k_scale[par][t] = rk;
+      s.v_scale[par][t] = kk * rk;
+      s.o_scale[par][t] = scale * rq;
+      s.beta_k[par][t] = beta[j] * rk;
+    }
+    // Select, never multiply, what each level owns.
+    float aqk[2];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      const int col = 2 * ln.x + n, d = ln.row ^ col;
+      const bool below = ln.row > col;
+      float lk = d & 4 ? sc[j].lv4[n] : d & 2 ? sc[j].lv2[n] : sc[j].lv1[n];
+      float lq = d & 4 ? sc[j].lv4[2 + n] : d & 2 ? sc[j].lv2[2 + n] : sc[j].lv1[2 + n];
+      const float rk_col = __shfl_sync(~0u, rk, 4 * col);
+      l[j][n] = below ? lk * beta[j] * rk * rk_col : 0.f;
+      aqk[n] = below ? lq : d == 0 ? sc[j].plain[2 + n] : 0.f;
+      x[j][n] = d == 0 ? 1.f : 0.f;
+    }
+    *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(8 * w + ln.row, w) + 4 * ln.x) =
+        pack_bf16(aqk[0], aqk[1]);
   }
-  *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(8 * w + ln.row, w) + 4 * ln.x) =
-      pack_bf16(aqk[0], aqk[1]);
-  invert_block(l, ln, x);
-  store_block(reinterpret_cast<Scratch*>(s.t[par])->inverse[w], ln, x[0], x[1]);
+#pragma unroll
+  for (int r = 0; r < 7; r++) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      float f = __shfl_sync(~0u, l[j][r & 1], (ln.id & ~3) | (r >> 1));
+      float y0 = __shfl_sync(~0u, x[j][0], 4 * r + ln.x);
+      float y1 = __shfl_sync(~0u, x[j][1], 4 * r + ln.x);
+      x[j][0] -= f * y0;
+      x[j][1] -= f * y1;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+    store_block(reinterpret_cast<Scratch*>(s.t[par])->inverse[2 * warp + j], ln, x[j][0], x[j][1]);
 }
 
 // Decay tables of all slabs by the warpgroup, one channel per thread.

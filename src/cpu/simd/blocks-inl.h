@@ -24,28 +24,28 @@ class Blocks {
   explicit Blocks(const Problem& p) : p_(p), C_(p.chunk), Kp_(padded(p.K)) {}
 
   size_t workspace_bytes() const {
-    Arena arena(nullptr);
+    Scratch arena(nullptr);
     arena.take<int64_t>(p_.N + 1);
-    for (int i = 0; i < p_.threads; ++i) Scratch(arena, *this);
+    for (int i = 0; i < p_.threads; ++i) BlockScratch(arena, *this);
     return arena.used();
   }
 
   void run(std::span<std::byte> workspace) const {
-    Arena arena(workspace.data());
+    Scratch arena(workspace.data());
     auto* first_chunk = arena.take<int64_t>(p_.N + 1);  // of each sequence
     first_chunk[0] = 0;
     for (int64_t n = 0; n < p_.N; ++n) {
       const Sequence s = sequence(p_, n);
       first_chunk[n + 1] = first_chunk[n] + (s.length + C_ - 1) / C_;
     }
-    Arena counter(nullptr);
-    Scratch(counter, *this);
+    Scratch counter(nullptr);
+    BlockScratch(counter, *this);
     std::byte* scratch_base = workspace.data() + arena.used();
 #pragma omp parallel num_threads(p_.threads)
     {
       const FlushDenormals flush;
-      Arena own(scratch_base + static_cast<size_t>(omp_get_thread_num()) * counter.used());
-      const Scratch scratch(own, *this);
+      Scratch own(scratch_base + static_cast<size_t>(omp_get_thread_num()) * counter.used());
+      const BlockScratch scratch(own, *this);
 #pragma omp for schedule(static) nowait
       for (int64_t t = padding_begin(p_); t < p_.T; ++t) zero_token(t);
 #pragma omp for schedule(static) nowait
@@ -61,10 +61,10 @@ class Blocks {
   }
 
  private:
-  struct Scratch {
+  struct BlockScratch {
     PrepareScratch prepare;
     float *slice, *product;  // [C][kSlice]
-    Scratch(Arena& arena, const Blocks& b)
+    BlockScratch(Scratch& arena, const Blocks& b)
         : prepare(arena, b.C_, b.Kp_, kGate == Gate::channel, false) {
       slice = arena.take<float>(b.C_ * kSlice);
       product = arena.take<float>(b.C_ * kSlice);
@@ -94,7 +94,7 @@ class Blocks {
   // Width of a row of g, or of x for the norm.
   int64_t gate_width() const { return p_.op == DELTIC_L2NORM || kGate == Gate::channel ? p_.K : 1; }
 
-  void run_chunk(const ChunkPlace& at, const Scratch& s) const {
+  void run_chunk(const ChunkPlace& at, const BlockScratch& s) const {
     switch (p_.op) {
       case DELTIC_CUMSUM:
         return cumsum(at, s.prepare);
@@ -245,7 +245,7 @@ class Blocks {
     store_rows(s.inverse, C_, C_, p_.out, at);
   }
 
-  void wy(const ChunkPlace& at, const Scratch& scratch) const {
+  void wy(const ChunkPlace& at, const BlockScratch& scratch) const {
     const F32 d;
     const PrepareScratch& s = scratch.prepare;
     const int64_t rows = rows_of(at.length), k_head = p_.k_head(at.head);

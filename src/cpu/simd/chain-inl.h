@@ -97,7 +97,7 @@ struct ChainScratch {
   float *x, *y, *kept;                    // panels: [C][32], [C][32], [Kp][32]
   uint16_t *x_pairs, *y_pairs, *S_pairs;  // bf16 operands of the tile engine
 
-  ChainScratch(Arena& arena, const Shape& s, bool tiles) {
+  ChainScratch(Scratch& arena, const Shape& s, bool tiles) {
     x = arena.take<float>(s.C * kPanel);
     y = arena.take<float>(s.C * kPanel);
     kept = arena.take<float>(s.panel_floats());
@@ -116,7 +116,7 @@ struct Fp32Engine {
     float *kd, *qd, *kg;      // [C][Kp]
     float *inverse, *scores;  // [C][C]
     float *decay, *beta;      // [Kp], [C]
-    Operands(Arena& arena, const Shape& s) {
+    Operands(Scratch& arena, const Shape& s) {
       kd = arena.take<float>(s.C * s.Kp), qd = arena.take<float>(s.C * s.Kp);
       kg = arena.take<float>(s.C * s.Kp);
       inverse = arena.take<float>(s.C * s.C), scores = arena.take<float>(s.C * s.C);
@@ -174,9 +174,8 @@ struct Fp32Engine {
 
   // One chunk on one panel; keep(y, S) runs between v_new and the update.
   template <int64_t kWidth, class Keep>
-  static void step_panel(const Problem& p, const ChunkPlace& at, const Shape& s,
-                         const Operands& ops, int64_t panel, const ChainScratch& scratch, float* S,
-                         const Keep& keep) {
+  static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
+                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep) {
     using Products = PanelProducts<kWidth>;
     const int64_t rows = rows_of(at.length);
     load_values(p, at, s, panel, ops.beta, kWidth, scratch.x);
@@ -186,15 +185,6 @@ struct Fp32Engine {
     store_outputs(p, at, s, panel, kWidth, scratch.x);
     keep(scratch.y, S);
     Products::update(ops.decay, ops.kg, s.Kp, at.length, s.Kp, scratch.y, S, S);
-  }
-  template <class Keep>
-  static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep) {
-    if (s.panel_width(panel) == 32) {
-      step_panel<32>(p, at, s, ops, panel, scratch, S, keep);
-    } else {
-      step_panel<16>(p, at, s, ops, panel, scratch, S, keep);
-    }
   }
 };
 

@@ -44,7 +44,7 @@ struct TokenRows {
   float *beta, *column_decay, *gate_bias;  // [Vp], [Vp], [Kp]
   float kq = 0;                            // k . q
 
-  TokenRows(Arena& arena, int64_t Kp, int64_t Vp) {
+  TokenRows(Scratch& arena, int64_t Kp, int64_t Vp) {
     k = arena.take<float>(Kp), q = arena.take<float>(Kp), decay = arena.take<float>(Kp);
     kd = arena.take<float>(Kp), qd = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
     v = arena.take<float>(Vp), u = arena.take<float>(Vp), o = arena.take<float>(Vp);
@@ -66,7 +66,7 @@ class Decode {
   }
 
   size_t workspace_bytes() const {
-    Arena arena(nullptr);
+    Scratch arena(nullptr);
     TokenRows(arena, Kp_, Vp_);
     arena.take<float>(Kp_ * slice_);
     return arena.used() * static_cast<size_t>(threads_);
@@ -78,7 +78,7 @@ class Decode {
 #pragma omp parallel num_threads(threads_)
     {
       const FlushDenormals flush;
-      Arena arena(workspace.data() + static_cast<size_t>(omp_get_thread_num()) * thread_bytes);
+      Scratch arena(workspace.data() + static_cast<size_t>(omp_get_thread_num()) * thread_bytes);
       TokenRows rows(arena, Kp_, Vp_);
       float* state = arena.take<float>(Kp_ * slice_);
 #pragma omp for schedule(static) nowait

@@ -31,13 +31,13 @@ class Forward {
       : p_(p), shape_(p, Engine::kKeyAlign), plan_(forward_plan(p, shape_.panels)) {}
 
   size_t workspace_bytes() const {
-    Arena arena(nullptr);
+    Scratch arena(nullptr);
     Memory memory(arena, *this);
     return arena.used();
   }
 
   void run(std::span<std::byte> workspace) const {
-    Arena arena(workspace.data());
+    Scratch arena(workspace.data());
     const Memory memory(arena, *this);
     const TaskOrder order = order_tasks(p_, plan_, memory.order, memory.loads);
     std::atomic<int64_t> next{0};
@@ -65,8 +65,8 @@ class Forward {
     std::byte* shared;   // operands and states: of threads, or of a group's tasks
     size_t thread_bytes, operand_bytes, state_bytes;
 
-    Memory(Arena& arena, const Forward& f) {
-      Arena one(nullptr), operands(nullptr), state(nullptr);
+    Memory(Scratch& arena, const Forward& f) {
+      Scratch one(nullptr), operands(nullptr), state(nullptr);
       PrepareScratch(one, f.shape_.C, f.shape_.Kp, kGate == Gate::channel, Engine::kTiles);
       ChainScratch(one, f.shape_, Engine::kTiles);
       Operands(operands, f.shape_);
@@ -90,7 +90,7 @@ class Forward {
   };
 
   struct ThreadMemory {
-    Arena arena;
+    Scratch arena;
     PrepareScratch prepare;
     ChainScratch chain;
     int thread;
@@ -107,7 +107,7 @@ class Forward {
     return {s.batch, s.begin + first, std::min(shape_.C, s.length - first), head};
   }
   Operands operands_at(std::byte* memory) const {
-    Arena arena(memory);
+    Scratch arena(memory);
     return Operands(arena, shape_);
   }
 
@@ -178,10 +178,14 @@ class Forward {
              const Operands& operands, const ThreadMemory& mine, float* S) const {
     const ChunkPlace at = place(s, head, chunk);
     const bool inner = s.ckpt_begin < s.ckpt_end && has_inner_checkpoint(s, chunk);
-    Engine::step(p_, at, shape_, operands, panel, mine.chain, S,
-                 [&](const float* y, const float* S_in) {
-                   if (inner) keep_inner(s, at, chunk, panel, y, S_in, mine);
-                 });
+    const auto keep = [&](const float* y, const float* S_in) {
+      if (inner) keep_inner(s, at, chunk, panel, y, S_in, mine);
+    };
+    if (shape_.panel_width(panel) == 32) {
+      Engine::template step<32>(p_, at, shape_, operands, panel, mine.chain, S, keep);
+    } else {
+      Engine::template step<16>(p_, at, shape_, operands, panel, mine.chain, S, keep);
+    }
     if (s.ckpt_begin < s.ckpt_end) keep_edge(s, head, chunk * shape_.C + at.length, panel, S);
   }
   void end(const Sequence& s, int64_t head, int64_t panel, const float* S) const {

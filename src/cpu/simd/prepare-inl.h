@@ -17,6 +17,7 @@
 #define DELTIC_CPU_SIMD_PREPARE_INL_H_
 #endif
 
+#include "core/scratch.h"
 #include "cpu/simd/products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -28,23 +29,6 @@ struct ChunkPlace {
   int64_t batch, begin;  // first token, in the T dimension
   int64_t length;        // tokens, at most the chunk length
   int64_t head;          // value head
-};
-
-// Hands out 64-byte-aligned pieces of a workspace; with a null base it only counts.
-class Arena {
- public:
-  explicit Arena(std::byte* base) : base_(base) {}
-  template <class E>
-  E* take(int64_t n) {
-    E* p = base_ == nullptr ? nullptr : reinterpret_cast<E*>(base_ + used_);
-    used_ += (static_cast<size_t>(n) * sizeof(E) + 63) / 64 * 64;
-    return p;
-  }
-  size_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  size_t used_ = 0;
 };
 
 // Scratch of one thread for preparing a chunk: rows of stride Kp, C of them.
@@ -62,7 +46,7 @@ struct PrepareScratch {
   float* gate_bias;                 // [Kp]
   uint16_t* tile_rows;              // [C][Kp] bf16, of the tile engine
 
-  PrepareScratch(Arena& arena, int64_t C, int64_t Kp, bool per_channel, bool tiles) {
+  PrepareScratch(Scratch& arena, int64_t C, int64_t Kp, bool per_channel, bool tiles) {
     const auto rows = [&] { return arena.take<float>(C * Kp); };
     const auto channel_rows = [&] { return per_channel ? rows() : nullptr; };
     k = rows(), q = rows(), e = rows(), kd = rows(), qd = rows(), kg = rows();

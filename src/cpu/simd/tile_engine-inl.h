@@ -121,7 +121,7 @@ struct TileEngine {
     uint16_t* kg;                // [Kp][depth(C)]: transposed
     uint16_t *inverse, *scores;  // [C][depth(C)]
     float *decay, *beta;         // [Kp], [C]
-    Operands(Arena& arena, const Shape& s) {
+    Operands(Scratch& arena, const Shape& s) {
       const int64_t tokens = depth(s.C);
       kd = arena.take<uint16_t>(s.C * s.Kp), qd = arena.take<uint16_t>(s.C * s.Kp);
       kg = arena.take<uint16_t>(s.Kp * tokens);
@@ -213,10 +213,9 @@ struct TileEngine {
     }
   }
 
-  template <int kWidth, class Keep>
-  static void step_panel(const Problem& p, const ChunkPlace& at, const Shape& s,
-                         const Operands& ops, int64_t panel, const ChainScratch& scratch, float* S,
-                         const Keep& keep) {
+  template <int64_t kWidth, class Keep>
+  static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
+                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep) {
     const F32 d;
     const int64_t rows = rows_of(at.length), tokens = depth(s.C), Kp = s.Kp;
     float *x = scratch.x, *y = scratch.y;
@@ -263,15 +262,6 @@ struct TileEngine {
       tile_read<32, kWidth>(S + c * kWidth, kWidth);
       tile_block<32, kWidth>(ops.kg + c * tokens, tokens, scratch.y_pairs, kWidth, depth(rows));
       tile_write<32, kWidth>(S + c * kWidth, kWidth);
-    }
-  }
-  template <class Keep>
-  static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep) {
-    if (s.panel_width(panel) == 32) {
-      step_panel<32>(p, at, s, ops, panel, scratch, S, keep);
-    } else {
-      step_panel<16>(p, at, s, ops, panel, scratch, S, keep);
     }
   }
 };
