@@ -161,6 +161,36 @@ TEST(Allocation, RunAllocatesNothing) {
   }
 }
 
+TEST(Allocation, BackwardAllocatesNothing) {
+  for (const std::string& impl : runnable(Op::backward)) {
+    if (impl == "reference") continue;  // the oracle may allocate
+    Forward f;
+    std::vector<float> dq(f.q.size()), dk(f.k.size()), dv(f.v.size()), dg(f.g.size());
+    deltic_backward_tensors t{};
+    t.size = sizeof t;
+    deltic_tensors_init(&t.forward);
+    t.forward.q = f.t.q, t.forward.k = f.t.k, t.forward.v = f.t.v;
+    t.forward.g = f.t.g, t.forward.beta = f.t.beta, t.forward.cu_seqlens = f.t.cu_seqlens;
+    t.d_o = f.t.o;
+    const auto like = [](deltic_tensor of, std::vector<float>& data) {
+      of.data = data.data();
+      return of;
+    };
+    t.dq = like(f.t.q, dq), t.dk = like(f.t.k, dk), t.dv = like(f.t.v, dv), t.dg = like(f.t.g, dg);
+    f.options.impl = impl.c_str();
+    uint64_t bytes = 0;
+    ASSERT_EQ(deltic_backward_workspace(&f.options, &t, &bytes), DELTIC_OK) << deltic_last_error();
+    const Workspace workspace(bytes);
+    const deltic_workspace w = workspace.c();
+    ASSERT_EQ(deltic_backward(&f.options, &t, &w, nullptr), DELTIC_OK) << deltic_last_error();
+    const Watch watch;
+    const deltic_status status = deltic_backward(&f.options, &t, &w, nullptr);
+    const long allocations = watch.allocations();
+    EXPECT_EQ(status, DELTIC_OK);
+    EXPECT_EQ(allocations, 0) << impl;
+  }
+}
+
 TEST(Allocation, HalfPrecisionRunAllocatesNothing) {
   for (const std::string& impl : runnable(Op::forward)) {
     if (impl == "reference") continue;

@@ -48,7 +48,8 @@ enum class Op : int32_t {
   kkt = DELTIC_KKT,
   scores = DELTIC_SCORES,
   inverse = DELTIC_INVERSE,
-  wy = DELTIC_WY
+  wy = DELTIC_WY,
+  backward = DELTIC_BACKWARD
 };
 enum class GateForm : int32_t {
   log_decay = DELTIC_GATE_LOG_DECAY,
@@ -66,6 +67,12 @@ enum class Split : int32_t {
   off = DELTIC_SPLIT_OFF,
   by_length = DELTIC_SPLIT_BY_LENGTH,
   segments = DELTIC_SPLIT_SEGMENTS
+};
+// What forward keeps for backward. All give the same gradients to the bit.
+enum class Save : int32_t {
+  none = DELTIC_SAVE_NONE,
+  states = DELTIC_SAVE_STATES,
+  all = DELTIC_SAVE_ALL
 };
 enum class ErrorKind : int32_t {
   invalid_argument = DELTIC_INVALID_ARGUMENT,
@@ -175,7 +182,8 @@ struct Options {
   std::optional<float> lower_bound{};
   int32_t num_threads = 0;
   std::optional<bool> checked{};
-  std::string impl{};  // empty: best first
+  Save save = Save::none;  // forward only
+  std::string impl{};      // empty: best first
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -195,6 +203,7 @@ struct Options {
     o.lower_bound = lower_bound.value_or(0.0f);
     o.num_threads = num_threads;
     o.checked = checked.has_value() ? (*checked ? 1 : 2) : 0;
+    o.save = static_cast<int32_t>(save);
     o.impl = impl.empty() ? nullptr : impl.c_str();
     return o;
   }
@@ -205,6 +214,7 @@ struct Tensors {
   TensorView q{}, k{}, v{}, o{}, beta{}, g{}, gv{}, A_log{}, dt_bias{}, cu_seqlens{},
       cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
       ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
+  deltic_buffer saved{};  // with Options::save; Workspace::c() gives one
 
   deltic_tensors c() const {
     return {sizeof(deltic_tensors),
@@ -227,7 +237,30 @@ struct Tensors {
             ckpt_cu,
             ckpt_tokens,
             ckpt_slots,
-            ckpt_states};
+            ckpt_states,
+            saved};
+  }
+};
+
+// Tensors of backward; see deltic_backward_tensors.
+struct BackwardTensors {
+  Tensors forward{};  // the inputs of the forward call and what it saved; no outputs
+  TensorView d_o{}, d_final_state{}, dq{}, dk{}, dv{}, dbeta{}, dg{}, dA_log{}, ddt_bias{},
+      d_initial_state{};
+
+  deltic_backward_tensors c() const {
+    return {sizeof(deltic_backward_tensors),
+            forward.c(),
+            d_o,
+            d_final_state,
+            dq,
+            dk,
+            dv,
+            dbeta,
+            dg,
+            dA_log,
+            ddt_bias,
+            d_initial_state};
   }
 };
 
@@ -287,6 +320,21 @@ inline size_t forward_workspace_bytes(const Options& options, const Tensors& ten
   detail::check(deltic_forward_workspace(&o, &t, &bytes));
   return static_cast<size_t>(bytes);
 }
+// Bytes of Tensors::saved for Options::save.
+inline size_t forward_saved_bytes(const Options& options, const Tensors& tensors) {
+  const deltic_options o = options.c();
+  const deltic_tensors t = tensors.c();
+  uint64_t bytes = 0;
+  detail::check(deltic_forward_saved(&o, &t, &bytes));
+  return static_cast<size_t>(bytes);
+}
+inline size_t backward_workspace_bytes(const Options& options, const BackwardTensors& tensors) {
+  const deltic_options o = options.c();
+  const deltic_backward_tensors t = tensors.c();
+  uint64_t bytes = 0;
+  detail::check(deltic_backward_workspace(&o, &t, &bytes));
+  return static_cast<size_t>(bytes);
+}
 inline size_t decode_workspace_bytes(const Options& options, const Tensors& tensors) {
   const deltic_options o = options.c();
   const deltic_tensors t = tensors.c();
@@ -308,6 +356,12 @@ inline void forward(const Options& options, const Tensors& tensors,
   const deltic_tensors t = tensors.c();
   detail::check(deltic_forward(&o, &t, &workspace, stream));
 }
+inline void backward(const Options& options, const BackwardTensors& tensors,
+                     const deltic_workspace& workspace, void* stream = nullptr) {
+  const deltic_options o = options.c();
+  const deltic_backward_tensors t = tensors.c();
+  detail::check(deltic_backward(&o, &t, &workspace, stream));
+}
 inline void decode(const Options& options, const Tensors& tensors,
                    const deltic_workspace& workspace, void* stream = nullptr) {
   const deltic_options o = options.c();
@@ -325,6 +379,10 @@ inline void block(Op op, const Options& options, const BlockTensors& tensors,
 inline void forward(const Options& options, const Tensors& tensors) {
   const Workspace w(forward_workspace_bytes(options, tensors));
   forward(options, tensors, w.c());
+}
+inline void backward(const Options& options, const BackwardTensors& tensors) {
+  const Workspace w(backward_workspace_bytes(options, tensors));
+  backward(options, tensors, w.c());
 }
 inline void decode(const Options& options, const Tensors& tensors) {
   const Workspace w(decode_workspace_bytes(options, tensors));

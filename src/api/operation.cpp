@@ -7,6 +7,7 @@
 #include "api/settings.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "cpu/cpu.h"
 
 namespace deltic {
 namespace {
@@ -39,6 +40,25 @@ uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
   return std::max<uint64_t>(chosen.workspace_bytes(p), value_scratch_bytes(p));
 }
 
+void check_saved_buffer(const Problem& p) {
+  const uint64_t needed = cpu::saved_bytes(p);
+  if (p.save == DELTIC_SAVE_NONE) {
+    if (p.saved.bytes != 0) {
+      fail(DELTIC_INVALID_ARGUMENT, "forward: saved: expected none without save, got ",
+           p.saved.bytes, " bytes");
+    }
+    return;
+  }
+  if (p.saved.data == nullptr || p.saved.bytes < needed) {
+    fail(DELTIC_INVALID_ARGUMENT, "forward: saved: expected at least ", needed, " bytes, got ",
+         p.saved.data == nullptr ? 0 : p.saved.bytes);
+  }
+  if (reinterpret_cast<uintptr_t>(p.saved.data) % kWorkspaceAlign != 0) {
+    fail(DELTIC_INVALID_ARGUMENT, "forward: saved: expected memory aligned to ", kWorkspaceAlign,
+         " bytes, got a misaligned pointer");
+  }
+}
+
 }  // namespace
 
 template <class Tensors>
@@ -49,6 +69,14 @@ void workspace_query(deltic_op op, const deltic_options* options, const Tensors*
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": bytes: expected a pointer, got null");
   }
   *bytes = needed_bytes(call.problem, choose(call.problem, call.named));
+}
+
+void saved_query(const deltic_options* options, const deltic_tensors* tensors, uint64_t* bytes) {
+  const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, true);
+  if (bytes == nullptr) {
+    fail(DELTIC_INVALID_ARGUMENT, "forward: bytes: expected a pointer, got null");
+  }
+  *bytes = cpu::saved_bytes(call.problem);
 }
 
 template <class Tensors>
@@ -67,6 +95,7 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": workspace: expected memory aligned to ",
          kWorkspaceAlign, " bytes, got a misaligned pointer");
   }
+  if (op == DELTIC_FORWARD) check_saved_buffer(p);
   const std::span<std::byte> memory(static_cast<std::byte*>(given.data), needed);
   check_values(p, memory);
   if (p.checked) check_finite(p);

@@ -8,6 +8,8 @@ namespace deltic {
 template <class Tensors>
 void workspace_query(deltic_op op, const deltic_options* options, const Tensors* tensors,
                      uint64_t* bytes);
+// Bytes of tensors.saved for options.save.
+void saved_query(const deltic_options* options, const deltic_tensors* tensors, uint64_t* bytes);
 template <class Tensors>
 void run_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                    const deltic_workspace* workspace, void* stream);

@@ -28,6 +28,10 @@ deltic_status deltic_forward(const deltic_options* options, const deltic_tensors
                              const deltic_workspace* workspace, void* stream) {
   return guard([&] { run_operation(DELTIC_FORWARD, options, tensors, workspace, stream); });
 }
+deltic_status deltic_forward_saved(const deltic_options* options, const deltic_tensors* tensors,
+                                   uint64_t* bytes) {
+  return guard([&] { saved_query(options, tensors, bytes); });
+}
 deltic_status deltic_backward_workspace(const deltic_options* options,
                                         const deltic_backward_tensors* tensors, uint64_t* bytes) {
   return guard([&] { workspace_query(DELTIC_BACKWARD, options, tensors, bytes); });

@@ -2,6 +2,7 @@
 #include "cpu/cpu.h"
 #include "cpu/features.h"
 #include "cpu/plain.h"
+#include "cpu/saved.h"
 #include "cpu/simd/simd.h"
 
 namespace deltic::cpu {
@@ -32,6 +33,7 @@ const std::vector<Implementation>& implementations(deltic_op op) {
     add(all[DELTIC_FORWARD], tile_forward_doors(), takes_bf16);
     add(all[DELTIC_FORWARD], forward_doors(), takes_all);
     add(all[DELTIC_DECODE], decode_doors(), takes_all);
+    add(all[DELTIC_BACKWARD], backward_doors(), takes_all);
     for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i)
       add(all[static_cast<size_t>(i)], block_doors(), takes_all);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
@@ -41,6 +43,8 @@ const std::vector<Implementation>& implementations(deltic_op op) {
   }();
   return lists[static_cast<size_t>(op)];
 }
+
+size_t saved_bytes(const Problem& p) { return SavedLayout(p, p.save).bytes; }
 
 std::string features_used() {
   std::string s;

@@ -1,5 +1,5 @@
-// The plain implementation: the recurrence in fp32, token by token, and the building blocks in
-// fp32.
+// The plain implementation: the recurrence and its backward pass in fp32, token by token, and the
+// building blocks in fp32.
 #include "cpu/plain.h"
 
 #include <omp.h>
@@ -10,6 +10,7 @@
 
 #include "core/block_math.h"
 #include "core/recurrence.h"
+#include "core/recurrence_backward.h"
 
 namespace deltic::cpu {
 namespace {
@@ -128,22 +129,25 @@ const char* nothing_missing() { return nullptr; }
 
 const char* refuse_fp64(const Problem& p) {
   const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
-  for (const Rows* rows : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g, &p.gv, &p.x, &p.a, &p.out, &p.w,
-                           &p.u, &p.kg, &p.qg, &p.rstd}) {
+  for (const Rows* rows :
+       {&p.q, &p.k,  &p.v,  &p.o,    &p.beta, &p.g,  &p.gv, &p.x,  &p.a,     &p.out, &p.w,
+        &p.u, &p.kg, &p.qg, &p.rstd, &p.d_o,  &p.dq, &p.dk, &p.dv, &p.dbeta, &p.dg}) {
     if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
   }
-  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt}) {
+  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt, &p.d_final, &p.d_initial}) {
     if (is_fp64(*states)) return "a state is fp64, which only the oracle takes";
   }
   return nullptr;
 }
 
 size_t workspace_bytes(const Problem& p) {
+  if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<float>(p);
   if (!is_recurrence(p)) return blocks::workspace_bytes<float>(p);
   return Slice(p, nullptr).bytes * static_cast<size_t>(p.threads);
 }
 
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
+  if (p.op == DELTIC_BACKWARD) return recurrence_backward::run<float>(p, workspace);
   is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run<float>(p, workspace);
 }
 

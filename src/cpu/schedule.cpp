@@ -25,7 +25,8 @@ ForwardPlan forward_plan(const Problem& p, int64_t panels) {
   return plan;
 }
 
-TaskOrder order_tasks(const Problem& p, const ForwardPlan& plan, int64_t* order, int64_t* loads) {
+TaskOrder order_tasks(const Problem& p, int threads, int64_t heads, int64_t* order,
+                      int64_t* loads) {
   const auto length = [&](int64_t n) { return p.packed ? p.cu(n + 1) - p.cu(n) : p.T; };
   for (int64_t n = 0; n < p.N; ++n) order[n] = n;
   if (p.packed) {
@@ -34,22 +35,22 @@ TaskOrder order_tasks(const Problem& p, const ForwardPlan& plan, int64_t* order,
     });
   }
   // Longest first, each task to the least loaded thread: is the busiest one much above the mean?
-  std::fill(loads, loads + plan.threads, 0);
+  std::fill(loads, loads + threads, 0);
   int64_t total = 0;
   const auto more = [](int64_t a, int64_t b) { return a > b; };  // min-heap
   for (int64_t n = 0; n < p.N; ++n) {
     const int64_t work = (length(order[n]) + p.chunk - 1) / p.chunk;
     if (work == 0) break;
-    for (int64_t h = 0; h < p.HV; ++h) {
-      std::pop_heap(loads, loads + plan.threads, more);
-      loads[plan.threads - 1] += work;
-      std::push_heap(loads, loads + plan.threads, more);
+    for (int64_t h = 0; h < heads; ++h) {
+      std::pop_heap(loads, loads + threads, more);
+      loads[threads - 1] += work;
+      std::push_heap(loads, loads + threads, more);
       total += work;
     }
   }
-  const int64_t busiest = *std::max_element(loads, loads + plan.threads);
+  const int64_t busiest = *std::max_element(loads, loads + threads);
   // Rounds cost about a tenth (barriers, operands through L2 twice).
-  return {static_cast<double>(busiest) * plan.threads <= 1.1 * static_cast<double>(total) + 0.5};
+  return {static_cast<double>(busiest) * threads <= 1.1 * static_cast<double>(total) + 0.5};
 }
 
 #if defined(__x86_64__)

@@ -16,8 +16,9 @@ ForwardPlan forward_plan(const Problem& p, int64_t panels);
 struct TaskOrder {
   bool is_balanced;  // whole tasks keep all threads busy; else rounds
 };
-// Sequences by falling length into order[N]; decides between whole tasks and rounds.
-TaskOrder order_tasks(const Problem& p, const ForwardPlan& plan, int64_t* order, int64_t* loads);
+// Sequences by falling length into order[N]; `heads` tasks each. Decides between whole tasks for
+// each thread and threads that share a task.
+TaskOrder order_tasks(const Problem& p, int threads, int64_t heads, int64_t* order, int64_t* loads);
 
 // Products of small gates run into denormals, which cost a hundred cycles each and carry nothing
 // here: flushed to zero for the time of a call, in each of its threads.

@@ -10,6 +10,7 @@
 
 #include "core/block_math.h"
 #include "core/recurrence.h"
+#include "core/recurrence_backward.h"
 
 namespace deltic::reference {
 namespace {
@@ -119,11 +120,13 @@ const char* nothing_missing() { return nullptr; }
 const char* takes_all(const Problem&) { return nullptr; }
 
 size_t workspace_bytes(const Problem& p) {
+  if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<double>(p);
   if (!is_recurrence(p)) return blocks::workspace_bytes<double>(p);
   return Token(p, nullptr).bytes * static_cast<size_t>(p.threads);
 }
 
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
+  if (p.op == DELTIC_BACKWARD) return recurrence_backward::run<double>(p, workspace);
   is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run<double>(p, workspace);
 }
 

@@ -70,17 +70,19 @@ inline void store_state(const States& states, int64_t slot, int64_t head, const 
   }
 }
 
-// Rows of beta v as a panel, zeros past the end; and a panel as rows of o.
-inline void load_values(const Problem& p, const ChunkPlace& at, const Shape& s, int64_t panel,
-                        const float* beta, int64_t width, float* x) {
-  const int64_t columns = s.panel_columns(panel);
-  for (int64_t t = 0; t < at.length; ++t) {
-    const int64_t row = p.v.at(at.batch, at.begin + t, at.head) + panel * kPanel;
-    load_row(p.v.data, p.v.dtype, row, columns, width, x + t * width);
-    if (beta[t] != 1.0f) scale_row(x + t * width, width, beta[t]);
+// Rows as a panel, row t times factor[t] if there are factors; zeros past the end and for an absent
+// tensor. And a panel as rows of o.
+inline void load_panel_rows(const Rows& rows, const ChunkPlace& at, const Shape& s, int64_t panel,
+                            const float* factor, float* x) {
+  const int64_t columns = s.panel_columns(panel), width = s.panel_width(panel);
+  const int64_t length = rows ? at.length : 0;
+  for (int64_t t = 0; t < length; ++t) {
+    const int64_t row = rows.at(at.batch, at.begin + t, at.head) + panel * kPanel;
+    load_row(rows.data, rows.dtype, row, columns, width, x + t * width);
+    if (factor != nullptr && factor[t] != 1.0f) scale_row(x + t * width, width, factor[t]);
   }
-  std::memset(x + at.length * width, 0,
-              static_cast<size_t>((rows_of(at.length) - at.length) * width) * sizeof(float));
+  std::memset(x + length * width, 0,
+              static_cast<size_t>((rows_of(at.length) - length) * width) * sizeof(float));
 }
 inline void store_outputs(const Problem& p, const ChunkPlace& at, const Shape& s, int64_t panel,
                           int64_t width, const float* o) {
@@ -178,7 +180,7 @@ struct Fp32Engine {
                    int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep) {
     using Products = PanelProducts<kWidth>;
     const int64_t rows = rows_of(at.length);
-    load_values(p, at, s, panel, ops.beta, kWidth, scratch.x);
+    load_panel_rows(p.v, at, s, panel, ops.beta, scratch.x);
     Products::subtract(ops.kd, s.Kp, rows, s.K, S, scratch.x);
     Products::lower(ops.inverse, s.C, rows, scratch.x, scratch.y);
     Products::output(ops.qd, s.Kp, rows, s.K, S, ops.scores, s.C, scratch.y, scratch.x);

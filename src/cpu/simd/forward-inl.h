@@ -15,6 +15,7 @@
 
 #include <atomic>
 
+#include "cpu/saved.h"
 #include "cpu/schedule.h"
 #include "cpu/simd/chain-inl.h"
 
@@ -28,7 +29,10 @@ class Forward {
   using Operands = typename Engine::Operands;
 
   explicit Forward(const Problem& p)
-      : p_(p), shape_(p, Engine::kKeyAlign), plan_(forward_plan(p, shape_.panels)) {}
+      : p_(p),
+        shape_(p, Engine::kKeyAlign),
+        plan_(forward_plan(p, shape_.panels)),
+        saved_(p, p.save) {}
 
   size_t workspace_bytes() const {
     Scratch arena(nullptr);
@@ -39,7 +43,11 @@ class Forward {
   void run(std::span<std::byte> workspace) const {
     Scratch arena(workspace.data());
     const Memory memory(arena, *this);
-    const TaskOrder order = order_tasks(p_, plan_, memory.order, memory.loads);
+    const TaskOrder order = order_tasks(p_, plan_.threads, p_.HV, memory.order, memory.loads);
+    if (p_.save != DELTIC_SAVE_NONE) {
+      write_saved_header(p_, p_.save);
+      count_saved(p_, saved_.segment, memory.first_state, memory.first_chunk);
+    }
     std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(plan_.threads)
     {
@@ -59,10 +67,11 @@ class Forward {
  private:
   // Where everything lies in the workspace: sizes follow from shapes alone.
   struct Memory {
-    int64_t* order;      // [N] sequences, longest first
-    int64_t* loads;      // [threads]
-    std::byte* threads;  // scratch of each thread
-    std::byte* shared;   // operands and states: of threads, or of a group's tasks
+    int64_t* order;                      // [N] sequences, longest first
+    int64_t* loads;                      // [threads]
+    int64_t *first_state, *first_chunk;  // [N + 1] of what is saved
+    std::byte* threads;                  // scratch of each thread
+    std::byte* shared;                   // operands and states: of threads, or of a group's tasks
     size_t thread_bytes, operand_bytes, state_bytes;
 
     Memory(Scratch& arena, const Forward& f) {
@@ -74,6 +83,8 @@ class Forward {
       thread_bytes = one.used(), operand_bytes = operands.used(), state_bytes = state.used();
       order = arena.take<int64_t>(f.p_.N);
       loads = arena.take<int64_t>(f.plan_.threads);
+      const int64_t counts = f.p_.save != DELTIC_SAVE_NONE ? f.p_.N + 1 : 0;
+      first_state = arena.take<int64_t>(counts), first_chunk = arena.take<int64_t>(counts);
       threads = arena.take<std::byte>(static_cast<int64_t>(thread_bytes) * f.plan_.threads);
       const size_t whole = static_cast<size_t>(f.plan_.threads) * (operand_bytes + state_bytes);
       const size_t rounds = static_cast<size_t>(f.plan_.group) *
@@ -94,11 +105,13 @@ class Forward {
     PrepareScratch prepare;
     ChainScratch chain;
     int thread;
+    const Memory& shared;
     ThreadMemory(const Memory& m, int index, const Forward& f)
         : arena(m.threads + static_cast<size_t>(index) * m.thread_bytes),
           prepare(arena, f.shape_.C, f.shape_.Kp, kGate == Gate::channel, Engine::kTiles),
           chain(arena, f.shape_, Engine::kTiles),
-          thread(index) {}
+          thread(index),
+          shared(m) {}
   };
 
   int64_t chunks(const Sequence& s) const { return (s.length + shape_.C - 1) / shape_.C; }
@@ -128,10 +141,39 @@ class Forward {
     }
   }
 
-  void prepare(const ChunkPlace& at, const Operands& operands, const ThreadMemory& mine) const {
+  void prepare(const Sequence& s, int64_t head, int64_t chunk, const Operands& operands,
+               const ThreadMemory& mine) const {
+    const ChunkPlace at = place(s, head, chunk);
     const PrepareScratch scratch = Engine::redirect(mine.prepare, operands);
     prepare_chunk<kGate>(p_, at, shape_.Kp, scratch, engine_);
     Engine::pack(scratch, operands, shape_, rows_of(at.length));
+    if (p_.save == DELTIC_SAVE_ALL) {
+      float* to = saved_chunk(mine, s, head, chunk) + saved_.state_floats + saved_.y_floats;
+      const size_t bytes = static_cast<size_t>(saved_.square_floats) * sizeof(float);
+      std::memcpy(to, scratch.inverse, bytes);
+      std::memcpy(to + saved_.square_floats, scratch.scores, bytes);
+    }
+  }
+
+  // What backward asked to be kept: all of a chunk, or the state at the start of a segment.
+  float* saved_chunk(const ThreadMemory& mine, const Sequence& s, int64_t head,
+                     int64_t chunk) const {
+    return saved_payload(p_.saved) +
+           ((mine.shared.first_chunk[s.n] + chunk) * p_.HV + head) * saved_.chunk_floats();
+  }
+  // Saved panels have K rounded up to 16 rows, the first of this engine's Kp.
+  int64_t saved_panel_floats() const { return padded(p_.K) * kPanel; }
+  void save_panel(const float* from, int64_t rows, int64_t panel, float* to) const {
+    std::memcpy(to, from, static_cast<size_t>(rows * shape_.panel_width(panel)) * sizeof(float));
+  }
+  void save_segment_start(const ThreadMemory& mine, const Sequence& s, int64_t head, int64_t chunk,
+                          int64_t panel, const float* S) const {
+    const int64_t done = chunk + 1;
+    if (p_.save != DELTIC_SAVE_STATES || done % saved_.segment != 0 || done >= chunks(s)) return;
+    const int64_t index = mine.shared.first_state[s.n] + done / saved_.segment - 1;
+    save_panel(S, padded(p_.K), panel,
+               saved_payload(p_.saved) + (index * p_.HV + head) * saved_.state_floats +
+                   panel * saved_panel_floats());
   }
 
   // Checkpoints of a sequence that lie strictly inside a chunk: S_n = decay S + (k exp(G_n - G))^T
@@ -180,6 +222,12 @@ class Forward {
     const bool inner = s.ckpt_begin < s.ckpt_end && has_inner_checkpoint(s, chunk);
     const auto keep = [&](const float* y, const float* S_in) {
       if (inner) keep_inner(s, at, chunk, panel, y, S_in, mine);
+      if (p_.save == DELTIC_SAVE_ALL) {
+        float* to = saved_chunk(mine, s, head, chunk);
+        save_panel(S_in, padded(p_.K), panel, to + panel * saved_panel_floats());
+        save_panel(y, rows_of(at.length), panel,
+                   to + saved_.state_floats + panel * kPanel * shape_.C);
+      }
     };
     if (shape_.panel_width(panel) == 32) {
       Engine::template step<32>(p_, at, shape_, operands, panel, mine.chain, S, keep);
@@ -187,6 +235,7 @@ class Forward {
       Engine::template step<16>(p_, at, shape_, operands, panel, mine.chain, S, keep);
     }
     if (s.ckpt_begin < s.ckpt_end) keep_edge(s, head, chunk * shape_.C + at.length, panel, S);
+    save_segment_start(mine, s, head, chunk, panel, S);
   }
   void end(const Sequence& s, int64_t head, int64_t panel, const float* S) const {
     store_state(p_.state_out, s.write_slot, head, shape_, panel, S);
@@ -207,7 +256,7 @@ class Forward {
         begin(s, head, panel, panel_state(state, panel));
       for (int64_t chunk = 0; chunk < chunks(s); ++chunk) {
         if (chunk + 1 < chunks(s)) prefetch(place(s, head, chunk + 1));
-        prepare(place(s, head, chunk), operands, mine);
+        prepare(s, head, chunk, operands, mine);
         for (int64_t panel = 0; panel < shape_.panels; ++panel) {
           carry(s, head, chunk, panel, operands, mine, panel_state(state, panel));
         }
@@ -265,7 +314,7 @@ class Forward {
             if (round + 1 >= std::max<int64_t>(rounds, 1)) end(s, head, panel, S);
           } else {
             const int64_t j = item % block, chunk = (round + 1) * block + j;
-            if (chunk < chunks(s)) prepare(place(s, head, chunk), buffer(slot, round + 1, j), mine);
+            if (chunk < chunks(s)) prepare(s, head, chunk, buffer(slot, round + 1, j), mine);
           }
         }
       }
@@ -275,6 +324,7 @@ class Forward {
   const Problem& p_;
   Shape shape_;
   ForwardPlan plan_;
+  SavedLayout saved_;
   Engine engine_;
 };
 

@@ -380,11 +380,10 @@ inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
   }
 }
 
-// Everything of a chunk up to its operands: s.kd (times beta), qd, kg, decay, beta, scores (Aqk)
-// and inverse. The engine forms the score products.
-template <Gate kGate, class Engine>
-inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
-                          const PrepareScratch& s, const Engine& engine) {
+// The rows of a chunk: s.kd (times beta), qd, kg, decay and beta, and what its scores are made of.
+template <Gate kGate>
+inline void prepare_rows(const Problem& p, const ChunkPlace& at, int64_t Kp,
+                         const PrepareScratch& s) {
   const int64_t C = p.chunk, rows = rows_of(at.length), k_head = p.k_head(at.head);
   load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k);
   load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q);
@@ -392,15 +391,24 @@ inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
   load_gates<kGate>(p, at, C, Kp, s.gate_bias, s.e);
   spread_rows<kGate>(s, rows, Kp);
   carry_rows<kGate>(s.k, s.e, rows, Kp, s.kg, s.decay);
+  // beta goes to the rows of v - k S, where it is a factor of many roundings, not to the inverse's
+  // columns, where one rounding of it would shift a whole token.
+  for (int64_t i = 0; i < at.length; ++i) scale_row(s.kd + i * Kp, Kp, s.beta[i]);
+}
+
+// Everything of a chunk up to its operands: the rows, scores (Aqk) and inverse. The engine forms
+// the score products.
+template <Gate kGate, class Engine>
+inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
+                          const PrepareScratch& s, const Engine& engine) {
+  const int64_t C = p.chunk, rows = rows_of(at.length);
+  prepare_rows<kGate>(p, at, Kp, s);
   engine.template scores<kGate>(s, rows, p.K, Kp, C);
   if constexpr (kGate == Gate::channel) {
     for (int64_t b = 0; b < rows; b += 16) diagonal_block(s, b, Kp, C);
   }
   finish_scores<kGate>(s, rows, C);
   invert_unit_lower(s.lower, C, rows, s.inverse);
-  // beta goes to the rows of v - k S, where it is a factor of many roundings, not to the inverse's
-  // columns, where one rounding of it would shift a whole token.
-  for (int64_t i = 0; i < at.length; ++i) scale_row(s.kd + i * Kp, Kp, s.beta[i]);
 }
 
 }  // namespace HWY_NAMESPACE

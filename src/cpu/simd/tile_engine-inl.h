@@ -220,7 +220,7 @@ struct TileEngine {
     const int64_t rows = rows_of(at.length), tokens = depth(s.C), Kp = s.Kp;
     float *x = scratch.x, *y = scratch.y;
     round_to_pairs(S, kWidth, Kp, kWidth, scratch.S_pairs);
-    load_values(p, at, s, panel, ops.beta, kWidth, x);
+    load_panel_rows(p.v, at, s, panel, ops.beta, x);
     for_row_blocks(rows, [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
       tile_clear<kRows, kWidth>();

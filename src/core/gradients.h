@@ -1,0 +1,96 @@
+// Gradients of a call's edges, for any arithmetic type: the L2 norm, the beta and gate forms, and
+// what has to be zero.
+#pragma once
+
+#include <cstdint>
+
+#include "core/recurrence.h"
+
+namespace deltic {
+
+// y = r x with r = 1 / sqrt(sum x^2 + 1e-6):  dx = r (dy - y (y . dy)), finite at x = 0. dy becomes
+// dx. The product is in double: along y almost all of dy may cancel.
+template <class Real>
+void normalize_gradient(const Real* y, Real r, int64_t count, Real* dy) {
+  double along = 0;
+  for (int64_t i = 0; i < count; ++i) along += static_cast<double>(y[i]) * dy[i];
+  for (int64_t i = 0; i < count; ++i) dy[i] = r * static_cast<Real>(dy[i] - along * y[i]);
+}
+
+// d(beta form)/dx * dy
+template <class Real>
+Real beta_gradient(const Problem& p, Real x, Real dy) {
+  switch (p.beta_form) {
+    case DELTIC_BETA_SIGMOID:
+      return sigmoid(x) * sigmoid(-x) * dy;
+    case DELTIC_BETA_2SIGMOID:
+      return 2 * sigmoid(x) * sigmoid(-x) * dy;
+    default:
+      return dy;
+  }
+}
+
+template <class Real>
+struct GateGradient {
+  Real g = 0;      // of the raw g, and of dt_bias
+  Real A_log = 0;  // of A_log
+};
+
+// Of y = log_decay(p, g, exp(A_log), bias).
+template <class Real>
+GateGradient<Real> log_decay_gradient(const Problem& p, Real g, Real rate, Real bias, Real dy) {
+  if (dy == 0) return {};  // a decay of 0 passes nothing on, and y may be infinite there
+  const Real x = g + bias;
+  switch (p.gate_form) {
+    case DELTIC_GATE_SOFTPLUS:
+      return {-rate * sigmoid(x) * dy, -rate * softplus(x) * dy};
+    case DELTIC_GATE_BOUNDED: {
+      const Real slope = static_cast<Real>(p.lower_bound) * sigmoid(rate * x) * sigmoid(-rate * x);
+      return {dy * slope * rate, dy * slope * rate * x};
+    }
+    default:
+      return {dy, 0};
+  }
+}
+
+// Gradients of rows that belong to no sequence.
+inline void zero_gradient_padding(const Problem& p) {
+  zero_padding(p, p.dq, p.H, p.K);
+  zero_padding(p, p.dk, p.H, p.K);
+  zero_padding(p, p.dv, p.HV, p.V);
+  zero_padding(p, p.dbeta, p.HV, 1);
+  zero_padding(p, p.dg, p.HV, gate_width(p));
+}
+
+// ---- dA_log and ddt_bias ----
+// Sums over tokens are in fp64, one set per sequence and value head, added in the order of the
+// sequences: the result depends neither on the threads nor, over a million tokens, on rounding.
+
+inline bool wants_parameter_sums(const Problem& p) { return p.dA_log || p.ddt_bias; }
+// One for A_log, then those of dt_bias.
+inline int64_t parameter_sums_per_head(const Problem& p) {
+  return wants_parameter_sums(p) ? 1 + gate_width(p) : 0;
+}
+inline int64_t num_parameter_sums(const Problem& p) {
+  return p.N * p.HV * parameter_sums_per_head(p);
+}
+
+// sums: [N, HV, parameter_sums_per_head]
+inline void store_parameter_gradients(const Problem& p, const double* sums) {
+  if (!wants_parameter_sums(p)) return;
+  const int64_t count = parameter_sums_per_head(p);
+  const auto total = [&](int64_t h, int64_t i) {
+    double sum = 0;
+    for (int64_t n = 0; n < p.N; ++n) sum += sums[(n * p.HV + h) * count + i];
+    return sum;
+  };
+  for (int64_t h = 0; h < p.HV; ++h) {
+    if (p.dA_log) store(p.dA_log.data, p.dA_log.dtype, p.dA_log.at(h), total(h, 0));
+    for (int64_t d = 0; d < gate_width(p) && p.ddt_bias; ++d) {
+      store(p.ddt_bias.data, p.ddt_bias.dtype, p.ddt_bias.at(h * gate_width(p) + d),
+            total(h, 1 + d));
+    }
+  }
+}
+
+}  // namespace deltic

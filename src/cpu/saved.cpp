@@ -1,0 +1,136 @@
+// What forward keeps for backward on the CPU.
+#include "cpu/saved.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/error.h"
+
+namespace deltic::cpu {
+namespace {
+
+constexpr int64_t kVersion = 1;
+constexpr size_t kHeaderBytes = 256;
+constexpr char kMagic[8] = {'d', 'e', 'l', 't', 'i', 'c', 'S', 'V'};
+
+// The facts a buffer must share with the call that reads it, each with the name of its argument.
+struct Header {
+  char magic[8];
+  struct Fact {
+    const char* name;
+    int64_t value;
+  };
+  static constexpr int kFacts = 18;
+  int64_t values[kFacts];
+};
+static_assert(sizeof(Header) <= kHeaderBytes);
+
+int64_t bits(float x) {
+  uint32_t u;
+  std::memcpy(&u, &x, sizeof(u));
+  return u;
+}
+
+void facts(const Problem& p, deltic_save save, Header::Fact (&f)[Header::kFacts]) {
+  const Header::Fact all[Header::kFacts] = {
+      {"version", kVersion},
+      {"save", save},
+      {"B", p.B},
+      {"T", p.T},
+      {"N", p.N},
+      {"H", p.H},
+      {"HV", p.HV},
+      {"K", p.K},
+      {"V", p.V},
+      {"chunk", p.chunk},
+      {"gate kind", static_cast<int64_t>(p.gate)},
+      {"gate_form", p.gate_form},
+      {"beta_form", p.beta_form},
+      {"qk_l2norm", p.l2norm ? 1 : 0},
+      {"dtype", static_cast<int64_t>(p.q.dtype)},
+      {"packed", p.packed ? 1 : 0},
+      {"scale (bits)", bits(p.scale)},
+      {"lower_bound (bits)", bits(p.lower_bound)},
+  };
+  std::copy(std::begin(all), std::end(all), std::begin(f));
+}
+
+}  // namespace
+
+int64_t segment_chunks(const Problem& p) {
+  const int64_t chunks = std::max<int64_t>(1, (p.T + p.chunk - 1) / p.chunk);
+  return static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(chunks))));
+}
+
+// States are kept as panels of 32 value columns with K rounded up to 16 rows, in fp32.
+SavedLayout::SavedLayout(const Problem& p, deltic_save save) : segment(segment_chunks(p)) {
+  const int64_t columns = (p.V + 31) / 32 * 32;
+  state_floats = (p.K + 15) / 16 * 16 * columns;
+  y_floats = p.chunk * columns;
+  square_floats = int64_t{p.chunk} * p.chunk;
+  const int64_t all_chunks = (p.T + p.chunk - 1) / p.chunk;
+  if (save == DELTIC_SAVE_NONE) return;
+  int64_t floats = 0;
+  if (save == DELTIC_SAVE_STATES) {
+    // The first segment starts from the initial state: only later starts are kept. Over packed
+    // sequences that is at most one per `segment` chunks of tokens.
+    max_states = p.packed ? p.T / (segment * p.chunk) : p.B * ((all_chunks - 1) / segment);
+    floats = max_states * p.HV * state_floats;
+  } else {
+    max_chunks = p.packed ? p.T / p.chunk + p.N : p.B * all_chunks;
+    floats = max_chunks * p.HV * chunk_floats();
+  }
+  bytes = kHeaderBytes + static_cast<size_t>(std::max<int64_t>(floats, 0)) * sizeof(float);
+}
+
+float* saved_payload(const deltic_buffer& saved) {
+  return reinterpret_cast<float*>(static_cast<std::byte*>(saved.data) + kHeaderBytes);
+}
+
+void count_saved(const Problem& p, int64_t segment, int64_t* first_state, int64_t* first_chunk) {
+  first_state[0] = first_chunk[0] = 0;
+  for (int64_t n = 0; n < p.N; ++n) {
+    const int64_t chunks = (sequence(p, n).length + p.chunk - 1) / p.chunk;
+    first_state[n + 1] = first_state[n] + std::max<int64_t>(0, (chunks - 1) / segment);
+    first_chunk[n + 1] = first_chunk[n] + chunks;
+  }
+}
+
+void write_saved_header(const Problem& p, deltic_save save) {
+  Header h;
+  std::memcpy(h.magic, kMagic, sizeof(kMagic));
+  Header::Fact f[Header::kFacts];
+  facts(p, save, f);
+  for (int i = 0; i < Header::kFacts; ++i) h.values[i] = f[i].value;
+  std::memcpy(p.saved.data, &h, sizeof(h));
+}
+
+deltic_save check_saved_header(const Problem& p) {
+  if (p.saved.bytes == 0) return DELTIC_SAVE_NONE;
+  Header h;
+  if (p.saved.data == nullptr || p.saved.bytes < kHeaderBytes) {
+    fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected at least ", kHeaderBytes,
+         " bytes, got ", p.saved.data == nullptr ? 0 : p.saved.bytes);
+  }
+  std::memcpy(&h, p.saved.data, sizeof(h));
+  if (std::memcmp(h.magic, kMagic, sizeof(kMagic)) != 0) {
+    fail(DELTIC_INVALID_ARGUMENT,
+         "backward: saved: expected a buffer that forward filled, got other bytes");
+  }
+  const int64_t save = h.values[1];
+  if (save != DELTIC_SAVE_STATES && save != DELTIC_SAVE_ALL) {
+    fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected save states or all, got ", save);
+  }
+  Header::Fact f[Header::kFacts];
+  facts(p, static_cast<deltic_save>(save), f);
+  for (int i = 0; i < Header::kFacts; ++i) {
+    if (h.values[i] != f[i].value) {
+      fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", f[i].name, " = ", f[i].value,
+           " as in this call, got ", h.values[i]);
+    }
+  }
+  return static_cast<deltic_save>(save);
+}
+
+}  // namespace deltic::cpu

@@ -1,0 +1,34 @@
+// What forward keeps for backward on the CPU: a header that says what it belongs to, then states.
+#pragma once
+
+#include "core/problem.h"
+
+namespace deltic::cpu {
+
+// Chunks per segment of a sequence: about the square root of the longest one's chunks, so that the
+// states kept at segment starts and the chunks worked on at a time are both few.
+//   T = 4096, chunk 64: 64 chunks, segments of 8, 7 states kept per sequence and head.
+int64_t segment_chunks(const Problem& p);
+
+// Where things lie in the buffer. Sizes follow from shapes alone.
+struct SavedLayout {
+  int64_t segment = 1;                     // chunks
+  int64_t max_states = 0;                  // kept per value head (DELTIC_SAVE_STATES)
+  int64_t max_chunks = 0;                  // of all sequences (DELTIC_SAVE_ALL)
+  int64_t state_floats = 0, y_floats = 0;  // Kp x padded V, C x padded V
+  int64_t square_floats = 0;               // C x C
+  size_t bytes = 0;
+
+  SavedLayout(const Problem& p, deltic_save save);
+  int64_t chunk_floats() const { return state_floats + y_floats + 2 * square_floats; }
+};
+
+// The first kept state and the first chunk of each sequence: [N + 1] each.
+void count_saved(const Problem& p, int64_t segment, int64_t* first_state, int64_t* first_chunk);
+
+// Writes the header, or throws with the first difference between it and the call.
+void write_saved_header(const Problem& p, deltic_save save);
+deltic_save check_saved_header(const Problem& p);
+float* saved_payload(const deltic_buffer& saved);
+
+}  // namespace deltic::cpu

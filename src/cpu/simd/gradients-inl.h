@@ -1,0 +1,472 @@
+// The gradients of one chunk and value head, once its states and the gradients of its new values
+// are known. With Y = v_new, dX the gradient of X = beta (v - kd S) (Y = A X), dS' the gradient of
+// the state after the chunk, q~ = scale q, and E_ij = exp(G_i - G_j):
+//
+//   M = dX Y^T, W = dO Y^T           dbeta_i = M_ii / beta_i,  dv = beta dX
+//   N_ij = -beta_i M_ij (i > j)      the gradient of k_i k_j E_ij;  W_ij that of q~_i k_j E_ij
+//   dq~  = sum_j W k_j E + exp(G) (dO S^T)
+//   dk   = sum_j N k_j E + sum_i (N k_i + W q~_i) E - beta exp(G) (dX S^T) + exp(G_last - G) (Y
+//   dS'^T) dG   = q~ dq~ + k dk (terms with G_i) - k dk (terms with -G_i), i = j left out, as they
+//   cancel;
+//          the last row also takes what belongs to G_last
+//   dg_t = sum of dG_i over i >= t
+#if defined(DELTIC_CPU_SIMD_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTIC_CPU_SIMD_GRADIENTS_INL_H_
+#undef DELTIC_CPU_SIMD_GRADIENTS_INL_H_
+#else
+#define DELTIC_CPU_SIMD_GRADIENTS_INL_H_
+#endif
+
+#include "cpu/simd/gradient_products-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltic::cpu {
+namespace HWY_NAMESPACE {
+
+// Scratch of one thread.
+struct GradientScratch {
+  float *prefix, *suffix;                // [C][Kp] exp(G), exp(G_last - G)
+  float *row_f[2], *col_f[2];            // [C][Kp] products inside blocks of 16, 32 (per channel)
+  float *dk_row, *dk_col, *dq_row;       // [C][Kp] pairs inside the chunk: i's part, j's part
+  float *dk_in, *dk_out, *dq_in;         // [C][Kp] through the incoming and the outgoing state
+  float* dG;                             // [C][Kp]
+  float *N, *W;                          // [C][C]
+  float *S_T, *Y_T;                      // [padded V][Kp], [padded V][C]
+  float* d_o;                            // panels
+  float *dbeta, *diagonal, *pair_decay;  // [C]
+  float *last, *state_dot;               // [Kp]
+
+  GradientScratch(Scratch& m, const Shape& s, bool per_channel) {
+    const auto rows = [&] { return m.take<float>(s.C * s.Kp); };
+    prefix = rows(), suffix = rows();
+    for (int i = 0; i < 2; ++i) {
+      row_f[i] = per_channel ? rows() : nullptr, col_f[i] = per_channel ? rows() : nullptr;
+    }
+    dk_row = rows(), dk_col = rows(), dq_row = rows(), dk_in = rows(), dk_out = rows(),
+    dq_in = rows();
+    dG = rows();
+    N = m.take<float>(s.C * s.C), W = m.take<float>(s.C * s.C);
+    S_T = m.take<float>(s.panels * s.panel_floats()), Y_T = m.take<float>(s.panels * kPanel * s.C);
+    d_o = m.take<float>(s.panels * kPanel * s.C);
+    dbeta = m.take<float>(s.C), diagonal = m.take<float>(s.C), pair_decay = m.take<float>(s.C);
+    last = m.take<float>(s.Kp), state_dot = m.take<float>(s.Kp);
+  }
+};
+
+// A chunk's matrices that live from the chains to the gradients, all in panels.
+struct ChunkStates {
+  float* S;         // [Kp][V] incoming state
+  float* Y;         // [C][V] v_new
+  float* dX;        // [C][V]
+  float* dS;        // [Kp][V] gradient of the outgoing state
+  double* d_param;  // [1 + Kp] sums of this chunk: dA_log, ddt_bias
+
+  ChunkStates(Scratch& m, const Shape& s) {
+    S = m.take<float>(s.panels * s.panel_floats()), dS = m.take<float>(s.panels * s.panel_floats());
+    Y = m.take<float>(s.panels * kPanel * s.C), dX = m.take<float>(s.panels * kPanel * s.C);
+    d_param = m.take<double>(1 + s.Kp);
+  }
+};
+
+// All the factors of a chunk from its e: prefix and suffix products of the whole chunk and of
+// blocks.
+template <Gate kGate>
+inline void factor_rows(const float* e, int64_t rows, int64_t Kp, const GradientScratch& g) {
+  const F32 d;
+  const Vec one = hn::Set(d, 1.0f);
+  const auto at = [&](int64_t t, int64_t c) {
+    if constexpr (kGate == Gate::channel) return hn::LoadU(d, e + t * Kp + c);
+    return hn::Set(d, kGate == Gate::head ? e[t] : 1.0f);
+  };
+  for (int64_t c = 0; c < Kp; c += kLanes) {
+    Vec f16 = one, f32 = one, f64 = one;
+    for (int64_t t = 0; t < rows; ++t) {
+      const Vec x = at(t, c);
+      f16 = t % 16 == 0 ? x : hn::Mul(f16, x);
+      f32 = t % 32 == 0 ? x : hn::Mul(f32, x);
+      f64 = hn::Mul(f64, x);
+      hn::StoreU(f64, d, g.prefix + t * Kp + c);
+      if constexpr (kGate == Gate::channel) {
+        hn::StoreU(f16, d, g.row_f[0] + t * Kp + c);
+        hn::StoreU(f32, d, g.row_f[1] + t * Kp + c);
+      }
+    }
+    f16 = f32 = f64 = one;
+    for (int64_t t = rows - 1; t >= 0; --t) {
+      if (t % 16 == 15) f16 = one;
+      if (t % 32 == 31) f32 = one;
+      hn::StoreU(f64, d, g.suffix + t * Kp + c);
+      if constexpr (kGate == Gate::channel) {
+        hn::StoreU(f16, d, g.col_f[0] + t * Kp + c);
+        hn::StoreU(f32, d, g.col_f[1] + t * Kp + c);
+      }
+      const Vec x = at(t, c);
+      f16 = hn::Mul(f16, x), f32 = hn::Mul(f32, x), f64 = hn::Mul(f64, x);
+    }
+  }
+}
+
+// N and W from M and W: signs, beta, masks; per head the pair decays too. W's diagonal goes aside.
+template <Gate kGate>
+inline void finish_pairs(const float* e, const float* beta, int64_t rows, int64_t C,
+                         const GradientScratch& g) {
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  std::fill(g.pair_decay, g.pair_decay + C, kGate == Gate::head ? 0.0f : 1.0f);
+  for (int64_t i = 0; i < rows; ++i) {
+    g.diagonal[i] = g.W[i * C + i];
+    if constexpr (kGate == Gate::head) {
+      const Vec x = hn::Set(d, e[i]);
+      for (int64_t j = 0; j < C; j += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, g.pair_decay + j), x), d, g.pair_decay + j);
+      }
+      g.pair_decay[i] = 1.0f;
+    }
+    const Vec factor = hn::Set(d, -beta[i]);
+    const auto row = hn::Set(di, static_cast<int32_t>(i));
+    for (int64_t j = 0; j < C; j += kLanes) {
+      const auto below = hn::RebindMask(d, hn::Lt(hn::Iota(di, static_cast<int32_t>(j)), row));
+      const Vec decay = hn::LoadU(d, g.pair_decay + j);
+      const Vec n = hn::Mul(hn::Mul(hn::LoadU(d, g.N + i * C + j), factor), decay);
+      const Vec w = hn::Mul(hn::LoadU(d, g.W + i * C + j), decay);
+      hn::StoreU(hn::IfThenElseZero(below, n), d, g.N + i * C + j);
+      hn::StoreU(hn::IfThenElseZero(below, w), d, g.W + i * C + j);
+    }
+  }
+}
+
+// Pairs of one diagonal block of 16 rows, per channel: the walk back of the forward, with
+// gradients.
+inline void diagonal_pairs(const PrepareScratch& s, const GradientScratch& g, int64_t b, int64_t Kp,
+                           int64_t C) {
+  const F32 d;
+  for (int64_t c = 0; c < Kp; c += kLanes) {
+    for (int64_t i = b + 1; i < b + 16; ++i) {
+      const Vec k = hn::LoadU(d, s.k + i * Kp + c), q = hn::LoadU(d, s.q + i * Kp + c);
+      Vec f = hn::Set(d, 1.0f);
+      Vec dk = hn::LoadU(d, g.dk_row + i * Kp + c), dq = hn::LoadU(d, g.dq_row + i * Kp + c);
+      for (int64_t j = i - 1; j >= b; --j) {
+        f = hn::Mul(f, hn::LoadU(d, s.e + (j + 1) * Kp + c));
+        const Vec n = hn::Set(d, g.N[i * C + j]), w = hn::Set(d, g.W[i * C + j]);
+        const Vec kj = hn::Mul(f, hn::LoadU(d, s.k + j * Kp + c));
+        dk = hn::MulAdd(n, kj, dk);
+        dq = hn::MulAdd(w, kj, dq);
+        const Vec pulled = hn::MulAdd(w, q, hn::Mul(n, k));
+        float* to = g.dk_col + j * Kp + c;
+        hn::StoreU(hn::MulAdd(f, pulled, hn::LoadU(d, to)), d, to);
+      }
+      hn::StoreU(dk, d, g.dk_row + i * Kp + c);
+      hn::StoreU(dq, d, g.dq_row + i * Kp + c);
+    }
+  }
+}
+
+// dk_row, dq_row, dk_col: what pairs of tokens inside the chunk give.
+template <Gate kGate>
+inline void pair_gradients(const PrepareScratch& s, const GradientScratch& g, int64_t rows,
+                           int64_t Kp, int64_t C) {
+  const F32 d;
+  const auto zero = [&](float* x) {
+    std::memset(x, 0, static_cast<size_t>(rows * Kp) * sizeof(float));
+  };
+  zero(g.dk_row), zero(g.dq_row), zero(g.dk_col);
+  if constexpr (kGate != Gate::channel) {
+    for (int64_t b = 0; b < rows; b += 16) {  // rows b.. meet columns up to b + 15
+      add_product(g.N + b * C, C, 1, 16, b + 16, s.k, Kp, Kp, g.dk_row + b * Kp, Kp);
+      add_product(g.W + b * C, C, 1, 16, b + 16, s.k, Kp, Kp, g.dq_row + b * Kp, Kp);
+      add_product(g.N + b * C + b, 1, C, 16, rows - b, s.k + b * Kp, Kp, Kp, g.dk_col + b * Kp, Kp);
+      add_product(g.W + b * C + b, 1, C, 16, rows - b, s.q + b * Kp, Kp, Kp, g.dk_col + b * Kp, Kp);
+    }
+  } else {
+    // Rows of the upper half against columns of the lower half of a block, with the forward's
+    // factors. s.row_k, row_q, col_k hold k and q times them; s.kd and s.qd serve as room for the
+    // products.
+    for (int level = 0; level < 2; ++level) {
+      const int64_t half = level == 0 ? 16 : 32;
+      for (int64_t r = half; r < rows; r += 2 * half) {
+        const int64_t n = std::min(half, rows - r), j = r - half;
+        const auto scaled_add = [&](const float* x, const float* f, int64_t first, int64_t count,
+                                    float* to) {
+          for (int64_t i = first * Kp; i < (first + count) * Kp; i += kLanes) {
+            hn::StoreU(hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, f + i), hn::LoadU(d, to + i)),
+                       d, to + i);
+          }
+        };
+        const auto clear_rows = [&](float* x, int64_t first, int64_t count) {
+          std::memset(x + first * Kp, 0, static_cast<size_t>(count * Kp) * sizeof(float));
+        };
+        clear_rows(s.kd, r, n), clear_rows(s.qd, r, n), clear_rows(s.kd, j, half);
+        add_product(g.N + r * C + j, C, 1, n, half, s.col_k[level] + j * Kp, Kp, Kp, s.kd + r * Kp,
+                    Kp);
+        add_product(g.W + r * C + j, C, 1, n, half, s.col_k[level] + j * Kp, Kp, Kp, s.qd + r * Kp,
+                    Kp);
+        add_product(g.N + r * C + j, 1, C, half, n, s.row_k[level] + r * Kp, Kp, Kp, s.kd + j * Kp,
+                    Kp);
+        add_product(g.W + r * C + j, 1, C, half, n, s.row_q[level] + r * Kp, Kp, Kp, s.kd + j * Kp,
+                    Kp);
+        scaled_add(s.kd, g.row_f[level], r, n, g.dk_row);
+        scaled_add(s.qd, g.row_f[level], r, n, g.dq_row);
+        scaled_add(s.kd, g.col_f[level], j, half, g.dk_col);
+      }
+    }
+    for (int64_t b = 0; b < rows; b += 16) diagonal_pairs(s, g, b, Kp, C);
+  }
+}
+
+// The gate's form backwards: dg of the log decay becomes that of the raw value; the parameters'
+// sums. Rows of `dg` (Kp per channel, 1 per head) are overwritten.
+template <Gate kGate>
+inline void gate_gradient(const Problem& p, const ChunkPlace& at, int64_t Kp, float* bias_row,
+                          float* raw, float* dg, double* d_param) {
+  const F32 d;
+  std::fill(d_param, d_param + 1 + Kp, 0.0);
+  if (p.gate_form == DELTIC_GATE_LOG_DECAY) return;
+  constexpr bool kChannel = kGate == Gate::channel;
+  const GateParams params = gate_params(p, at.head, Kp, bias_row);
+  const int64_t width = kChannel ? Kp : kRowAlign, valid = kChannel ? p.K : 1;
+  Vec sum_a = hn::Zero(d);
+  const Vec factor = hn::Set(d, params.factor);
+  alignas(64) float row[kRowAlign] = {}, drow[kRowAlign] = {};
+  double dA = 0;
+  for (int64_t t = 0; t < at.length; ++t) {
+    const int64_t from = p.g.at(at.batch, at.begin + t, at.head);
+    float* x = kChannel ? raw : row;
+    float* dx = kChannel ? dg + t * Kp : drow;
+    load_row(p.g.data, p.g.dtype, from, valid, width, x);
+    if (!kChannel) drow[0] = dg[t];
+    sum_a = hn::Zero(d);
+    for (int64_t c = 0; c < width; c += kLanes) {
+      const Vec bias = kChannel ? hn::LoadU(d, bias_row + c) : hn::Set(d, params.bias);
+      const Vec shifted = hn::Add(hn::LoadU(d, x + c), bias), up = hn::LoadU(d, dx + c);
+      Vec down, da;
+      if (p.gate_form == DELTIC_GATE_SOFTPLUS) {
+        down = hn::Neg(hn::Mul(hn::Mul(factor, up), sigmoid(shifted)));
+        da = hn::Neg(hn::Mul(hn::Mul(factor, up), softplus(shifted)));
+      } else {
+        const Vec s = sigmoid(hn::Mul(factor, shifted));
+        const Vec slope = hn::Mul(s, hn::Sub(hn::Set(d, 1.0f), s));
+        down = hn::Mul(hn::Mul(hn::Set(d, p.lower_bound), hn::Mul(factor, slope)), up);
+        da = hn::Mul(down, shifted);
+      }
+      hn::StoreU(down, d, dx + c);
+      hn::StoreU(da, d, x + c);
+    }
+    for (int64_t c = 0; c < valid; ++c) {
+      dA += static_cast<double>(x[c]);
+      d_param[1 + c] += static_cast<double>(dx[c]);
+    }
+    if (!kChannel) dg[t] = drow[0];
+  }
+  d_param[0] = dA;
+  static_cast<void>(sum_a);
+}
+
+// beta = 0 leaves nothing to divide by: the residual v - S'^T k of one token, from its parts.
+template <Gate kGate>
+inline float residual_dot(const PrepareScratch& s, const GradientScratch& g, const ChunkStates& c,
+                          const Problem& p, const ChunkPlace& at, const Shape& shape, int64_t i) {
+  const int64_t Kp = shape.Kp;
+  float* pair = g.pair_decay;  // k_i k_j E_ij
+  for (int64_t j = 0; j < i; ++j) pair[j] = 0.0f;
+  for (int64_t d = 0; d < shape.K; ++d) {
+    float f = s.k[i * Kp + d];
+    for (int64_t j = i - 1; j >= 0; --j) {
+      if constexpr (kGate == Gate::channel) f *= s.e[(j + 1) * Kp + d];
+      if constexpr (kGate == Gate::head) f *= s.e[j + 1];
+      pair[j] += f * s.k[j * Kp + d];
+    }
+  }
+  double dot = 0;
+  for (int64_t panel = 0; panel < shape.panels; ++panel) {
+    const int64_t width = shape.panel_width(panel);
+    const float *S = c.S + panel * shape.panel_floats(), *Y = c.Y + panel * kPanel * shape.C;
+    const float* dX = c.dX + panel * kPanel * shape.C;
+    for (int64_t v = 0; v < shape.panel_columns(panel); ++v) {
+      float z = load_f32(p.v.data, p.v.dtype,
+                         p.v.at(at.batch, at.begin + i, at.head) + panel * kPanel + v);
+      for (int64_t d = 0; d < shape.K; ++d)
+        z -= s.k[i * Kp + d] * g.prefix[i * Kp + d] * S[d * width + v];
+      for (int64_t j = 0; j < i; ++j) z -= pair[j] * Y[j * width + v];
+      dot += static_cast<double>(z) * static_cast<double>(dX[i * width + v]);
+    }
+  }
+  return static_cast<float>(dot);
+}
+
+// Everything of a chunk after its chains; dq_sum and dk_sum [C][Kp] collect the heads of a group.
+template <Gate kGate>
+inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape& shape,
+                            const PrepareScratch& s, const GradientScratch& g, const ChunkStates& c,
+                            const float* decay, float* dq_sum, float* dk_sum) {
+  const F32 d;
+  const int64_t C = shape.C, Kp = shape.Kp, rows = rows_of(at.length), k_head = p.k_head(at.head);
+  const PanelMatrix Y{c.Y, kPanel * C}, dX{c.dX, kPanel * C}, dO{g.d_o, kPanel * C};
+  load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k);
+  load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q);
+  load_beta(p, at, C, s.beta);
+  load_gates<kGate>(p, at, C, Kp, s.gate_bias, s.e);
+  factor_rows<kGate>(s.e, rows, Kp, g);
+  for (int64_t panel = 0; panel < shape.panels; ++panel) {
+    load_panel_rows(p.d_o, at, shape, panel, nullptr, g.d_o + panel * kPanel * C);
+  }
+
+  // Contractions over value columns.
+  transpose_panels(Y, shape, rows, g.Y_T, C);
+  contract<true>(dX, shape, rows, g.Y_T, C, rows, g.N, C);
+  contract<true>(dO, shape, rows, g.Y_T, C, rows, g.W, C);
+  transpose_panels({c.S, shape.panel_floats()}, shape, Kp, g.S_T, Kp);
+  contract<false>(dO, shape, rows, g.S_T, Kp, Kp, g.dq_in, Kp);
+  contract<false>(dX, shape, rows, g.S_T, Kp, Kp, g.dk_in, Kp);
+  transpose_panels({c.dS, shape.panel_floats()}, shape, Kp, g.S_T, Kp);
+  contract<false>(Y, shape, rows, g.S_T, Kp, Kp, g.dk_out, Kp);
+
+  for (int64_t i = 0; i < at.length; ++i) {
+    const bool divides = std::abs(s.beta[i]) > 1e-18f;
+    g.dbeta[i] =
+        divides ? g.N[i * C + i] / s.beta[i] : residual_dot<kGate>(s, g, c, p, at, shape, i);
+  }
+  finish_pairs<kGate>(s.e, s.beta, rows, C, g);
+  if constexpr (kGate == Gate::channel) {
+    for (int64_t i = 0; i < rows * Kp; i += kLanes) {
+      const Vec k = hn::LoadU(d, s.k + i), q = hn::LoadU(d, s.q + i);
+      for (int level = 0; level < 2; ++level) {
+        const Vec row_f = hn::LoadU(d, g.row_f[level] + i);
+        hn::StoreU(hn::Mul(k, row_f), d, s.row_k[level] + i);
+        hn::StoreU(hn::Mul(q, row_f), d, s.row_q[level] + i);
+        hn::StoreU(hn::Mul(k, hn::LoadU(d, g.col_f[level] + i)), d, s.col_k[level] + i);
+      }
+    }
+  }
+  pair_gradients<kGate>(s, g, rows, Kp, C);
+
+  // decay dS' . S per channel: the part of G_last that belongs to the state itself.
+  if constexpr (kGate != Gate::none) {
+    for (int64_t r = 0; r < Kp; ++r) {
+      Vec sum = hn::Zero(d);
+      for (int64_t panel = 0; panel < shape.panels; ++panel) {
+        const int64_t width = shape.panel_width(panel),
+                      from = panel * shape.panel_floats() + r * width;
+        for (int64_t v = 0; v < width; v += kLanes) {
+          sum = hn::MulAdd(hn::LoadU(d, c.S + from + v), hn::LoadU(d, c.dS + from + v), sum);
+        }
+      }
+      g.state_dot[r] = decay[r] * sum_lanes(sum);
+    }
+  }
+
+  // Sums of the parts, rows from the last to the first so that dg is their running sum.
+  for (int64_t col = 0; col < Kp; col += kLanes) {
+    Vec to_last = hn::Zero(d);
+    for (int64_t t = 0; t < at.length; ++t) {
+      const int64_t i = t * Kp + col;
+      const Vec k = hn::LoadU(d, s.k + i), q = hn::LoadU(d, s.q + i);
+      const Vec prefix = hn::LoadU(d, g.prefix + i);
+      const Vec dq_in = hn::Mul(prefix, hn::LoadU(d, g.dq_in + i));
+      const Vec dk_in = hn::Mul(hn::Mul(hn::Set(d, -s.beta[t]), prefix), hn::LoadU(d, g.dk_in + i));
+      const Vec dk_out = hn::Mul(hn::LoadU(d, g.suffix + i), hn::LoadU(d, g.dk_out + i));
+      const Vec dq = hn::Add(hn::LoadU(d, g.dq_row + i), dq_in);
+      const Vec dk_plus = hn::Add(hn::LoadU(d, g.dk_row + i), dk_in);
+      const Vec dk_minus = hn::LoadU(d, g.dk_col + i);
+      if constexpr (kGate != Gate::none) {
+        Vec dG = hn::MulAdd(k, hn::Sub(dk_plus, dk_minus), hn::Mul(q, dq));
+        if (t + 1 < at.length) {
+          const Vec out = hn::Mul(k, dk_out);
+          dG = hn::Sub(dG, out);
+          to_last = hn::Add(to_last, out);
+        }
+        hn::StoreU(dG, d, g.dG + i);
+      }
+      const Vec own = hn::Set(d, g.diagonal[t]);
+      const Vec dk = hn::Add(hn::Add(dk_plus, dk_minus), hn::MulAdd(own, q, dk_out));
+      hn::StoreU(hn::Add(hn::LoadU(d, dk_sum + i), dk), d, dk_sum + i);
+      hn::StoreU(hn::Add(hn::LoadU(d, dq_sum + i), hn::MulAdd(own, k, dq)), d, dq_sum + i);
+    }
+    if constexpr (kGate != Gate::none) {
+      Vec sum = hn::Add(to_last, hn::LoadU(d, g.state_dot + col));
+      for (int64_t t = at.length - 1; t >= 0; --t) {
+        sum = hn::Add(sum, hn::LoadU(d, g.dG + t * Kp + col));
+        hn::StoreU(sum, d, g.dG + t * Kp + col);
+      }
+    }
+  }
+  if constexpr (kGate == Gate::head) {
+    for (int64_t t = 0; t < at.length; ++t) {
+      Vec sum = hn::Zero(d);
+      for (int64_t col = 0; col < Kp; col += kLanes)
+        sum = hn::Add(sum, hn::LoadU(d, g.dG + t * Kp + col));
+      g.dG[t] = sum_lanes(sum);  // row t of dG has been read: t <= t * Kp
+    }
+  }
+}
+
+// Stores dv, dbeta and dg of a chunk and head.
+template <Gate kGate>
+inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape& shape,
+                            const PrepareScratch& s, const GradientScratch& g,
+                            const ChunkStates& c) {
+  const F32 d;
+  if (p.dv) {
+    for (int64_t panel = 0; panel < shape.panels; ++panel) {
+      const int64_t width = shape.panel_width(panel);
+      float* dX = c.dX + panel * kPanel * shape.C;
+      for (int64_t t = 0; t < at.length; ++t) {
+        scale_row(dX + t * width, width, s.beta[t]);
+        store_row(dX + t * width, shape.panel_columns(panel), p.dv.data, p.dv.dtype,
+                  p.dv.at(at.batch, at.begin + t, at.head) + panel * kPanel);
+      }
+    }
+  }
+  if (p.dbeta) {
+    if (p.beta_form != DELTIC_BETA_VALUE) {
+      const float full = p.beta_form == DELTIC_BETA_SIGMOID ? 1.0f : 2.0f;
+      for (int64_t t = 0; t < at.length; ++t) {
+        g.dbeta[t] *= s.beta[t] * (1.0f - s.beta[t] / full);
+      }
+    }
+    for (int64_t t = 0; t < at.length; ++t) {
+      store_row(g.dbeta + t, 1, p.dbeta.data, p.dbeta.dtype,
+                p.dbeta.at(at.batch, at.begin + t, at.head));
+    }
+  }
+  std::fill(c.d_param, c.d_param + 1 + shape.Kp, 0.0);
+  if constexpr (kGate != Gate::none) {
+    gate_gradient<kGate>(p, at, shape.Kp, s.gate_bias, s.kd, g.dG, c.d_param);
+    const int64_t row = kGate == Gate::channel ? shape.Kp : 1,
+                  width = kGate == Gate::channel ? p.K : 1;
+    for (int64_t t = 0; p.dg && t < at.length; ++t) {
+      store_row(g.dG + t * row, width, p.dg.data, p.dg.dtype,
+                p.dg.at(at.batch, at.begin + t, at.head));
+    }
+  }
+  static_cast<void>(d);
+}
+
+// dq or dk of a chunk's q/k head: through the scale and the L2 norm, to memory.
+inline void store_head_gradient(const Problem& p, const Rows& x, const Rows& dx,
+                                const ChunkPlace& at, int64_t head, int64_t Kp, float scale,
+                                float* raw, float* sum) {
+  const F32 d;
+  if (!dx) return;
+  for (int64_t t = 0; t < at.length; ++t) {
+    float* dy = sum + t * Kp;
+    if (scale != 1.0f) scale_row(dy, Kp, scale);
+    if (p.l2norm) {
+      load_row(x.data, x.dtype, x.at(at.batch, at.begin + t, head), p.K, Kp, raw);
+      const float r = inverse_norm(raw, Kp);
+      Vec dot = hn::Zero(d);
+      for (int64_t c = 0; c < Kp; c += kLanes)
+        dot = hn::MulAdd(hn::LoadU(d, raw + c), hn::LoadU(d, dy + c), dot);
+      const Vec back = hn::Set(d, r * r * sum_lanes(dot)), rv = hn::Set(d, r);
+      for (int64_t c = 0; c < Kp; c += kLanes) {
+        const Vec y = hn::NegMulAdd(back, hn::LoadU(d, raw + c), hn::LoadU(d, dy + c));
+        hn::StoreU(hn::Mul(rv, y), d, dy + c);
+      }
+    }
+    store_row(dy, p.K, dx.data, dx.dtype, dx.at(at.batch, at.begin + t, head));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace deltic::cpu
+HWY_AFTER_NAMESPACE();
+#endif
