@@ -4,19 +4,14 @@
 // it 16, and the compiler keeps 24 below the accumulators: 168. So everything else is read again where it is needed: thread coordinates from
 // the special register, places from shared memory.
 #pragma once
-#include "ptx.cuh"
-#include "smem.h"
+#include "merge.cuh"
 
 namespace deltic::gpu {
 
 __device__ inline int carry_tid() {
   int t;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
-  return t - kFirstCarry;
-}
-template <class X>
-__device__ inline X reread(const X& x) {
-  return *reinterpret_cast<const volatile X*>(&x);
+  return t - kSlabThreads;
 }
 // Lane's byte offset for ldmatrix / stmatrix of token groups 0, 1 in the warpgroup's v / o half tile.
 __device__ inline uint32_t fragment_offset(int tid) {
@@ -137,7 +132,10 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
   for (int c = 0; c < num_chunks; c++) {
     const int stage = c % kStages;
     TRACE(c, 0);
-    barrier_wait(&s.ops_full[stage], (c / kStages) & 1);
+    barrier_wait(&s.slabs_full[c & 1], (c >> 1) & 1);
+    TRACE(c, 9);
+    merge_chunk(s, c);
+    TRACE(c, 10);
     barrier_wait(&s.v_full[carry_tid() / 128][c & 1], (c >> 1) & 1);
     TRACE(c, 1);
     load_values(s, c & 1, reread(s.len) - c * kChunk, acc);
@@ -185,7 +183,7 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<0>();
       fence_operands(acc);
-      barrier_wait(&s.ops_full[stage], (c / kStages) & 1);  // long complete: ends a scheduling block
+      barrier_wait(&s.slabs_full[c & 1], (c >> 1) & 1);  // long complete: ends a scheduling block
       pack_state_again(S + 32, as);
       fence_operands(acc);
       cute::warpgroup_arrive();

@@ -309,8 +309,8 @@ int main(int argc, char** argv) {
     long long zero = h[(16 * 16) * 16];
     for (int c = 16; c < 19; c++)
       for (int w = 0; w < 16; w++) {
-        std::printf("chunk %d %s %2d:", c, w < 4 ? "slab " : w < 8 ? "merge" : "carry", w);
-        for (int i = 0; i < (w < 4 ? 8 : w < 8 ? 7 : 9); i++) std::printf(" %6lld", h[(c * 16 + w) * 16 + i] - zero);
+        std::printf("chunk %d %s %2d:", c, w < 8 ? "slab " : "carry", w);
+        for (int i = 0; i < (w < 8 ? 8 : 11); i++) std::printf(" %6lld", h[(c * 16 + w) * 16 + i] - zero);
         std::printf("\n");
       }
   }

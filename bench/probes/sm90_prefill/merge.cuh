@@ -1,7 +1,5 @@
-// Second preparing stage (warpgroup 1): scores between slabs, operands of the chain, the inverse of the chunk.
-//
-// Warp p owns slabs p and 7 - p: seven 8 x 8 score blocks together, whatever p. kHigh: the slab in the second half of the
-// chunk; i is its place in its half.
+// Second preparing stage (the eight carrying warps, before they carry): scores between slabs, operands of the chain, the
+// inverse of the chunk. kHigh: a slab in the second half of the chunk; i is its place in its half.
 #pragma once
 #include "slab.cuh"
 
@@ -15,83 +13,96 @@ __device__ inline int t_index(int w, int j) {
   return w < 4 ? w * (w + 1) / 2 + j : w == 4 ? 10 : w == 5 ? 7 + j : 13;
 }
 
-// Levels 8, 16, 32 of the rows of slab w: L to fp32 blocks with its row and column scales, Aqk to its tile.
-template <bool kHigh>
-__device__ inline void merge_scores(Smem& s, int stage, int par, int i, const Lane& ln) {
-  constexpr int base = kHigh ? 4 : 0;
-  const int w = base + i;
-  float acc8[4] = {}, acc16[2][4] = {}, acc32[4][4] = {};
-  const Scratch& tab = *reinterpret_cast<const Scratch*>(s.t[par]);
-#pragma unroll 1
-  for (int it = 0; it < 4; it++) {
-    const uint32_t off = ln.row * 128 + step_offset(ln, it);
-    const int channel = step_channel(ln, it);
-    auto table = [&](const __nv_bfloat16(&row)[kWidth]) {
-      return *reinterpret_cast<const uint4*>(row + channel);
-    };
-    auto column = [&](int j) {
-      return *reinterpret_cast<const uint4*>(s.g[stage] + off + 1024 * j);
-    };
-    auto mma_first = [&](float(&acc)[4], const uint4& k, const uint4& q, const uint4& b) {
-      mma_bf16(acc, k.x, q.x, k.y, q.y, b.x, b.y);
-    };
-    auto mma_second = [&](float(&acc)[4], const uint4& k, const uint4& q, const uint4& b) {
-      mma_bf16(acc, k.z, q.z, k.w, q.w, b.z, b.w);
-    };
-    const uint4 k = *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * w),
-                q = *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * w);
-    // The two products into one accumulator are kept apart: they would wait 33 cycles for each other.
-    if constexpr (kHigh) {
-      uint4 b[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) b[j] = column(j);
-#pragma unroll
-      for (int j = 0; j < 3; j++) b[j] = mul_bf16x8(b[j], table(tab.level32[j]));
-      uint4 kl = k, ql = q;
-      if (i) {
-        uint4 f = table(tab.level32[w - 2]);
-        kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
-      }
-#pragma unroll
-      for (int j = 0; j < 4; j++) mma_first(acc32[j], kl, ql, b[j]);
-#pragma unroll
-      for (int j = 0; j < 4; j++) mma_second(acc32[j], kl, ql, b[j]);
-    }
-    if (i & 2) {
-      uint4 b0 = mul_bf16x8(column(base), table(tab.level16[base >> 1])), b1 = column(base + 1);
-      uint4 kl = k, ql = q;
-      if (i & 1) {
-        uint4 f = table(tab.level16[kHigh ? 3 : 1]);
-        kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
-      }
-      mma_first(acc16[0], kl, ql, b0);
-      mma_first(acc16[1], kl, ql, b1);
-      mma_second(acc16[0], kl, ql, b0);
-      mma_second(acc16[1], kl, ql, b1);
-    }
-    if (i & 1) {
-      uint4 b = column(w - 1);
-      mma_first(acc8, k, q, b);
-      mma_second(acc8, k, q, b);
-    }
+struct ScoreRow {  // reads of one slab's rows and of other slabs' columns, eight channels per lane
+  const Smem& s;
+  const Scratch& tab;
+  int stage, w, channel;
+  uint32_t off;
+  __device__ ScoreRow(const Smem& s, int stage, int par, int w, int it, const Lane& ln)
+      : s(s), tab(*reinterpret_cast<const Scratch*>(s.t[par])), stage(stage), w(w),
+        channel(step_channel(ln, it)), off(ln.row * 128 + step_offset(ln, it)) {}
+  __device__ uint4 k() const { return *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * w); }
+  __device__ uint4 q() const { return *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * w); }
+  __device__ uint4 column(int j) const {
+    return *reinterpret_cast<const uint4*>(s.g[stage] + off + 1024 * j);
   }
+  __device__ uint4 factor(const __nv_bfloat16 (&row)[kWidth]) const {
+    return *reinterpret_cast<const uint4*>(row + channel);
+  }
+};
+// Both products of N columns; the two into one accumulator are kept apart, they would wait 33 cycles for each other.
+template <int N>
+__device__ inline void mma_columns(float (*acc)[4], const uint4& k, const uint4& q,
+                                   const uint4 (&b)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; j++) mma_bf16(acc[j], k.x, q.x, k.y, q.y, b[j].x, b[j].y);
+#pragma unroll
+  for (int j = 0; j < N; j++) mma_bf16(acc[j], k.z, q.z, k.w, q.w, b[j].z, b[j].w);
+}
+// L[w][j] to its fp32 block with row and column scales, Aqk[w][j] to its tile.
+__device__ inline void emit_scores(Smem& s, int par, int w, int j, const float (&acc)[4],
+                                   const Lane& ln) {
   const int row = 8 * w + ln.row;
   const float bk = s.beta_k[par][row];
-  auto emit = [&](int j, const float(&acc)[4]) {
-    float2 c = *reinterpret_cast<const float2*>(&s.k_scale[par][8 * j + 2 * ln.x]);
-    store_block(s.l_block[l_index(w, j)], ln, acc[0] * bk * c.x, acc[1] * bk * c.y);
-    *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(row, j) + 4 * ln.x) =
-        pack_bf16(acc[2], acc[3]);
-  };
-  if (w & 1) emit(w - 1, acc8);
-  if (w & 2) {
-    emit(base, acc16[0]);
-    emit(base + 1, acc16[1]);
+  float2 c = *reinterpret_cast<const float2*>(&s.k_scale[par][8 * j + 2 * ln.x]);
+  store_block(s.l_block[l_index(w, j)], ln, acc[0] * bk * c.x, acc[1] * bk * c.y);
+  *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(row, j) + 4 * ln.x) = pack_bf16(acc[2], acc[3]);
+}
+
+__device__ inline uint4 choose(bool b, const uint4& x, const uint4& y) {
+  return {b ? x.x : y.x, b ? x.y : y.y, b ? x.z : y.z, b ? x.w : y.w};
+}
+__device__ inline uint4 ones_bf16() { return {0x3F803F80u, 0x3F803F80u, 0x3F803F80u, 0x3F803F80u}; }
+
+// Level 32: rows of slab 4 + i, columns of slabs col, col + 1 (col = 0, 2). A factor of one is loaded-and-replaced rather
+// than branched around: branches keep loads from being issued together.
+template <int col>
+__device__ inline void scores_level32(Smem& s, int stage, int par, int i, const Lane& ln) {
+  float acc[2][4] = {};
+#pragma unroll 2
+  for (int it = 0; it < 4; it++) {
+    const ScoreRow r(s, stage, par, 4 + i, it, ln);
+    uint4 k = r.k(), q = r.q(), b[2] = {r.column(col), r.column(col + 1)};
+    const uint4 f = choose(i > 0, r.factor(r.tab.level32[i > 0 ? i + 2 : 3]), ones_bf16());
+    b[0] = mul_bf16x8(b[0], r.factor(r.tab.level32[col]));
+    if constexpr (col == 0) b[1] = mul_bf16x8(b[1], r.factor(r.tab.level32[1]));
+    k = mul_bf16x8(k, f), q = mul_bf16x8(q, f);
+    mma_columns(acc, k, q, b);
   }
-  if constexpr (kHigh) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) emit(j, acc32[j]);
+  for (int j = 0; j < 2; j++) emit_scores(s, par, 4 + i, col + j, acc[j], ln);
+}
+// Level 16: rows of slab base + i (i = 2, 3), column slab base + col (col = 0, 1).
+__device__ inline void scores_level16(Smem& s, int stage, int par, int base, int i, int col,
+                                      const Lane& ln) {
+  float acc[2][4] = {};
+#pragma unroll 2
+  for (int it = 0; it < 4; it++) {
+    const ScoreRow r(s, stage, par, base + i, it, ln);
+    uint4 k = r.k(), q = r.q(), b = r.column(base + col);
+    const uint4 fb = choose(col == 0, r.factor(r.tab.level16[base / 2]), ones_bf16());
+    const uint4 f = choose(i & 1, r.factor(r.tab.level16[base / 2 + 1]), ones_bf16());
+    b = mul_bf16x8(b, fb), k = mul_bf16x8(k, f), q = mul_bf16x8(q, f);
+    mma_bf16(acc[0], k.x, q.x, k.y, q.y, b.x, b.y);
+    mma_bf16(acc[1], k.z, q.z, k.w, q.w, b.z, b.w);
   }
+#pragma unroll
+  for (int n = 0; n < 4; n++) acc[0][n] += acc[1][n];
+  emit_scores(s, par, base + i, base + col, acc[0], ln);
+}
+// Level 8: rows of slab w (odd), columns of slab w - 1.
+__device__ inline void scores_level8(Smem& s, int stage, int par, int w, const Lane& ln) {
+  float acc[2][4] = {};
+#pragma unroll 2
+  for (int it = 0; it < 4; it++) {
+    const ScoreRow r(s, stage, par, w, it, ln);
+    uint4 k = r.k(), q = r.q(), b = r.column(w - 1);
+    mma_bf16(acc[0], k.x, q.x, k.y, q.y, b.x, b.y);
+    mma_bf16(acc[1], k.z, q.z, k.w, q.w, b.z, b.w);
+  }
+#pragma unroll
+  for (int n = 0; n < 4; n++) acc[0][n] += acc[1][n];
+  emit_scores(s, par, w, w - 1, acc[0], ln);
 }
 
 // q exp(G), k exp(G), k exp(G_last - G) of slab w in place, once no warp reads the slab's factors any more.
@@ -111,12 +122,11 @@ __device__ inline void finish_operands(Smem& s, int stage, int par, int w, const
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       const int channel = step_channel(ln, 2 * pair + j);
-      if (w > 0) {
-        uint4 f = *reinterpret_cast<const uint4*>(tab.prefix[w - 1] + channel);
-        k[j] = mul_bf16x8(k[j], f), q[j] = mul_bf16x8(q[j], f);
-      }
-      if (w < 7)
-        g[j] = mul_bf16x8(g[j], *reinterpret_cast<const uint4*>(tab.suffix[w] + channel));
+      const uint4 pre = choose(
+          w > 0, *reinterpret_cast<const uint4*>(tab.prefix[max(w - 1, 0)] + channel), ones_bf16());
+      const uint4 suf = choose(
+          w < 7, *reinterpret_cast<const uint4*>(tab.suffix[min(w, 6)] + channel), ones_bf16());
+      k[j] = mul_bf16x8(k[j], pre), q[j] = mul_bf16x8(q[j], pre), g[j] = mul_bf16x8(g[j], suf);
     }
 #pragma unroll
     for (int j = 0; j < 2; j++) {
@@ -194,10 +204,10 @@ __device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, co
     float y[4][2] = {};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-      if (n <= i) {
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-          mma_tf32_8x8(y[j], r.own[n], load_block(s.l_block[l_index(4 + n, j)], ln));
+      for (int j = 0; j < 4; j++) {
+        float2 b = load_block(s.l_block[l_index(4 + n, j)], ln);
+        mma_tf32_8x8(y[j], r.own[n], make_float2(n <= i ? b.x : 0.f, n <= i ? b.y : 0.f));
       }
     }
     const float minus_rk = -rk;
@@ -209,6 +219,36 @@ __device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, co
       store_pair(s, par, row, n, minus_rk, z, ln);
     }
   }
+}
+
+// Named barriers of the eight warps; 1 and 2 belong to one carrying warpgroup each, 3 and 4 to the slab stage.
+enum MergeBarrier { kScoresDone = 5, kLevel8Done, kLevel16Done, kOperandsDone };
+
+// All of it. Leaves the chunk's operands visible to the tensor cores for all eight warps.
+__device__ inline void merge_chunk(Smem& s, int c) {
+  const int stage = c % kStages, par = c & 1, tid = thread_index();
+  const Lane ln(tid);
+  const int p = (tid - kSlabThreads) / 32, i = p < 4 ? 3 - p : p - 4;  // slab 4 + i, or i
+  if (p < 4) {
+    scores_level32<0>(s, stage, par, i, ln);
+  } else {
+    scores_level32<2>(s, stage, par, i, ln);
+    scores_level8(s, stage, par, 2 * i + 1, ln);
+  }
+  scores_level16(s, stage, par, p & 4, 2 + (p & 1), (p >> 1) & 1, ln);
+  named_sync(kScoresDone, kCarryThreads);  // L blocks; nobody reads another slab's k S8 any more
+  InverseRow r;
+  if (p < 4) inverse_level8<true>(s, par, i, ln, r);
+  else inverse_level8<false>(s, par, i, ln, r);
+  finish_operands(s, stage, par, p < 4 ? 4 + i : i, ln);
+  named_sync(kLevel8Done, kCarryThreads);  // t_block; nobody reads the scratch any more
+  if (p < 4) inverse_level16<true>(s, i, ln, r);
+  else inverse_level16<false>(s, i, ln, r);
+  named_sync(kLevel16Done, kCarryThreads);
+  if (p < 4) store_inverse<true>(s, par, i, ln, r);
+  else store_inverse<false>(s, par, i, ln, r);
+  fence_async_proxy();
+  named_sync(kOperandsDone, kCarryThreads);
 }
 
 }  // namespace deltic::gpu

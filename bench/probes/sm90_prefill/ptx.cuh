@@ -64,6 +64,12 @@ __device__ inline void tensor_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
+// Shared memory read again instead of a register held.
+template <class X>
+__device__ inline X reread(const X& x) {
+  return *reinterpret_cast<const volatile X*>(&x);
+}
+
 // --- numbers ---------------------------------------------------------------------------------------
 __device__ inline float exp2_approx(float x) {
   float r;

@@ -12,11 +12,10 @@ constexpr int kStages = 3;               // load c+1 | prepare c | carry c-1
 constexpr int kHalf = kChunk * 64 * 2;   // 64 tokens x 64 channels, 128-byte rows, 128-byte swizzle
 constexpr int kTile = 2 * kHalf;
 constexpr int kSlabs = 8;                // groups of 8 tokens
-// Warpgroups: 0 works inside slabs, 1 between slabs, 2 and 3 carry the state.
-constexpr int kSlabThreads = 128, kMergeThreads = 128, kCarryThreads = 256;
-constexpr int kFirstCarry = kSlabThreads + kMergeThreads, kThreads = kFirstCarry + kCarryThreads;
-constexpr int kSlabRegs = 104, kMergeRegs = 88, kCarryRegs = 160;
-static_assert(kSlabRegs + kMergeRegs + 2 * kCarryRegs == 512, "128 threads each, 65536 registers");
+// Warpgroups 0 and 1 work inside slabs; 2 and 3 between slabs, and carry the state.
+constexpr int kSlabThreads = 256, kCarryThreads = 256, kThreads = kSlabThreads + kCarryThreads;
+constexpr int kSlabRegs = 96, kCarryRegs = 160;
+static_assert(2 * kSlabRegs + 2 * kCarryRegs == 512, "128 threads each, 65536 registers");
 
 #ifdef DELTIC_TRACE
 #define TRACE(c, i)                                                                  \
@@ -59,7 +58,7 @@ struct Smem {
   float beta_k[2][kChunk];                  // beta / |k|
   float bias[kWidth];
   int head, begin, len;
-  uint64_t raw_full[kStages], ops_full[kStages], ops_empty[kStages], slabs_full[2], v_full[2][2];
+  uint64_t raw_full[kStages], ops_empty[kStages], slabs_full[2], v_full[2][2];
 };
 static_assert(sizeof(Smem) <= 232448);
 
