@@ -248,7 +248,8 @@ deltic_options draw_options(Bytes& b, const Sizes& s) {
     std::memcpy(b.below(2) == 0 ? &o.scale : &o.lower_bound, &bits, sizeof bits);
     o.has_scale = 1;
   }
-  if (b.below(64) == 0) o.size = static_cast<uint64_t>(b.below(200));
+  // A size beyond the struct would claim memory that is not there.
+  if (b.below(64) == 0) o.size = static_cast<uint64_t>(b.below(sizeof(deltic_options) + 1));
   return o;
 }
 

@@ -50,9 +50,10 @@ __device__ inline void load_values(Smem& s, int par, int rest, float (&acc)[32])
   }
 }
 
-// o of chunk c into the place of its v, and out. Orders all four warps' writes before the copy.
-__device__ inline void store_output(Smem& s, int c, const float (&o)[32], const Params& params,
-                                    const CUtensorMap* map) {
+// o of chunk c into the place of its v. The copy out waits for the next barrier of all carrying warps; the last chunk's has
+// one of its own.
+__device__ inline void store_output(Smem& s, int c, bool last, const float (&o)[32],
+                                    const Params& params, const CUtensorMap* map) {
   const int tid = carry_tid(), x = tid % 4, wg = tid / 128, par = c & 1;
   const uint32_t ob = smem_u32(s.v[wg][par]) + fragment_offset(tid);
 #pragma unroll
@@ -70,6 +71,7 @@ __device__ inline void store_output(Smem& s, int c, const float (&o)[32], const 
                  : "memory");
   }
   fence_async_proxy();
+  if (!last) return;
   named_sync(1 + wg, 128);
   const int rest = reread(s.len) - c * kChunk, token0 = reread(s.begin) + c * kChunk,
             head = reread(s.head);
@@ -134,7 +136,12 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
     TRACE(c, 0);
     barrier_wait(&s.slabs_full[c & 1], (c >> 1) & 1);
     TRACE(c, 9);
-    merge_chunk(s, c);
+    merge_chunk(s, c, [&] {
+      const int wg = carry_tid() / 128;
+      if (c > 0 && carry_tid() % 128 == 0)
+        tensor_store(map_o, s.v[wg][(c - 1) & 1], 64 * wg, reread(s.head),
+                     reread(s.begin) + (c - 1) * kChunk);
+    });
     TRACE(c, 10);
     barrier_wait(&s.v_full[carry_tid() / 128][c & 1], (c >> 1) & 1);
     TRACE(c, 1);
@@ -211,7 +218,7 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
     cute::warpgroup_wait<1>();
     fence_operands(acc);
     TRACE(c, 6);
-    store_output(s, c, acc, params, map_o);
+    store_output(s, c, c + 1 == num_chunks, acc, params, map_o);
     TRACE(c, 7);
     cute::warpgroup_wait<0>();
     fence_operands(S);

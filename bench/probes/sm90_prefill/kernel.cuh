@@ -91,9 +91,11 @@ __global__ __launch_bounds__(kThreads, 1) void kda_prefill(
   }
   for (int i = threadIdx.x; i < 2 * kHalf / 16; i += kThreads)
     reinterpret_cast<uint4*>(s.aqk)[i] = uint4{0, 0, 0, 0};
-  if (kGate == Gate::kBounded && threadIdx.x < kWidth)
-    s.bias[threadIdx.x] = -expf(params.a_log[head]) * 1.4426950408889634f *
-                          params.dt_bias[head * kWidth + threadIdx.x];
+  if (kGate == Gate::kBounded && threadIdx.x < kWidth) {
+    const int ch = threadIdx.x, it = ch / 64 * 2 + ch % 16 / 8, x = ch % 64 / 16;
+    s.bias[32 * it + 16 * (ch % 8 / 4) + 4 * x + ch % 4] =
+        -expf(params.a_log[head]) * 1.4426950408889634f * params.dt_bias[head * kWidth + ch];
+  }
   __syncthreads();
   if (threadIdx.x < kSlabThreads) {
     cutlass::arch::warpgroup_reg_dealloc<kSlabRegs>();

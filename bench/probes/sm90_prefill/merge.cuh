@@ -49,46 +49,46 @@ __device__ inline void emit_scores(Smem& s, int par, int w, int j, const float (
   *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(row, j) + 4 * ln.x) = pack_bf16(acc[2], acc[3]);
 }
 
-__device__ inline uint4 choose(bool b, const uint4& x, const uint4& y) {
-  return {b ? x.x : y.x, b ? x.y : y.y, b ? x.z : y.z, b ? x.w : y.w};
-}
-__device__ inline uint4 ones_bf16() { return {0x3F803F80u, 0x3F803F80u, 0x3F803F80u, 0x3F803F80u}; }
-
-// Level 32: rows of slab 4 + i, columns of slabs col, col + 1 (col = 0, 2). A factor of one is loaded-and-replaced rather
-// than branched around: branches keep loads from being issued together.
-template <int col>
+// Level 32: rows of slab 4 + i, columns of slabs 0..3. kScaleRows: i > 0, the first slab after the boundary needs no factor.
+// Shared memory is the fullest pipe: no factor of one is loaded, no row of operands twice.
+template <bool kScaleRows>
 __device__ inline void scores_level32(Smem& s, int stage, int par, int i, const Lane& ln) {
-  float acc[2][4] = {};
-#pragma unroll 2
+  float acc[4][4] = {};
+#pragma unroll 1
   for (int it = 0; it < 4; it++) {
     const ScoreRow r(s, stage, par, 4 + i, it, ln);
-    uint4 k = r.k(), q = r.q(), b[2] = {r.column(col), r.column(col + 1)};
-    const uint4 f = choose(i > 0, r.factor(r.tab.level32[i > 0 ? i + 2 : 3]), ones_bf16());
-    b[0] = mul_bf16x8(b[0], r.factor(r.tab.level32[col]));
-    if constexpr (col == 0) b[1] = mul_bf16x8(b[1], r.factor(r.tab.level32[1]));
-    k = mul_bf16x8(k, f), q = mul_bf16x8(q, f);
+    uint4 k = r.k(), q = r.q(), b[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) b[j] = r.column(j);
+#pragma unroll
+    for (int j = 0; j < 3; j++) b[j] = mul_bf16x8(b[j], r.factor(r.tab.level32[j]));
+    if constexpr (kScaleRows) {
+      const uint4 f = r.factor(r.tab.level32[i + 2]);
+      k = mul_bf16x8(k, f), q = mul_bf16x8(q, f);
+    }
     mma_columns(acc, k, q, b);
   }
 #pragma unroll
-  for (int j = 0; j < 2; j++) emit_scores(s, par, 4 + i, col + j, acc[j], ln);
+  for (int j = 0; j < 4; j++) emit_scores(s, par, 4 + i, j, acc[j], ln);
 }
-// Level 16: rows of slab base + i (i = 2, 3), column slab base + col (col = 0, 1).
-__device__ inline void scores_level16(Smem& s, int stage, int par, int base, int i, int col,
-                                      const Lane& ln) {
+// Level 16: rows of slab base + 2 or (kOdd) base + 3, columns of slabs base, base + 1.
+template <bool kOdd>
+__device__ inline void scores_level16(Smem& s, int stage, int par, int base, const Lane& ln) {
   float acc[2][4] = {};
+  const int w = base + (kOdd ? 3 : 2);
 #pragma unroll 2
   for (int it = 0; it < 4; it++) {
-    const ScoreRow r(s, stage, par, base + i, it, ln);
-    uint4 k = r.k(), q = r.q(), b = r.column(base + col);
-    const uint4 fb = choose(col == 0, r.factor(r.tab.level16[base / 2]), ones_bf16());
-    const uint4 f = choose(i & 1, r.factor(r.tab.level16[base / 2 + 1]), ones_bf16());
-    b = mul_bf16x8(b, fb), k = mul_bf16x8(k, f), q = mul_bf16x8(q, f);
-    mma_bf16(acc[0], k.x, q.x, k.y, q.y, b.x, b.y);
-    mma_bf16(acc[1], k.z, q.z, k.w, q.w, b.z, b.w);
+    const ScoreRow r(s, stage, par, w, it, ln);
+    uint4 k = r.k(), q = r.q(), b[2] = {r.column(base), r.column(base + 1)};
+    b[0] = mul_bf16x8(b[0], r.factor(r.tab.level16[base / 2]));
+    if constexpr (kOdd) {
+      const uint4 f = r.factor(r.tab.level16[base / 2 + 1]);
+      k = mul_bf16x8(k, f), q = mul_bf16x8(q, f);
+    }
+    mma_columns(acc, k, q, b);
   }
 #pragma unroll
-  for (int n = 0; n < 4; n++) acc[0][n] += acc[1][n];
-  emit_scores(s, par, base + i, base + col, acc[0], ln);
+  for (int j = 0; j < 2; j++) emit_scores(s, par, w, base + j, acc[j], ln);
 }
 // Level 8: rows of slab w (odd), columns of slab w - 1.
 __device__ inline void scores_level8(Smem& s, int stage, int par, int w, const Lane& ln) {
@@ -105,35 +105,33 @@ __device__ inline void scores_level8(Smem& s, int stage, int par, int w, const L
   emit_scores(s, par, w, w - 1, acc[0], ln);
 }
 
-// q exp(G), k exp(G), k exp(G_last - G) of slab w in place, once no warp reads the slab's factors any more.
+// One tile's rows of slab w times a table, in place: all reads, then all writes.
+__device__ inline void scale_rows(uint8_t* tile, int w, const uint4 (&f)[4], const Lane& ln) {
+  uint4 x[4];
+  uint8_t* p = tile + (8 * w + ln.row) * 128;
+#pragma unroll
+  for (int it = 0; it < 4; it++) x[it] = *reinterpret_cast<const uint4*>(p + step_offset(ln, it));
+#pragma unroll
+  for (int it = 0; it < 4; it++)
+    *reinterpret_cast<uint4*>(p + step_offset(ln, it)) = mul_bf16x8(x[it], f[it]);
+}
+// q exp(G), k exp(G), k exp(G_last - G) of slab w, once no warp reads the slab's factors any more.
 __device__ inline void finish_operands(Smem& s, int stage, int par, int w, const Lane& ln) {
   const Scratch& tab = *reinterpret_cast<const Scratch*>(s.t[par]);
-#pragma unroll 1
-  for (int pair = 0; pair < 2; pair++) {  // all reads of 128 channels' half, then all writes
-    uint4 k[2], q[2], g[2];
-    uint32_t off[2];
+  uint4 f[4];
+  auto table = [&](const __nv_bfloat16(&row)[kWidth]) {
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      off[j] = (8 * w + ln.row) * 128 + step_offset(ln, 2 * pair + j);
-      k[j] = *reinterpret_cast<const uint4*>(s.k[stage] + off[j]);
-      q[j] = *reinterpret_cast<const uint4*>(s.q[stage] + off[j]);
-      g[j] = *reinterpret_cast<const uint4*>(s.g[stage] + off[j]);
-    }
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const int channel = step_channel(ln, 2 * pair + j);
-      const uint4 pre = choose(
-          w > 0, *reinterpret_cast<const uint4*>(tab.prefix[max(w - 1, 0)] + channel), ones_bf16());
-      const uint4 suf = choose(
-          w < 7, *reinterpret_cast<const uint4*>(tab.suffix[min(w, 6)] + channel), ones_bf16());
-      k[j] = mul_bf16x8(k[j], pre), q[j] = mul_bf16x8(q[j], pre), g[j] = mul_bf16x8(g[j], suf);
-    }
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      *reinterpret_cast<uint4*>(s.k[stage] + off[j]) = k[j];
-      *reinterpret_cast<uint4*>(s.q[stage] + off[j]) = q[j];
-      *reinterpret_cast<uint4*>(s.g[stage] + off[j]) = g[j];
-    }
+    for (int it = 0; it < 4; it++)
+      f[it] = *reinterpret_cast<const uint4*>(row + step_channel(ln, it));
+  };
+  if (w > 0) {
+    table(tab.prefix[w - 1]);
+    scale_rows(s.k[stage], w, f, ln);
+    scale_rows(s.q[stage], w, f, ln);
+  }
+  if (w < 7) {
+    table(tab.suffix[w]);
+    scale_rows(s.g[stage], w, f, ln);
   }
 }
 
@@ -224,29 +222,38 @@ __device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, co
 // Named barriers of the eight warps; 1 and 2 belong to one carrying warpgroup each, 3 and 4 to the slab stage.
 enum MergeBarrier { kScoresDone = 5, kLevel8Done, kLevel16Done, kOperandsDone };
 
-// All of it. Leaves the chunk's operands visible to the tensor cores for all eight warps.
-__device__ inline void merge_chunk(Smem& s, int c) {
+// All of it. Leaves the chunk's operands visible to the tensor cores for all eight warps. after_scores runs behind the
+// first barrier of all eight warps.
+template <class F>
+__device__ inline void merge_chunk(Smem& s, int c, F after_scores) {
   const int stage = c % kStages, par = c & 1, tid = thread_index();
   const Lane ln(tid);
   const int p = (tid - kSlabThreads) / 32, i = p < 4 ? 3 - p : p - 4;  // slab 4 + i, or i
   if (p < 4) {
-    scores_level32<0>(s, stage, par, i, ln);
+    if (i) scores_level32<true>(s, stage, par, i, ln);
+    else scores_level32<false>(s, stage, par, i, ln);
   } else {
-    scores_level32<2>(s, stage, par, i, ln);
+    if (i & 1) scores_level16<true>(s, stage, par, 2 * (i & 2), ln);
+    else scores_level16<false>(s, stage, par, 2 * (i & 2), ln);
     scores_level8(s, stage, par, 2 * i + 1, ln);
   }
-  scores_level16(s, stage, par, p & 4, 2 + (p & 1), (p >> 1) & 1, ln);
   named_sync(kScoresDone, kCarryThreads);  // L blocks; nobody reads another slab's k S8 any more
+  after_scores();
   InverseRow r;
   if (p < 4) inverse_level8<true>(s, par, i, ln, r);
   else inverse_level8<false>(s, par, i, ln, r);
-  finish_operands(s, stage, par, p < 4 ? 4 + i : i, ln);
-  named_sync(kLevel8Done, kCarryThreads);  // t_block; nobody reads the scratch any more
+  named_sync(kLevel8Done, kCarryThreads);
   if (p < 4) inverse_level16<true>(s, i, ln, r);
   else inverse_level16<false>(s, i, ln, r);
   named_sync(kLevel16Done, kCarryThreads);
-  if (p < 4) store_inverse<true>(s, par, i, ln, r);
-  else store_inverse<false>(s, par, i, ln, r);
+  if (p < 4) {  // the inverse's second half is as long as finishing all operands
+    store_inverse<true>(s, par, i, ln, r);
+  } else {
+    finish_operands(s, stage, par, 4 + i, ln);
+    finish_operands(s, stage, par, i, ln);
+    named_sync(2, 128);  // prefix and suffix tables lie where rows 0..31 go
+    store_inverse<false>(s, par, i, ln, r);
+  }
   fence_async_proxy();
   named_sync(kOperandsDone, kCarryThreads);
 }

@@ -62,7 +62,7 @@ __device__ inline void gate_factors(const uint32_t (&raw)[2][2], const float* bi
     e[i / 4][i % 4] = i % 2 ? bf16_hi(r) : bf16_lo(r);
   }
   if constexpr (kGate == Gate::kBounded) {
-    float4 b4 = *reinterpret_cast<const float4*>(bias), c4 = *reinterpret_cast<const float4*>(bias + 4);
+    float4 b4 = *reinterpret_cast<const float4*>(bias), c4 = *reinterpret_cast<const float4*>(bias + 16);
     const float b[8] = {b4.x, b4.y, b4.z, b4.w, c4.x, c4.y, c4.z, c4.w};
     float* d = &e[0][0];
 #pragma unroll
@@ -182,7 +182,7 @@ __device__ inline void walk_slab(Smem& s, int stage, int w, GateParams gp, const
     get(s.k[stage], k);
     get(s.q[stage], q);
     float e[2][4], total[2][4];
-    gate_factors<kGate>(g, &s.bias[channel], gp, e);
+    gate_factors<kGate>(g, &s.bias[32 * it + 4 * ln.x], gp, e);
     slab_levels(k, q, g, e, ln, sc, total);
     put(s.g[stage], g);
     put(s.k[stage], k);

@@ -56,7 +56,7 @@ struct Smem {
   float o_scale[2][kChunk];                 // scale / |q|
   float k_scale[2][kChunk];                 // 1 / |k|
   float beta_k[2][kChunk];                  // beta / |k|
-  float bias[kWidth];
+  float bias[kWidth];                       // [step][k-step][x][4]: without bank conflicts
   int head, begin, len;
   uint64_t raw_full[kStages], ops_empty[kStages], slabs_full[2], v_full[2][2];
 };
@@ -64,12 +64,13 @@ static_assert(sizeof(Smem) <= 232448);
 
 // What Smem::t holds between the two preparing stages.
 struct Scratch {
-  // Decay factors of whole slabs, bf16: between slab and level boundary (levels 16, 32), before and after the slab.
+  // Decay factors of whole slabs, bf16. Rows 0..27 of the tile: read until the operands are finished.
+  __nv_bfloat16 prefix[7][kWidth];   // all before slabs 1 .. 7
+  __nv_bfloat16 suffix[7][kWidth];   // all after slabs 0 .. 6
+  // Between slab and level boundary; dead once the scores are done.
   __nv_bfloat16 level16[4][kWidth];  // slabs 0, 3, 4, 7
   __nv_bfloat16 level32[6][kWidth];  // slabs 0, 1, 2, 5, 6, 7
-  __nv_bfloat16 prefix[7][kWidth];   // slabs 1 .. 7
-  __nv_bfloat16 suffix[7][kWidth];   // slabs 0 .. 6
-  float inverse[kSlabs][64];         // of I + L inside the slab, packed for B
+  float inverse[kSlabs][64];         // of I + L inside the slab, packed for B; dead after level 8 of the inverse
 };
 static_assert(sizeof(Scratch) == kHalf);
 
