@@ -1,5 +1,6 @@
-// KDA forward, K = V = 128: one CTA per (sequence, head). Two warpgroups work inside the 8-token slabs of chunk c+1, two
-// merge the slabs of chunk c and carry the state through it. README.md has the schedule.
+// KDA forward, K = V = 128: one CTA per (sequence, head). Two warpgroups work inside the 8-token
+// slabs of chunk c+1, two merge the slabs of chunk c and carry the state through it. README.md has
+// the schedule.
 #pragma once
 #include "carry.cuh"
 
@@ -63,7 +64,8 @@ __device__ inline void prepare_slabs(Smem& s, const Params& params, const CUtens
       beta = rcp_approx(1.f + exp2_approx(fminf(beta * -1.4426950408889634f, 100.f)));
     finish_slab(s, par, w, sc[0], beta, params.scale, ln);
     TRACE(c, 6);
-    fence_async_proxy();  // what the merging stage leaves as it is goes to the tensor cores from here
+    fence_async_proxy();  // what the merging stage leaves as it is goes to the tensor cores from
+                          // here
     named_sync(kTablesDone, kSlabThreads);  // totals may be overwritten
     if (ln.id == 0) barrier_arrive(&s.slabs_full[par]);
     TRACE(c, 7);

@@ -1,5 +1,6 @@
-// Second preparing stage (the eight carrying warps, before they carry): scores between slabs, operands of the chain, the
-// inverse of the chunk. kHigh: a slab in the second half of the chunk; i is its place in its half.
+// Second preparing stage (the eight carrying warps, before they carry): scores between slabs,
+// operands of the chain, the inverse of the chunk. kHigh: a slab in the second half of the chunk; i
+// is its place in its half.
 #pragma once
 #include "slab.cuh"
 
@@ -19,10 +20,18 @@ struct ScoreRow {  // reads of one slab's rows and of other slabs' columns, eigh
   int stage, w, channel;
   uint32_t off;
   __device__ ScoreRow(const Smem& s, int stage, int par, int w, int it, const Lane& ln)
-      : s(s), tab(*reinterpret_cast<const Scratch*>(s.t[par])), stage(stage), w(w),
-        channel(step_channel(ln, it)), off(ln.row * 128 + step_offset(ln, it)) {}
-  __device__ uint4 k() const { return *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * w); }
-  __device__ uint4 q() const { return *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * w); }
+      : s(s),
+        tab(*reinterpret_cast<const Scratch*>(s.t[par])),
+        stage(stage),
+        w(w),
+        channel(step_channel(ln, it)),
+        off(ln.row * 128 + step_offset(ln, it)) {}
+  __device__ uint4 k() const {
+    return *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * w);
+  }
+  __device__ uint4 q() const {
+    return *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * w);
+  }
   __device__ uint4 column(int j) const {
     return *reinterpret_cast<const uint4*>(s.g[stage] + off + 1024 * j);
   }
@@ -30,7 +39,8 @@ struct ScoreRow {  // reads of one slab's rows and of other slabs' columns, eigh
     return *reinterpret_cast<const uint4*>(row + channel);
   }
 };
-// Both products of N columns; the two into one accumulator are kept apart, they would wait 33 cycles for each other.
+// Both products of N columns; the two into one accumulator are kept apart, they would wait 33
+// cycles for each other.
 template <int N>
 __device__ inline void mma_columns(float (*acc)[4], const uint4& k, const uint4& q,
                                    const uint4 (&b)[N]) {
@@ -46,11 +56,13 @@ __device__ inline void emit_scores(Smem& s, int par, int w, int j, const float (
   const float bk = s.beta_k[par][row];
   float2 c = *reinterpret_cast<const float2*>(&s.k_scale[par][8 * j + 2 * ln.x]);
   store_block(s.l_block[l_index(w, j)], ln, acc[0] * bk * c.x, acc[1] * bk * c.y);
-  *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(row, j) + 4 * ln.x) = pack_bf16(acc[2], acc[3]);
+  *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(row, j) + 4 * ln.x) =
+      pack_bf16(acc[2], acc[3]);
 }
 
-// Level 32: rows of slab 4 + i, columns of slabs 0..3. kScaleRows: i > 0, the first slab after the boundary needs no factor.
-// Shared memory is the fullest pipe: no factor of one is loaded, no row of operands twice.
+// Level 32: rows of slab 4 + i, columns of slabs 0..3. kScaleRows: i > 0, the first slab after the
+// boundary needs no factor. Shared memory is the fullest pipe: no factor of one is loaded, no row
+// of operands twice.
 template <bool kScaleRows>
 __device__ inline void scores_level32(Smem& s, int stage, int par, int i, const Lane& ln) {
   float acc[4][4] = {};
@@ -135,12 +147,14 @@ __device__ inline void finish_operands(Smem& s, int stage, int par, int w, const
   }
 }
 
-// Blocks of slab w's rows of the inverse, in its half of the chunk and (slabs 4..7) in the first half.
+// Blocks of slab w's rows of the inverse, in its half of the chunk and (slabs 4..7) in the first
+// half.
 struct InverseRow {
   float own[4][2];
 };
 
-// Level 8: T[w][w-1] = -(T[w][w] L[w][w-1]) T[w-1][w-1]; and the diagonal block where the others look for it.
+// Level 8: T[w][w-1] = -(T[w][w] L[w][w-1]) T[w-1][w-1]; and the diagonal block where the others
+// look for it.
 template <bool kHigh>
 __device__ inline void inverse_level8(Smem& s, int par, int i, const Lane& ln, InverseRow& r) {
   const int w = (kHigh ? 4 : 0) + i;
@@ -186,8 +200,9 @@ __device__ inline void store_pair(Smem& s, int par, int row, int j, float rk, co
   *reinterpret_cast<uint32_t*>(s.t[par] + swizzled(row, j) + 4 * ln.x) =
       pack_bf16(t[0] * rk * c.x, t[1] * rk * c.y);
 }
-// Rows of slab w of diag(1/|k|) T diag(beta/|k|); zeros to the right, where scratch was. Slabs 4..7: level 32 first,
-// T[w][n] = -sum_j (sum_i T[w][i] L[i][j]) T[j][n] for the columns of the first half.
+// Rows of slab w of diag(1/|k|) T diag(beta/|k|); zeros to the right, where scratch was.
+// Slabs 4..7: level 32 first, T[w][n] = -sum_j (sum_i T[w][i] L[i][j]) T[j][n] for the columns of
+// the first half.
 template <bool kHigh>
 __device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, const InverseRow& r) {
   const int row = 8 * ((kHigh ? 4 : 0) + i) + ln.row;
@@ -219,32 +234,41 @@ __device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, co
   }
 }
 
-// Named barriers of the eight warps; 1 and 2 belong to one carrying warpgroup each, 3 and 4 to the slab stage.
+// Named barriers of the eight warps; 1 and 2 belong to one carrying warpgroup each, 3 and 4 to the
+// slab stage.
 enum MergeBarrier { kScoresDone = 5, kLevel8Done, kLevel16Done, kOperandsDone };
 
-// All of it. Leaves the chunk's operands visible to the tensor cores for all eight warps. after_scores runs behind the
-// first barrier of all eight warps.
+// All of it. Leaves the chunk's operands visible to the tensor cores for all eight warps.
+// after_scores runs behind the first barrier of all eight warps.
 template <class F>
 __device__ inline void merge_chunk(Smem& s, int c, F after_scores) {
   const int stage = c % kStages, par = c & 1, tid = thread_index();
   const Lane ln(tid);
   const int p = (tid - kSlabThreads) / 32, i = p < 4 ? 3 - p : p - 4;  // slab 4 + i, or i
   if (p < 4) {
-    if (i) scores_level32<true>(s, stage, par, i, ln);
-    else scores_level32<false>(s, stage, par, i, ln);
+    if (i)
+      scores_level32<true>(s, stage, par, i, ln);
+    else
+      scores_level32<false>(s, stage, par, i, ln);
   } else {
-    if (i & 1) scores_level16<true>(s, stage, par, 2 * (i & 2), ln);
-    else scores_level16<false>(s, stage, par, 2 * (i & 2), ln);
+    if (i & 1)
+      scores_level16<true>(s, stage, par, 2 * (i & 2), ln);
+    else
+      scores_level16<false>(s, stage, par, 2 * (i & 2), ln);
     scores_level8(s, stage, par, 2 * i + 1, ln);
   }
   named_sync(kScoresDone, kCarryThreads);  // L blocks; nobody reads another slab's k S8 any more
   after_scores();
   InverseRow r;
-  if (p < 4) inverse_level8<true>(s, par, i, ln, r);
-  else inverse_level8<false>(s, par, i, ln, r);
+  if (p < 4)
+    inverse_level8<true>(s, par, i, ln, r);
+  else
+    inverse_level8<false>(s, par, i, ln, r);
   named_sync(kLevel8Done, kCarryThreads);
-  if (p < 4) inverse_level16<true>(s, i, ln, r);
-  else inverse_level16<false>(s, i, ln, r);
+  if (p < 4)
+    inverse_level16<true>(s, i, ln, r);
+  else
+    inverse_level16<false>(s, i, ln, r);
   named_sync(kLevel16Done, kCarryThreads);
   if (p < 4) {  // the inverse's second half is as long as finishing all operands
     store_inverse<true>(s, par, i, ln, r);

@@ -1,19 +1,22 @@
-// First preparing stage (warpgroups 0 and 1): gates, norms, scores and inverse inside slabs of 8 tokens.
+// First preparing stage (warpgroups 0 and 1): gates, norms, scores and inverse inside slabs of 8
+// tokens.
 //
-// A warp owns a slab. Lane = 4 * row + x: token 8 w + row, and of every 64 channels the sixteen from 16 x on. A 16-byte
-// read gives the operands of two mma k-steps, the same channels in all rows, so A and B agree on the (permuted)
-// contraction index, and a lane overwrites only what it read itself.
+// A warp owns a slab. Lane = 4 * row + x: token 8 w + row, and of every 64 channels the sixteen
+// from 16 x on. A 16-byte read gives the operands of two mma k-steps, the same channels in all
+// rows, so A and B agree on the (permuted) contraction index, and a lane overwrites only what it
+// read itself.
 //
-// Every factor is a product of decays between the two tokens and a boundary between them, so nothing above 1
-// is formed for g <= 0. Level h (1, 2, 4 here; 8, 16, 32 in merge.cuh) pairs the upper halves of blocks of 2 h tokens
-// (rows) with the lower halves (columns).
+// Every factor is a product of decays between the two tokens and a boundary between them, so
+// nothing above 1 is formed for g <= 0. Level h (1, 2, 4 here; 8, 16, 32 in merge.cuh) pairs the
+// upper halves of blocks of 2 h tokens (rows) with the lower halves (columns).
 #pragma once
 #include "ptx.cuh"
 #include "smem.h"
 
 namespace deltic::gpu {
 
-// Read anew in every chunk: else dozens of addresses that depend on it are kept, and spilled, across chunks.
+// Read anew in every chunk: else dozens of addresses that depend on it are kept, and spilled,
+// across chunks.
 __device__ inline int thread_index() {
   int t;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
@@ -36,7 +39,8 @@ __device__ inline int step_channel(const Lane& ln, int it) {
   return (it >> 1) * 64 + 16 * ln.x + 8 * (it & 1);
 }
 
-// An 8 x 8 block in accumulator layout, stored so that lane (row, x) reads M[2x][row], M[2x+1][row] as one pair.
+// An 8 x 8 block in accumulator layout, stored so that lane (row, x) reads M[2x][row], M[2x+1][row]
+// as one pair.
 __device__ inline int block_index(const Lane& ln) {
   return (ln.row >> 1) * 16 + 4 * ln.x + (ln.row & 1);
 }
@@ -52,7 +56,8 @@ struct GateParams {
   float slope, bound;  // bounded: -exp(A_log) log2e, lower_bound log2e
 };
 
-// Decay factors e = exp(g) of two times four channels. Bounded: two MUFU and half a reciprocal each.
+// Decay factors e = exp(g) of two times four channels. Bounded: two MUFU and half a reciprocal
+// each.
 template <Gate kGate>
 __device__ inline void gate_factors(const uint32_t (&raw)[2][2], const float* bias, GateParams p,
                                     float (&e)[2][4]) {
@@ -62,7 +67,8 @@ __device__ inline void gate_factors(const uint32_t (&raw)[2][2], const float* bi
     e[i / 4][i % 4] = i % 2 ? bf16_hi(r) : bf16_lo(r);
   }
   if constexpr (kGate == Gate::kBounded) {
-    float4 b4 = *reinterpret_cast<const float4*>(bias), c4 = *reinterpret_cast<const float4*>(bias + 16);
+    float4 b4 = *reinterpret_cast<const float4*>(bias),
+           c4 = *reinterpret_cast<const float4*>(bias + 16);
     const float b[8] = {b4.x, b4.y, b4.z, b4.w, c4.x, c4.y, c4.z, c4.w};
     float* d = &e[0][0];
 #pragma unroll
@@ -89,8 +95,9 @@ struct SlabScores {
   float lv1[4], lv2[4], lv4[4];  // [0,1]: k rows, [2,3]: q rows
 };
 
-// Two k-steps (four channels of each per lane), step by step over all eight so that little latency is waited for, with
-// accumulators of their own: scores inside the slab; k, q and g become k P8, q P8 and k S8; and the slab's totals.
+// Two k-steps (four channels of each per lane), step by step over all eight so that little latency
+// is waited for, with accumulators of their own: scores inside the slab; k, q and g become k P8, q
+// P8 and k S8; and the slab's totals.
 __device__ inline void slab_levels(uint32_t (&k)[2][2], uint32_t (&q)[2][2], uint32_t (&g)[2][2],
                                    const float (&e)[2][4], const Lane& ln, SlabScores (&s)[2],
                                    float (&total)[2][4]) {
@@ -142,7 +149,10 @@ __device__ inline void slab_levels(uint32_t (&k)[2][2], uint32_t (&q)[2][2], uin
     for (int i = 0; i < 8; i++) {
       const int j = i / 4, n = i % 4;
       total[j][n] *= other[j][n];
-      if (upper) from_start[j][n] *= other[j][n]; else to_end[j][n] *= other[j][n];
+      if (upper)
+        from_start[j][n] *= other[j][n];
+      else
+        to_end[j][n] *= other[j][n];
     }
   };
   factors(b1);
@@ -162,7 +172,8 @@ __device__ inline void slab_levels(uint32_t (&k)[2][2], uint32_t (&q)[2][2], uin
   }
 }
 
-// The slab over all channels. In: raw tiles. Out: k P8, q P8, k S8 in place, totals; scores in registers.
+// The slab over all channels. In: raw tiles. Out: k P8, q P8, k S8 in place, totals; scores in
+// registers.
 template <Gate kGate>
 __device__ inline void walk_slab(Smem& s, int stage, int w, GateParams gp, const Lane& ln,
                                  SlabScores (&sc)[2]) {
@@ -218,7 +229,8 @@ __device__ inline void clear_rows(Smem& s, int stage, int w, int rest, const Lan
   }
 }
 
-// Row scales, the diagonal block of Aqk, and the inverse of the diagonal block of I + L (substitution, fp32).
+// Row scales, the diagonal block of Aqk, and the inverse of the diagonal block of I + L
+// (substitution, fp32).
 __device__ inline void finish_slab(Smem& s, int par, int w, const SlabScores& sc, float beta,
                                    float scale, const Lane& ln) {
   // The diagonal of an 8 x 8 accumulator lies in lane 4 row + row / 2.
