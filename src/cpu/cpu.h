@@ -2,12 +2,11 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "core/dispatch.h"
 
 namespace deltic::cpu {
-const std::vector<Implementation>& implementations(deltic_op op);
+ImplementationList implementations(deltic_op op);
 
 std::string features_found();  // instruction sets the machine has
 std::string features_used();   // instruction sets implementations here use
