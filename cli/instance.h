@@ -115,6 +115,9 @@ class Instance {
   void bind();
   void add_lengths();
   void add_gate_parameters();
+  void add_raw_gate();
+  std::vector<int64_t> gate_shape() const;
+  int64_t assign_pool_slots(int64_t index_columns, std::vector<int64_t>& token_slots);
   void add_states();
   void add_checkpoints();
   void generate_sequence_op();

@@ -13,7 +13,8 @@ namespace {
 std::atomic<bool> counting{false};
 std::atomic<long> count{0}, fail_at{-1};
 
-void* allocate(std::size_t bytes, std::size_t alignment) {
+// Not inlined, nor `release`: g++ would take new and free for a mismatched pair.
+__attribute__((noinline)) void* allocate(std::size_t bytes, std::size_t alignment) {
   if (counting.load()) {
     const long n = count.fetch_add(1);
     if (fail_at.load() >= 0 && n >= fail_at.load()) throw std::bad_alloc();
@@ -23,6 +24,7 @@ void* allocate(std::size_t bytes, std::size_t alignment) {
   if (p == nullptr) throw std::bad_alloc();
   return p;
 }
+__attribute__((noinline)) void release(void* p) noexcept { std::free(p); }
 
 }  // namespace
 
@@ -34,14 +36,14 @@ void* operator new(std::size_t bytes, std::align_val_t a) {
 void* operator new[](std::size_t bytes, std::align_val_t a) {
   return allocate(bytes, static_cast<std::size_t>(a));
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete[](void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
-void operator delete(void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::align_val_t) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
-void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { std::free(p); }
+void operator delete(void* p) noexcept { release(p); }
+void operator delete[](void* p) noexcept { release(p); }
+void operator delete(void* p, std::size_t) noexcept { release(p); }
+void operator delete[](void* p, std::size_t) noexcept { release(p); }
+void operator delete(void* p, std::align_val_t) noexcept { release(p); }
+void operator delete[](void* p, std::align_val_t) noexcept { release(p); }
+void operator delete(void* p, std::size_t, std::align_val_t) noexcept { release(p); }
+void operator delete[](void* p, std::size_t, std::align_val_t) noexcept { release(p); }
 
 namespace deltic::test {
 namespace {

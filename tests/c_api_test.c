@@ -176,6 +176,12 @@ static void test_block(void) {
     EXPECT(fabs(rstd[t] - 1 / sqrt(sum)) < 1e-6);
     for (int d = 0; d < K; ++d) EXPECT(fabs(out[t * K + d] - x[t * K + d] / sqrt(sum)) < 1e-6);
   }
+  /* In C any number is a value of the enum. */
+  EXPECT(deltic_block((deltic_op)99, NULL, &tensors, &workspace, NULL) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(strcmp(deltic_last_error(),
+                "block: op: expected a building block, got unknown operation (99)") == 0);
+  EXPECT(deltic_implementation((deltic_op)99, DELTIC_CPU, 0) == NULL);
+  EXPECT(deltic_implementation(DELTIC_FORWARD, (deltic_device_type)99, 0) == NULL);
   free(workspace.data);
 }
 

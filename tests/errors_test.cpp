@@ -1445,9 +1445,9 @@ TEST(OperationError, NotABlock) {
   const auto w = std::make_unique<BlockWorld>(DELTIC_KKT);
   EXPECT_EQ(w->call(DELTIC_FORWARD), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(), "block: op: expected a building block, got forward (0)");
-  EXPECT_EQ(w->call(static_cast<deltic_op>(99)), DELTIC_INVALID_ARGUMENT);
+  EXPECT_EQ(w->call(static_cast<deltic_op>(12)), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(),
-               "block: op: expected a building block, got unknown operation (99)");
+               "block: op: expected a building block, got unknown operation (12)");
   EXPECT_EQ(w->query(DELTIC_DECODE), DELTIC_INVALID_ARGUMENT);
 }
 TEST(OperationError, ExplainTakesForwardAndDecode) {

@@ -66,8 +66,8 @@ def main():
     lines = [
         f"{datetime.date.today().isoformat()}, {machine_text(run['machine'])}, deltic "
         f"{run['version']} at {run['commit']}.",
-        "All tensors of all cases under `tests/cases`, standard and adversarial. The budget of an",
-        "adversarial case is twice the plain algorithm's error.",
+        "All tensors of all cases under `tests/cases`. A budget is twice the plain algorithm's",
+        "error, for standard inputs at most the table's.",
         "",
         *table(run["cases"]),
     ]

@@ -47,8 +47,12 @@ step() {
   fi
 }
 
+# configure_and_build PRESET [-DNAME=VALUE...]
 configure_and_build() {
-  cmake --preset "$1" -DDELTIC_WERROR=ON -DCMAKE_INSTALL_LIBDIR=lib && cmake --build --preset "$1"
+  local preset=$1
+  shift
+  cmake --preset "$preset" -DDELTIC_WERROR=ON -DCMAKE_INSTALL_LIBDIR=lib "$@" &&
+    cmake --build --preset "$preset"
 }
 
 build_and_test() {
@@ -116,8 +120,6 @@ consumer() {
   rm -rf "$prefix"
   cmake --install "build/$([ "$kind" = static ] && echo static || echo release)" \
     --prefix "$prefix" >/dev/null || return 1
-  "$prefix/bin/deltic" info >/dev/null || return 1
-
   local folder strict=(-O2 -Wall -Wextra -Wpedantic -Wshadow -Werror)
   folder=$(mktemp -d) || return 1
   cp examples/consumer/* "$folder" || return 1
@@ -144,8 +146,9 @@ consumer() {
   return "$status"
 }
 
+# The program is built once, with the shared library.
 static_consumer() {
-  configure_and_build static && consumer static
+  configure_and_build static -DDELTIC_BUILD_CLI=OFF && consumer static
 }
 
 begin=$SECONDS

@@ -244,6 +244,9 @@ typedef struct deltic_block_tensors {
 
 typedef deltic_buffer deltic_workspace;
 
+/* Operations, devices and statuses are passed as int32_t: a number outside their enum is an error,
+ * not undefined behaviour. */
+
 /* ---- Library ------------------------------------------------------------------------------- */
 
 DELTIC_API const char* deltic_version(void);
@@ -252,8 +255,8 @@ DELTIC_API uint32_t deltic_abi_version(void);
 DELTIC_API deltic_status deltic_check_abi(uint32_t header_abi_version);
 /* The text of this thread's last failed call; "" if there is none. Valid until its next failure. */
 DELTIC_API const char* deltic_last_error(void);
-DELTIC_API const char* deltic_status_name(deltic_status status);
-DELTIC_API const char* deltic_op_name(deltic_op op);
+DELTIC_API const char* deltic_status_name(int32_t status);
+DELTIC_API const char* deltic_op_name(int32_t op);
 
 /* Threads of a call whose options say 0. n = 0 goes back to the OpenMP default. Process-wide. */
 DELTIC_API deltic_status deltic_set_num_threads(int32_t n);
@@ -275,20 +278,19 @@ DELTIC_API void deltic_block_tensors_init(deltic_block_tensors* tensors);
 
 /* Names of an operation's implementations on a device, best first; the oracle, which runs only when
  * named, last. NULL past the end. */
-DELTIC_API const char* deltic_implementation(deltic_op op, deltic_device_type device,
-                                             int32_t index);
+DELTIC_API const char* deltic_implementation(int32_t op, int32_t device, int32_t index);
 /* Whether the machine can run it at all, and the sentence if not (valid until the thread's next
  * call). */
-DELTIC_API int32_t deltic_implementation_runs_here(deltic_op op, deltic_device_type device,
-                                                   int32_t index, const char** sentence);
+DELTIC_API int32_t deltic_implementation_runs_here(int32_t op, int32_t device, int32_t index,
+                                                   const char** sentence);
 /* Called once per implementation: the chosen one first (chosen = 1), then the others in list order,
  * each with yes or no and a sentence. */
 typedef void (*deltic_explain_fn)(void* user, const char* name, int32_t accepts, int32_t chosen,
                                   const char* sentence);
-DELTIC_API deltic_status deltic_explain(deltic_op op, const deltic_options* options,
+DELTIC_API deltic_status deltic_explain(int32_t op, const deltic_options* options,
                                         const deltic_tensors* tensors, deltic_explain_fn fn,
                                         void* user);
-DELTIC_API deltic_status deltic_block_explain(deltic_op op, const deltic_options* options,
+DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                               const deltic_block_tensors* tensors,
                                               deltic_explain_fn fn, void* user);
 /* Facts about build and machine, one call per fact, for example ("cpu.features", "avx2 avx512
@@ -319,10 +321,10 @@ DELTIC_API deltic_status deltic_decode_workspace(const deltic_options* options,
 DELTIC_API deltic_status deltic_decode(const deltic_options* options, const deltic_tensors* tensors,
                                        const deltic_workspace* workspace, void* stream);
 /* op: one of DELTIC_CUMSUM .. DELTIC_WY. */
-DELTIC_API deltic_status deltic_block_workspace(deltic_op op, const deltic_options* options,
+DELTIC_API deltic_status deltic_block_workspace(int32_t op, const deltic_options* options,
                                                 const deltic_block_tensors* tensors,
                                                 uint64_t* bytes);
-DELTIC_API deltic_status deltic_block(deltic_op op, const deltic_options* options,
+DELTIC_API deltic_status deltic_block(int32_t op, const deltic_options* options,
                                       const deltic_block_tensors* tensors,
                                       const deltic_workspace* workspace, void* stream);
 

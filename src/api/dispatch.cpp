@@ -80,7 +80,7 @@ int implementation_count(deltic_op op, deltic_device_type device) {
 
 const Implementation& implementation_at(deltic_op op, deltic_device_type device, int index) {
   static_cast<void>(device);
-  const auto& list = cpu::implementations(op);
+  const ImplementationList list = cpu::implementations(op);
   return index < static_cast<int>(list.size()) ? list[static_cast<size_t>(index)]
                                                : reference::implementation(op);
 }

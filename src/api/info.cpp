@@ -28,19 +28,27 @@ deltic_status deltic_info(deltic_info_fn fn, void* user) {
   });
 }
 
-const char* deltic_implementation(deltic_op op, deltic_device_type device, int32_t index) {
-  if (op < 0 || op >= DELTIC_NUM_OPS || index < 0 || index >= implementation_count(op, device)) {
-    return nullptr;
-  }
-  return implementation_at(op, device, index).name;
+namespace {
+bool exists(int32_t op, int32_t device, int32_t index) {
+  return op >= 0 && op < DELTIC_NUM_OPS && (device == DELTIC_CPU || device == DELTIC_CUDA) &&
+         index >= 0 &&
+         index < implementation_count(static_cast<deltic_op>(op),
+                                      static_cast<deltic_device_type>(device));
+}
+const Implementation& at(int32_t op, int32_t device, int32_t index) {
+  return implementation_at(static_cast<deltic_op>(op), static_cast<deltic_device_type>(device),
+                           index);
+}
+}  // namespace
+
+const char* deltic_implementation(int32_t op, int32_t device, int32_t index) {
+  return exists(op, device, index) ? at(op, device, index).name : nullptr;
 }
 
-int32_t deltic_implementation_runs_here(deltic_op op, deltic_device_type device, int32_t index,
+int32_t deltic_implementation_runs_here(int32_t op, int32_t device, int32_t index,
                                         const char** sentence) {
   const char* why = "there is no such implementation";
-  if (deltic_implementation(op, device, index) != nullptr) {
-    why = implementation_at(op, device, index).missing();
-  }
+  if (exists(op, device, index)) why = at(op, device, index).missing();
   if (sentence != nullptr) *sentence = why != nullptr ? why : "";
   return why == nullptr ? 1 : 0;
 }

@@ -30,12 +30,15 @@ deltic_status deltic_check_abi(uint32_t header_abi_version) {
 }
 const char* deltic_last_error(void) { return t_last_error; }
 
-const char* deltic_status_name(deltic_status status) {
+const char* deltic_status_name(int32_t status) {
   constexpr const char* names[] = {
       "ok", "invalid argument", "unsupported", "out of memory", "runtime error", "ABI mismatch"};
   return status >= 0 && status <= DELTIC_ABI_MISMATCH ? names[status] : "unknown status";
 }
-const char* deltic_op_name(deltic_op op) { return name_of(op); }
+const char* deltic_op_name(int32_t op) {
+  const bool known = op >= 0 && op < DELTIC_NUM_OPS;
+  return known ? name_of(static_cast<deltic_op>(op)) : "unknown operation";
+}
 
 void deltic_options_init(deltic_options* options) {
   *options = {};

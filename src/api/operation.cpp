@@ -32,6 +32,10 @@ struct Call {
     context.threads = default_threads();
     context.checked = default_checked();
     problem = check_call(op, options, tensors, context);
+    if (named != nullptr && problem.device != DELTIC_CPU) {
+      fail(DELTIC_UNSUPPORTED, name_of(op), ": impl: ", named->name,
+           " was named and runs on CPU tensors, got CUDA tensors");
+    }
   }
 };
 

@@ -6,17 +6,19 @@
 using namespace deltic;
 
 namespace {
-void check_block_op(deltic_op op) {
+deltic_op block_op(int32_t op) {
   if (op < DELTIC_CUMSUM || op > DELTIC_WY) {
-    fail(DELTIC_INVALID_ARGUMENT, "block: op: expected a building block, got ", name_of(op), " (",
-         static_cast<int>(op), ")");
+    fail(DELTIC_INVALID_ARGUMENT, "block: op: expected a building block, got ", deltic_op_name(op),
+         " (", op, ")");
   }
+  return static_cast<deltic_op>(op);
 }
-void check_main_op(deltic_op op) {
+deltic_op main_op(int32_t op) {
   if (op != DELTIC_FORWARD && op != DELTIC_DECODE) {
-    fail(DELTIC_INVALID_ARGUMENT, "explain: op: expected forward or decode, got ", name_of(op),
-         " (", static_cast<int>(op), ")");
+    fail(DELTIC_INVALID_ARGUMENT, "explain: op: expected forward or decode, got ",
+         deltic_op_name(op), " (", op, ")");
   }
+  return static_cast<deltic_op>(op);
 }
 }  // namespace
 
@@ -48,33 +50,21 @@ deltic_status deltic_decode(const deltic_options* options, const deltic_tensors*
                             const deltic_workspace* workspace, void* stream) {
   return guard([&] { run_operation(DELTIC_DECODE, options, tensors, workspace, stream); });
 }
-deltic_status deltic_block_workspace(deltic_op op, const deltic_options* options,
+deltic_status deltic_block_workspace(int32_t op, const deltic_options* options,
                                      const deltic_block_tensors* tensors, uint64_t* bytes) {
-  return guard([&] {
-    check_block_op(op);
-    workspace_query(op, options, tensors, bytes);
-  });
+  return guard([&] { workspace_query(block_op(op), options, tensors, bytes); });
 }
-deltic_status deltic_block(deltic_op op, const deltic_options* options,
+deltic_status deltic_block(int32_t op, const deltic_options* options,
                            const deltic_block_tensors* tensors, const deltic_workspace* workspace,
                            void* stream) {
-  return guard([&] {
-    check_block_op(op);
-    run_operation(op, options, tensors, workspace, stream);
-  });
+  return guard([&] { run_operation(block_op(op), options, tensors, workspace, stream); });
 }
-deltic_status deltic_explain(deltic_op op, const deltic_options* options,
+deltic_status deltic_explain(int32_t op, const deltic_options* options,
                              const deltic_tensors* tensors, deltic_explain_fn fn, void* user) {
-  return guard([&] {
-    check_main_op(op);
-    explain_operation(op, options, tensors, fn, user);
-  });
+  return guard([&] { explain_operation(main_op(op), options, tensors, fn, user); });
 }
-deltic_status deltic_block_explain(deltic_op op, const deltic_options* options,
+deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                    const deltic_block_tensors* tensors, deltic_explain_fn fn,
                                    void* user) {
-  return guard([&] {
-    check_block_op(op);
-    explain_operation(op, options, tensors, fn, user);
-  });
+  return guard([&] { explain_operation(block_op(op), options, tensors, fn, user); });
 }

@@ -8,7 +8,7 @@ namespace deltic {
 const char* name_of(deltic_op op) {
   constexpr const char* names[] = {"forward", "decode", "cumsum",  "gate", "l2norm",
                                    "kkt",     "scores", "inverse", "wy",   "backward"};
-  return op >= 0 && op < DELTIC_NUM_OPS ? names[op] : "unknown operation";
+  return names[op];
 }
 
 namespace {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <limits>
 #include <string>
 
 #include "core/check.h"
@@ -373,38 +374,41 @@ class Checker {
                        per_channel ? "HV*K" : "HV");
   }
 
-  // Two views that share a byte. Interleaved rows of one buffer (equal token strides) are told
-  // apart.
+  // Two views that share a byte. Views that interleave in one buffer are told apart: if all steps
+  // of both are multiples of a period or stay inside it, only places inside the period matter.
   static bool overlap(const deltic_tensor& a, const deltic_tensor& b) {
     if (a.rank == 0 || b.rank == 0 || is_empty(a) || is_empty(b)) return false;
     if (a.data == nullptr || b.data == nullptr) return false;
-    const auto bytes = [](const deltic_tensor& t, int32_t from) {
-      const int64_t element = size_of(static_cast<DType>(t.dtype));
-      int64_t extent = element;
-      for (int32_t i = from; i < t.rank; ++i) extent += (t.shape[i] - 1) * t.strides[i] * element;
-      return extent;
-    };
+    constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
     const auto pa = reinterpret_cast<intptr_t>(a.data), pb = reinterpret_cast<intptr_t>(b.data);
-    if (pa + bytes(a, 0) <= pb || pb + bytes(b, 0) <= pa) return false;
-    if (a.rank < 3 || b.rank < 3) return true;
-    const int64_t ea = size_of(static_cast<DType>(a.dtype)),
-                  eb = size_of(static_cast<DType>(b.dtype));
-    for (int32_t inner = 2; inner <= 3; ++inner) {
-      // Rows of one period: equal steps of every outer dimension that has more than one element.
-      if (a.rank <= inner - 1 || b.rank <= inner - 1) continue;
-      const int64_t period = a.strides[inner - 1] * ea;
-      bool same = period > 0 && period == b.strides[inner - 1] * eb;
-      for (int32_t i = 0; i < inner - 1 && same; ++i) {
-        const int64_t sa = a.shape[i] > 1 ? a.strides[i] * ea : 0;
-        const int64_t sb = b.shape[i] > 1 ? b.strides[i] * eb : 0;
-        same = sa % period == 0 && sb % period == 0;
+    if (pa + span_inside(a, kWhole) <= pb || pb + span_inside(b, kWhole) <= pa) return false;
+    for (const deltic_tensor* t : {&a, &b}) {
+      for (int32_t i = 0; i < t->rank; ++i) {
+        const int64_t period = t->strides[i] * size_of(static_cast<DType>(t->dtype));
+        if (t->shape[i] <= 1 || period == 0) continue;
+        const int64_t wa = span_inside(a, period), wb = span_inside(b, period);
+        if (wa < 0 || wb < 0) continue;
+        const int64_t offset = ((pb - pa) % period + period) % period;
+        if (offset >= wa && offset + wb <= period) return false;
       }
-      if (!same) continue;
-      const int64_t offset = ((pb - pa) % period + period) % period;
-      const int64_t wa = bytes(a, inner), wb = bytes(b, inner);
-      if (wa <= period && wb <= period && offset >= wa && offset + wb <= period) return false;
     }
     return true;
+  }
+  // Bytes that a view spans with the dimensions that step by less than `period`; -1 if another
+  // dimension's step is no multiple of it.
+  static int64_t span_inside(const deltic_tensor& t, int64_t period) {
+    const int64_t element = size_of(static_cast<DType>(t.dtype));
+    int64_t span = element;
+    for (int32_t i = 0; i < t.rank; ++i) {
+      const int64_t step = t.strides[i] * element;
+      if (t.shape[i] <= 1) continue;
+      if (step < period) {
+        span += (t.shape[i] - 1) * step;
+      } else if (step % period != 0) {
+        return -1;
+      }
+    }
+    return span;
   }
 
   struct Named {

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <string>
-#include <vector>
 
 #include "core/dispatch.h"
 
 namespace deltic::cpu {
-const std::vector<Implementation>& implementations(deltic_op op);
+ImplementationList implementations(deltic_op op);
 
 // Bytes that forward keeps with p.save, whatever implementation runs.
 size_t saved_bytes(const Problem& p);

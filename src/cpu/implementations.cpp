@@ -18,30 +18,37 @@ const char* takes_bf16(const Problem& p) {
                                    : "q, k and v are fp16, tiles multiply bf16";
 }
 
-void add(std::vector<Implementation>& list, std::span<const SimdDoor> doors,
-         const char* (*refuse)(const Problem&)) {
-  for (const SimdDoor& d : doors) {
-    list.push_back({d.name, d.missing, refuse, d.workspace_bytes, d.run, false});
+// Fixed room, so that the first call of a process allocates as little as the others: nothing.
+struct List {
+  Implementation items[6] = {};
+  size_t size = 0;
+
+  void add(const Implementation& item) { items[size++] = item; }
+  void add(std::span<const SimdDoor> doors, const char* (*refuse)(const Problem&)) {
+    for (const SimdDoor& d : doors) {
+      add({d.name, d.missing, refuse, d.workspace_bytes, d.run, false});
+    }
   }
-}
+};
+
+struct Lists {
+  List of[DELTIC_NUM_OPS];
+
+  Lists() {
+    of[DELTIC_FORWARD].add(tile_forward_doors(), takes_bf16);
+    of[DELTIC_FORWARD].add(forward_doors(), takes_all);
+    of[DELTIC_DECODE].add(decode_doors(), takes_all);
+    of[DELTIC_BACKWARD].add(backward_doors(), takes_all);
+    for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i) of[i].add(block_doors(), takes_all);
+    for (int i = 0; i < DELTIC_NUM_OPS; ++i) of[i].add(plain(static_cast<deltic_op>(i)));
+  }
+};
 
 }  // namespace
 
-const std::vector<Implementation>& implementations(deltic_op op) {
-  static const auto lists = [] {
-    std::vector<std::vector<Implementation>> all(DELTIC_NUM_OPS);
-    add(all[DELTIC_FORWARD], tile_forward_doors(), takes_bf16);
-    add(all[DELTIC_FORWARD], forward_doors(), takes_all);
-    add(all[DELTIC_DECODE], decode_doors(), takes_all);
-    add(all[DELTIC_BACKWARD], backward_doors(), takes_all);
-    for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i)
-      add(all[static_cast<size_t>(i)], block_doors(), takes_all);
-    for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
-      all[static_cast<size_t>(i)].push_back(plain(static_cast<deltic_op>(i)));
-    }
-    return all;
-  }();
-  return lists[static_cast<size_t>(op)];
+ImplementationList implementations(deltic_op op) {
+  static const Lists lists;
+  return {lists.of[op].items, lists.of[op].size};
 }
 
 size_t saved_bytes(const Problem& p) { return SavedLayout(p, p.save).bytes; }

@@ -1,24 +1,22 @@
-// The state chain: one warpgroup carries 64 value columns of S (V x K, fp32 accumulators) through the chunks.
+// The state chain: one warpgroup carries 64 value columns of S (V x K, fp32 accumulators) through
+// the chunks.
 //
-// S takes 64 registers per thread, its bf16 operand 32, one accumulator (v - k S, then v_new, then o) 32, the operand made of
-// it 16, and the compiler keeps 24 below the accumulators: 168. So everything else is read again where it is needed: thread coordinates from
-// the special register, places from shared memory.
+// S takes 64 registers per thread, its bf16 operand 32 (k S) or 16 at a time (q S), one accumulator
+// (v - k S, then v_new, then o) 32, the operand made of it 16, and the compiler keeps 24 below the
+// accumulators: 152 of 160. So everything else is read again where it is needed: thread coordinates
+// from the special register, places from shared memory.
 #pragma once
-#include "ptx.cuh"
-#include "smem.h"
+#include "merge.cuh"
 
 namespace deltic::gpu {
 
 __device__ inline int carry_tid() {
   int t;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
-  return t - kFirstCarry;
+  return t - kSlabThreads;
 }
-template <class X>
-__device__ inline X reread(const X& x) {
-  return *reinterpret_cast<const volatile X*>(&x);
-}
-// Lane's byte offset for ldmatrix / stmatrix of token groups 0, 1 in the warpgroup's v / o half tile.
+// Lane's byte offset for ldmatrix / stmatrix of token groups 0, 1 in the warpgroup's v / o half
+// tile.
 __device__ inline uint32_t fragment_offset(int tid) {
   int lane = tid % 32, token = (lane >> 4) * 8 + lane % 8;
   int chunk16 = 2 * ((tid / 32) & 3) + ((lane >> 3) & 1);
@@ -47,17 +45,17 @@ __device__ inline void load_values(Smem& s, int par, int rest, float (&acc)[32])
                  : "memory");
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      float2 f = *reinterpret_cast<const float2*>(
-          &s.v_scale[par][16 * i + 8 * (j >> 1) + 2 * x]);
+      float2 f = *reinterpret_cast<const float2*>(&s.v_scale[par][16 * i + 8 * (j >> 1) + 2 * x]);
       acc[8 * i + 2 * j] = bf16_lo(r[j]) * f.x;
       acc[8 * i + 2 * j + 1] = bf16_hi(r[j]) * f.y;
     }
   }
 }
 
-// o of chunk c into the place of its v, and out. Orders all four warps' writes before the copy.
-__device__ inline void store_output(Smem& s, int c, const float (&o)[32], const Params& params,
-                                    const CUtensorMap* map) {
+// o of chunk c into the place of its v. The copy out waits for the next barrier of all carrying
+// warps; the last chunk's has one of its own.
+__device__ inline void store_output(Smem& s, int c, bool last, const float (&o)[32],
+                                    const Params& params, const CUtensorMap* map) {
   const int tid = carry_tid(), x = tid % 4, wg = tid / 128, par = c & 1;
   const uint32_t ob = smem_u32(s.v[wg][par]) + fragment_offset(tid);
 #pragma unroll
@@ -65,16 +63,16 @@ __device__ inline void store_output(Smem& s, int c, const float (&o)[32], const 
     uint32_t r[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      float2 f =
-          *reinterpret_cast<const float2*>(&s.o_scale[par][16 * i + 8 * (j >> 1) + 2 * x]);
+      float2 f = *reinterpret_cast<const float2*>(&s.o_scale[par][16 * i + 8 * (j >> 1) + 2 * x]);
       r[j] = pack_bf16(o[8 * i + 2 * j] * f.x, o[8 * i + 2 * j + 1] * f.y);
     }
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
-                     ob + i * 2048),
-                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
-                 : "memory");
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(ob + i * 2048),
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+        : "memory");
   }
   fence_async_proxy();
+  if (!last) return;
   named_sync(1 + wg, 128);
   const int rest = reread(s.len) - c * kChunk, token0 = reread(s.begin) + c * kChunk,
             head = reread(s.head);
@@ -87,20 +85,22 @@ __device__ inline void store_output(Smem& s, int c, const float (&o)[32], const 
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         int chunk16 = 4 * (tid % 2) + i;
-        reinterpret_cast<uint4*>(dst)[chunk16] = *reinterpret_cast<uint4*>(
-            s.v[wg][par] + row * 128 + ((chunk16 ^ (row & 7)) << 4));
+        reinterpret_cast<uint4*>(dst)[chunk16] =
+            *reinterpret_cast<uint4*>(s.v[wg][par] + row * 128 + ((chunk16 ^ (row & 7)) << 4));
       }
     }
   }
 }
 
-// First element of the thread's two rows of a V-first state; columns are key channels 8 j + 2 x (+1).
+// First element of the thread's two rows of a V-first state; columns are key channels 8 j + 2 x
+// (+1).
 __device__ inline int64_t state_offset(const Params& params) {
   const int tid = carry_tid();
   return (int64_t(blockIdx.x) * kWidth + 16 * (tid / 32) + tid % 32 / 4) * kWidth + 2 * (tid % 4);
 }
 
-// k S takes -S, q S packs +S again: the sign keeps the compiler from holding on to the first operand.
+// k S takes -S, q S packs +S again: the sign keeps the compiler from holding on to the first
+// operand.
 __device__ inline void pack_state_again(const float* S, uint32_t (&as)[16]) {
 #pragma unroll
   for (int i = 0; i < 16; i++) as[i] = pack_bf16(S[2 * i], S[2 * i + 1]);
@@ -137,7 +137,15 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
   for (int c = 0; c < num_chunks; c++) {
     const int stage = c % kStages;
     TRACE(c, 0);
-    barrier_wait(&s.ops_full[stage], (c / kStages) & 1);
+    barrier_wait(&s.slabs_full[c & 1], (c >> 1) & 1);
+    TRACE(c, 9);
+    merge_chunk(s, c, [&] {
+      const int wg = carry_tid() / 128;
+      if (c > 0 && carry_tid() % 128 == 0)
+        tensor_store(map_o, s.v[wg][(c - 1) & 1], 64 * wg, reread(s.head),
+                     reread(s.begin) + (c - 1) * kChunk);
+    });
+    TRACE(c, 10);
     barrier_wait(&s.v_full[carry_tid() / 128][c & 1], (c >> 1) & 1);
     TRACE(c, 1);
     load_values(s, c & 1, reread(s.len) - c * kChunk, acc);
@@ -156,7 +164,8 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
       fence_operands(acc);
     }
     TRACE(c, 2);
-    const uint32_t ta = smem_u32(s.t[c & 1]), aa = smem_u32(s.aqk[c & 1]), ga = smem_u32(s.g[stage]);
+    const uint32_t ta = smem_u32(s.t[c & 1]), aa = smem_u32(s.aqk[c & 1]),
+                   ga = smem_u32(s.g[stage]);
     pack_acc();
     fence_operands(acc);
     cute::warpgroup_arrive();
@@ -173,7 +182,7 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
     TRACE(c, 3);
     pack_acc();
     {
-      uint32_t as[16];  // S packed once more, a half at a time: 32 registers fewer across v_new
+      uint32_t as[16];  // S once more, a half at a time: 32 registers fewer across v_new
       pack_state_again(S, as);
       fence_operands(acc);
       cute::warpgroup_arrive();
@@ -185,7 +194,7 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<0>();
       fence_operands(acc);
-      barrier_wait(&s.ops_full[stage], (c / kStages) & 1);  // long complete: ends a scheduling block
+      barrier_wait(&s.slabs_full[c & 1], (c >> 1) & 1);  // long complete: ends a scheduling block
       pack_state_again(S + 32, as);
       fence_operands(acc);
       cute::warpgroup_arrive();
@@ -213,7 +222,7 @@ __device__ inline void carry_state(Smem& s, const Params& params, const CUtensor
     cute::warpgroup_wait<1>();
     fence_operands(acc);
     TRACE(c, 6);
-    store_output(s, c, acc, params, map_o);
+    store_output(s, c, c + 1 == num_chunks, acc, params, map_o);
     TRACE(c, 7);
     cute::warpgroup_wait<0>();
     fence_operands(S);

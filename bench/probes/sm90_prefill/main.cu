@@ -1,4 +1,8 @@
-// Stand-alone check and timing of the fused KDA prefill kernel: `probe check`, `probe time`, `probe once H`.
+// Stand-alone check and timing of the fused KDA prefill kernel: `probe check`, `probe time`, `probe
+// once H`.
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -8,21 +12,18 @@
 #include <string>
 #include <vector>
 
-#include <cudaTypedefs.h>
-#include <cuda_runtime.h>
-
 #include "kernel.cuh"
 
 using namespace deltic::gpu;
 using bf16 = __nv_bfloat16;
 
-#define CHECK(x)                                                                            \
-  do {                                                                                      \
-    cudaError_t e_ = (x);                                                                   \
-    if (e_ != cudaSuccess) {                                                                \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_));       \
-      std::exit(1);                                                                         \
-    }                                                                                       \
+#define CHECK(x)                                                                      \
+  do {                                                                                \
+    cudaError_t e_ = (x);                                                             \
+    if (e_ != cudaSuccess) {                                                          \
+      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); \
+      std::exit(1);                                                                   \
+    }                                                                                 \
   } while (0)
 
 struct Tensors {
@@ -52,8 +53,11 @@ __global__ void fill(X* p, int64_t n, uint64_t seed, int kind, int heads) {
     bool slow = head % 4 == 0 || channel % 4 == 0;
     float x = r;
     if (kind == kGateMix)
-      x = u < .3f ? -1e-4f : u < .6f ? -5.f * uniform(s + 7) : u < .8f ? -20.f * uniform(s + 9)
-          : u < .95f ? -.05f : -1000.f;
+      x = u < .3f    ? -1e-4f
+          : u < .6f  ? -5.f * uniform(s + 7)
+          : u < .8f  ? -20.f * uniform(s + 9)
+          : u < .95f ? -.05f
+                     : -1000.f;
     if (kind == kGateSlow) x = slow ? -1e-4f : -5.f / (1.f + expf(-r));
     if (kind == kGateSoftplus) x = -(1.f + 15.f * uniform(head + 77)) * log1pf(expf(r));
     if (kind == kGateDeep) x = -5.4f;
@@ -63,7 +67,8 @@ __global__ void fill(X* p, int64_t n, uint64_t seed, int kind, int heads) {
   }
 }
 
-// --- reference: the recurrence in fp64, one block per (sequence, head), a thread per value column ----
+// --- reference: the recurrence in fp64, one block per (sequence, head), a thread per value column
+// ----
 __global__ void reference(Tensors t, Gate gate, float scale, float lower_bound, double* state,
                           double* o) {
   __shared__ double k[128], q[128], e[128], red[2];
@@ -101,8 +106,8 @@ CUtensorMap make_map(bf16* p, int tokens, int heads) {
   static PFN_cuTensorMapEncodeTiled_v12000 encode = [] {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult r;
-    CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                           cudaEnableDefault, &r));
+    CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
+                                           &r));
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
   }();
   CUtensorMap m;
@@ -121,11 +126,11 @@ long long* g_trace = nullptr;
 void launch(const Tensors& t, Gate gate, float scale, float lower_bound, cudaStream_t stream) {
   auto kernel = gate == Gate::kBounded ? kda_prefill<Gate::kBounded> : kda_prefill<Gate::kLogDecay>;
   CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
-  Params p{t.cu, t.beta, t.a_log, t.dt_bias, t.o, t.state_in, t.state_out, t.heads, scale,
-           lower_bound, g_trace};
+  Params p{t.cu,        t.beta,  t.a_log, t.dt_bias,   t.o,    t.state_in,
+           t.state_out, t.heads, scale,   lower_bound, g_trace};
   auto map = [&](bf16* x) { return make_map(x, t.tokens, t.heads); };
-  kernel<<<t.seqs * t.heads, kThreads, sizeof(Smem), stream>>>(
-      map(t.q), map(t.k), map(t.v), map(t.g), map(t.o), p);
+  kernel<<<t.seqs * t.heads, kThreads, sizeof(Smem), stream>>>(map(t.q), map(t.k), map(t.v),
+                                                               map(t.g), map(t.o), p);
   CHECK(cudaGetLastError());
 }
 
@@ -158,9 +163,9 @@ Tensors make_tensors(std::vector<int> lens, int heads, Fills f, uint64_t seed) {
   return t;
 }
 void free_tensors(Tensors& t) {
-  for (void* p : {(void*)t.q, (void*)t.k, (void*)t.v, (void*)t.g, (void*)t.beta, (void*)t.o,
-                  (void*)t.a_log, (void*)t.dt_bias, (void*)t.state_in, (void*)t.state_out,
-                  (void*)t.cu})
+  for (void* p :
+       {(void*)t.q, (void*)t.k, (void*)t.v, (void*)t.g, (void*)t.beta, (void*)t.o, (void*)t.a_log,
+        (void*)t.dt_bias, (void*)t.state_in, (void*)t.state_out, (void*)t.cu})
     CHECK(cudaFree(p));
 }
 template <class X>
@@ -194,7 +199,8 @@ bool check(const char* name, Gate gate, std::vector<int> lens, int heads, Fills 
   auto o1 = fetch(t.o, n);
   auto s1 = fetch(t.state_out, m);
   double eo = rms_error(o1, fetch(ro, n)), es = rms_error(s1, fetch(rs, m));
-  // Same bits again, and after every token from the middle of each sequence on has been replaced, the same bits before.
+  // Same bits again, and after every token from the middle of each sequence on has been replaced,
+  // the same bits before.
   launch(t, gate, scale, lb, nullptr);
   CHECK(cudaDeviceSynchronize());
   auto o2 = fetch(t.o, n);
@@ -206,7 +212,9 @@ bool check(const char* name, Gate gate, std::vector<int> lens, int heads, Fills 
     int64_t count = (start + len - from) * row;
     for (bf16* p : {t.q, t.k, t.v})
       if (count) fill<<<64, 256>>>(p + from * row, count, 977, kNormal, heads);
-    if (count) fill<<<64, 256>>>(t.g + from * row, count, 978, gate == Gate::kBounded ? kNormal : kGateSoftplus, heads);
+    if (count)
+      fill<<<64, 256>>>(t.g + from * row, count, 978,
+                        gate == Gate::kBounded ? kNormal : kGateSoftplus, heads);
     start += len;
   }
   launch(t, gate, scale, lb, nullptr);
@@ -260,10 +268,11 @@ void time_case(int heads, int tokens, const char* name, int g_fill, Gate gate, d
   std::sort(ms.begin(), ms.end());
   double med = ms[ms.size() / 2], chunks = (tokens + 63) / 64;
   double bytes = double(tokens) * heads * (5 * 256 + 2), flops = chunks * heads * 12e6;
-  std::printf("time T %6d H %3d %-9s %.4f ms (%.4f..%.4f)  %.3f us/chunk  %.2f TB/s  %.0f TFLOP/s  "
-              "FlashKDA %.3f: %.2fx  goal %.2f\n",
-              tokens, heads, name, med, ms.front(), ms.back(), med * 1e3 / chunks,
-              bytes / med * 1e-9, flops / med * 1e-9, anchor, anchor / med, goal);
+  std::printf(
+      "time T %6d H %3d %-9s %.4f ms (%.4f..%.4f)  %.3f us/chunk  %.2f TB/s  %.0f TFLOP/s  "
+      "FlashKDA %.3f: %.2fx  goal %.2f\n",
+      tokens, heads, name, med, ms.front(), ms.back(), med * 1e3 / chunks, bytes / med * 1e-9,
+      flops / med * 1e-9, anchor, anchor / med, goal);
   CHECK(cudaGraphExecDestroy(exec));
   CHECK(cudaGraphDestroy(graph));
   for (auto& x : t) free_tensors(x);
@@ -284,7 +293,8 @@ int main(int argc, char** argv) {
     ok &= check("-1e-4..-1000, ragged", L, {200, 1, 63, 0, 65, 129, 8}, 4, {.g = kGateMix}, 6e-3);
     ok &= check("-1e-4..-1000, 1 x 1000", L, {1000}, 8, {.g = kGateMix}, 6e-3);
     ok &= check("-5.4 everywhere, 1 x 500", L, {500}, 4, {.g = kGateDeep}, 6e-3);
-    check("correlated keys, slow, 1 x 500 (info)", L, {500}, 4, {.g = kGateSlow, .k = kCorrelated}, 1);
+    check("correlated keys, slow, 1 x 500 (info)", L, {500}, 4, {.g = kGateSlow, .k = kCorrelated},
+          1);
     std::printf("%s\n", ok ? "ALL OK" : "SOME FAILED");
     return !ok;
   }
@@ -299,7 +309,8 @@ int main(int argc, char** argv) {
   }
   if (what == "trace") {  // clock reads of block 0, a few chunks in the middle
     const int chunks = 32;
-    Tensors t = make_tensors({64 * chunks}, argc > 2 ? std::atoi(argv[2]) : 96, {.state = false}, 1);
+    Tensors t =
+        make_tensors({64 * chunks}, argc > 2 ? std::atoi(argv[2]) : 96, {.state = false}, 1);
     CHECK(cudaMalloc(&g_trace, chunks * 256 * 8));
     CHECK(cudaMemset(g_trace, 0, chunks * 256 * 8));
     launch(t, Gate::kBounded, .1f, -5.f, nullptr);
@@ -309,8 +320,9 @@ int main(int argc, char** argv) {
     long long zero = h[(16 * 16) * 16];
     for (int c = 16; c < 19; c++)
       for (int w = 0; w < 16; w++) {
-        std::printf("chunk %d %s %2d:", c, w < 4 ? "slab " : w < 8 ? "merge" : "carry", w);
-        for (int i = 0; i < (w < 4 ? 8 : w < 8 ? 7 : 9); i++) std::printf(" %6lld", h[(c * 16 + w) * 16 + i] - zero);
+        std::printf("chunk %d %s %2d:", c, w < 8 ? "slab " : "carry", w);
+        for (int i = 0; i < (w < 8 ? 8 : 11); i++)
+          std::printf(" %6lld", h[(c * 16 + w) * 16 + i] - zero);
         std::printf("\n");
       }
   }

@@ -1,7 +1,6 @@
-// Second preparing stage (warpgroup 1): scores between slabs, operands of the chain, the inverse of the chunk.
-//
-// Warp p owns slabs p and 7 - p: seven 8 x 8 score blocks together, whatever p. kHigh: the slab in the second half of the
-// chunk; i is its place in its half.
+// Second preparing stage (the eight carrying warps, before they carry): scores between slabs,
+// operands of the chain, the inverse of the chunk. kHigh: a slab in the second half of the chunk; i
+// is its place in its half.
 #pragma once
 #include "slab.cuh"
 
@@ -15,124 +14,147 @@ __device__ inline int t_index(int w, int j) {
   return w < 4 ? w * (w + 1) / 2 + j : w == 4 ? 10 : w == 5 ? 7 + j : 13;
 }
 
-// Levels 8, 16, 32 of the rows of slab w: L to fp32 blocks with its row and column scales, Aqk to its tile.
-template <bool kHigh>
-__device__ inline void merge_scores(Smem& s, int stage, int par, int i, const Lane& ln) {
-  constexpr int base = kHigh ? 4 : 0;
-  const int w = base + i;
-  float acc8[4] = {}, acc16[2][4] = {}, acc32[4][4] = {};
-  const Scratch& tab = *reinterpret_cast<const Scratch*>(s.t[par]);
-#pragma unroll 1
-  for (int it = 0; it < 4; it++) {
-    const uint32_t off = ln.row * 128 + step_offset(ln, it);
-    const int channel = step_channel(ln, it);
-    auto table = [&](const __nv_bfloat16(&row)[kWidth]) {
-      return *reinterpret_cast<const uint4*>(row + channel);
-    };
-    auto column = [&](int j) {
-      return *reinterpret_cast<const uint4*>(s.g[stage] + off + 1024 * j);
-    };
-    auto mma_first = [&](float(&acc)[4], const uint4& k, const uint4& q, const uint4& b) {
-      mma_bf16(acc, k.x, q.x, k.y, q.y, b.x, b.y);
-    };
-    auto mma_second = [&](float(&acc)[4], const uint4& k, const uint4& q, const uint4& b) {
-      mma_bf16(acc, k.z, q.z, k.w, q.w, b.z, b.w);
-    };
-    const uint4 k = *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * w),
-                q = *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * w);
-    // The two products into one accumulator are kept apart: they would wait 33 cycles for each other.
-    if constexpr (kHigh) {
-      uint4 b[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) b[j] = column(j);
-#pragma unroll
-      for (int j = 0; j < 3; j++) b[j] = mul_bf16x8(b[j], table(tab.level32[j]));
-      uint4 kl = k, ql = q;
-      if (i) {
-        uint4 f = table(tab.level32[w - 2]);
-        kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
-      }
-#pragma unroll
-      for (int j = 0; j < 4; j++) mma_first(acc32[j], kl, ql, b[j]);
-#pragma unroll
-      for (int j = 0; j < 4; j++) mma_second(acc32[j], kl, ql, b[j]);
-    }
-    if (i & 2) {
-      uint4 b0 = mul_bf16x8(column(base), table(tab.level16[base >> 1])), b1 = column(base + 1);
-      uint4 kl = k, ql = q;
-      if (i & 1) {
-        uint4 f = table(tab.level16[kHigh ? 3 : 1]);
-        kl = mul_bf16x8(k, f), ql = mul_bf16x8(q, f);
-      }
-      mma_first(acc16[0], kl, ql, b0);
-      mma_first(acc16[1], kl, ql, b1);
-      mma_second(acc16[0], kl, ql, b0);
-      mma_second(acc16[1], kl, ql, b1);
-    }
-    if (i & 1) {
-      uint4 b = column(w - 1);
-      mma_first(acc8, k, q, b);
-      mma_second(acc8, k, q, b);
-    }
+struct ScoreRow {  // reads of one slab's rows and of other slabs' columns, eight channels per lane
+  const Smem& s;
+  const Scratch& tab;
+  int stage, w, channel;
+  uint32_t off;
+  __device__ ScoreRow(const Smem& s, int stage, int par, int w, int it, const Lane& ln)
+      : s(s),
+        tab(*reinterpret_cast<const Scratch*>(s.t[par])),
+        stage(stage),
+        w(w),
+        channel(step_channel(ln, it)),
+        off(ln.row * 128 + step_offset(ln, it)) {}
+  __device__ uint4 k() const {
+    return *reinterpret_cast<const uint4*>(s.k[stage] + off + 1024 * w);
   }
+  __device__ uint4 q() const {
+    return *reinterpret_cast<const uint4*>(s.q[stage] + off + 1024 * w);
+  }
+  __device__ uint4 column(int j) const {
+    return *reinterpret_cast<const uint4*>(s.g[stage] + off + 1024 * j);
+  }
+  __device__ uint4 factor(const __nv_bfloat16 (&row)[kWidth]) const {
+    return *reinterpret_cast<const uint4*>(row + channel);
+  }
+};
+// Both products of N columns; the two into one accumulator are kept apart, they would wait 33
+// cycles for each other.
+template <int N>
+__device__ inline void mma_columns(float (*acc)[4], const uint4& k, const uint4& q,
+                                   const uint4 (&b)[N]) {
+#pragma unroll
+  for (int j = 0; j < N; j++) mma_bf16(acc[j], k.x, q.x, k.y, q.y, b[j].x, b[j].y);
+#pragma unroll
+  for (int j = 0; j < N; j++) mma_bf16(acc[j], k.z, q.z, k.w, q.w, b[j].z, b[j].w);
+}
+// L[w][j] to its fp32 block with row and column scales, Aqk[w][j] to its tile.
+__device__ inline void emit_scores(Smem& s, int par, int w, int j, const float (&acc)[4],
+                                   const Lane& ln) {
   const int row = 8 * w + ln.row;
   const float bk = s.beta_k[par][row];
-  auto emit = [&](int j, const float(&acc)[4]) {
-    float2 c = *reinterpret_cast<const float2*>(&s.k_scale[par][8 * j + 2 * ln.x]);
-    store_block(s.l_block[l_index(w, j)], ln, acc[0] * bk * c.x, acc[1] * bk * c.y);
-    *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(row, j) + 4 * ln.x) =
-        pack_bf16(acc[2], acc[3]);
-  };
-  if (w & 1) emit(w - 1, acc8);
-  if (w & 2) {
-    emit(base, acc16[0]);
-    emit(base + 1, acc16[1]);
-  }
-  if constexpr (kHigh) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) emit(j, acc32[j]);
-  }
+  float2 c = *reinterpret_cast<const float2*>(&s.k_scale[par][8 * j + 2 * ln.x]);
+  store_block(s.l_block[l_index(w, j)], ln, acc[0] * bk * c.x, acc[1] * bk * c.y);
+  *reinterpret_cast<uint32_t*>(s.aqk[par] + swizzled(row, j) + 4 * ln.x) =
+      pack_bf16(acc[2], acc[3]);
 }
 
-// q exp(G), k exp(G), k exp(G_last - G) of slab w in place, once no warp reads the slab's factors any more.
+// Level 32: rows of slab 4 + i, columns of slabs 0..3. kScaleRows: i > 0, the first slab after the
+// boundary needs no factor. Shared memory is the fullest pipe: no factor of one is loaded, no row
+// of operands twice.
+template <bool kScaleRows>
+__device__ inline void scores_level32(Smem& s, int stage, int par, int i, const Lane& ln) {
+  float acc[4][4] = {};
+#pragma unroll 1
+  for (int it = 0; it < 4; it++) {
+    const ScoreRow r(s, stage, par, 4 + i, it, ln);
+    uint4 k = r.k(), q = r.q(), b[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) b[j] = r.column(j);
+#pragma unroll
+    for (int j = 0; j < 3; j++) b[j] = mul_bf16x8(b[j], r.factor(r.tab.level32[j]));
+    if constexpr (kScaleRows) {
+      const uint4 f = r.factor(r.tab.level32[i + 2]);
+      k = mul_bf16x8(k, f), q = mul_bf16x8(q, f);
+    }
+    mma_columns(acc, k, q, b);
+  }
+#pragma unroll
+  for (int j = 0; j < 4; j++) emit_scores(s, par, 4 + i, j, acc[j], ln);
+}
+// Level 16: rows of slab base + 2 or (kOdd) base + 3, columns of slabs base, base + 1.
+template <bool kOdd>
+__device__ inline void scores_level16(Smem& s, int stage, int par, int base, const Lane& ln) {
+  float acc[2][4] = {};
+  const int w = base + (kOdd ? 3 : 2);
+#pragma unroll 2
+  for (int it = 0; it < 4; it++) {
+    const ScoreRow r(s, stage, par, w, it, ln);
+    uint4 k = r.k(), q = r.q(), b[2] = {r.column(base), r.column(base + 1)};
+    b[0] = mul_bf16x8(b[0], r.factor(r.tab.level16[base / 2]));
+    if constexpr (kOdd) {
+      const uint4 f = r.factor(r.tab.level16[base / 2 + 1]);
+      k = mul_bf16x8(k, f), q = mul_bf16x8(q, f);
+    }
+    mma_columns(acc, k, q, b);
+  }
+#pragma unroll
+  for (int j = 0; j < 2; j++) emit_scores(s, par, w, base + j, acc[j], ln);
+}
+// Level 8: rows of slab w (odd), columns of slab w - 1.
+__device__ inline void scores_level8(Smem& s, int stage, int par, int w, const Lane& ln) {
+  float acc[2][4] = {};
+#pragma unroll 2
+  for (int it = 0; it < 4; it++) {
+    const ScoreRow r(s, stage, par, w, it, ln);
+    uint4 k = r.k(), q = r.q(), b = r.column(w - 1);
+    mma_bf16(acc[0], k.x, q.x, k.y, q.y, b.x, b.y);
+    mma_bf16(acc[1], k.z, q.z, k.w, q.w, b.z, b.w);
+  }
+#pragma unroll
+  for (int n = 0; n < 4; n++) acc[0][n] += acc[1][n];
+  emit_scores(s, par, w, w - 1, acc[0], ln);
+}
+
+// One tile's rows of slab w times a table, in place: all reads, then all writes.
+__device__ inline void scale_rows(uint8_t* tile, int w, const uint4 (&f)[4], const Lane& ln) {
+  uint4 x[4];
+  uint8_t* p = tile + (8 * w + ln.row) * 128;
+#pragma unroll
+  for (int it = 0; it < 4; it++) x[it] = *reinterpret_cast<const uint4*>(p + step_offset(ln, it));
+#pragma unroll
+  for (int it = 0; it < 4; it++)
+    *reinterpret_cast<uint4*>(p + step_offset(ln, it)) = mul_bf16x8(x[it], f[it]);
+}
+// q exp(G), k exp(G), k exp(G_last - G) of slab w, once no warp reads the slab's factors any more.
 __device__ inline void finish_operands(Smem& s, int stage, int par, int w, const Lane& ln) {
   const Scratch& tab = *reinterpret_cast<const Scratch*>(s.t[par]);
-#pragma unroll 1
-  for (int pair = 0; pair < 2; pair++) {  // all reads of 128 channels' half, then all writes
-    uint4 k[2], q[2], g[2];
-    uint32_t off[2];
+  uint4 f[4];
+  auto table = [&](const __nv_bfloat16(&row)[kWidth]) {
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      off[j] = (8 * w + ln.row) * 128 + step_offset(ln, 2 * pair + j);
-      k[j] = *reinterpret_cast<const uint4*>(s.k[stage] + off[j]);
-      q[j] = *reinterpret_cast<const uint4*>(s.q[stage] + off[j]);
-      g[j] = *reinterpret_cast<const uint4*>(s.g[stage] + off[j]);
-    }
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const int channel = step_channel(ln, 2 * pair + j);
-      if (w > 0) {
-        uint4 f = *reinterpret_cast<const uint4*>(tab.prefix[w - 1] + channel);
-        k[j] = mul_bf16x8(k[j], f), q[j] = mul_bf16x8(q[j], f);
-      }
-      if (w < 7)
-        g[j] = mul_bf16x8(g[j], *reinterpret_cast<const uint4*>(tab.suffix[w] + channel));
-    }
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      *reinterpret_cast<uint4*>(s.k[stage] + off[j]) = k[j];
-      *reinterpret_cast<uint4*>(s.q[stage] + off[j]) = q[j];
-      *reinterpret_cast<uint4*>(s.g[stage] + off[j]) = g[j];
-    }
+    for (int it = 0; it < 4; it++)
+      f[it] = *reinterpret_cast<const uint4*>(row + step_channel(ln, it));
+  };
+  if (w > 0) {
+    table(tab.prefix[w - 1]);
+    scale_rows(s.k[stage], w, f, ln);
+    scale_rows(s.q[stage], w, f, ln);
+  }
+  if (w < 7) {
+    table(tab.suffix[w]);
+    scale_rows(s.g[stage], w, f, ln);
   }
 }
 
-// Blocks of slab w's rows of the inverse, in its half of the chunk and (slabs 4..7) in the first half.
+// Blocks of slab w's rows of the inverse, in its half of the chunk and (slabs 4..7) in the first
+// half.
 struct InverseRow {
   float own[4][2];
 };
 
-// Level 8: T[w][w-1] = -(T[w][w] L[w][w-1]) T[w-1][w-1]; and the diagonal block where the others look for it.
+// Level 8: T[w][w-1] = -(T[w][w] L[w][w-1]) T[w-1][w-1]; and the diagonal block where the others
+// look for it.
 template <bool kHigh>
 __device__ inline void inverse_level8(Smem& s, int par, int i, const Lane& ln, InverseRow& r) {
   const int w = (kHigh ? 4 : 0) + i;
@@ -178,8 +200,9 @@ __device__ inline void store_pair(Smem& s, int par, int row, int j, float rk, co
   *reinterpret_cast<uint32_t*>(s.t[par] + swizzled(row, j) + 4 * ln.x) =
       pack_bf16(t[0] * rk * c.x, t[1] * rk * c.y);
 }
-// Rows of slab w of diag(1/|k|) T diag(beta/|k|); zeros to the right, where scratch was. Slabs 4..7: level 32 first,
-// T[w][n] = -sum_j (sum_i T[w][i] L[i][j]) T[j][n] for the columns of the first half.
+// Rows of slab w of diag(1/|k|) T diag(beta/|k|); zeros to the right, where scratch was.
+// Slabs 4..7: level 32 first, T[w][n] = -sum_j (sum_i T[w][i] L[i][j]) T[j][n] for the columns of
+// the first half.
 template <bool kHigh>
 __device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, const InverseRow& r) {
   const int row = 8 * ((kHigh ? 4 : 0) + i) + ln.row;
@@ -194,10 +217,10 @@ __device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, co
     float y[4][2] = {};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-      if (n <= i) {
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-          mma_tf32_8x8(y[j], r.own[n], load_block(s.l_block[l_index(4 + n, j)], ln));
+      for (int j = 0; j < 4; j++) {
+        float2 b = load_block(s.l_block[l_index(4 + n, j)], ln);
+        mma_tf32_8x8(y[j], r.own[n], make_float2(n <= i ? b.x : 0.f, n <= i ? b.y : 0.f));
       }
     }
     const float minus_rk = -rk;
@@ -209,6 +232,54 @@ __device__ inline void store_inverse(Smem& s, int par, int i, const Lane& ln, co
       store_pair(s, par, row, n, minus_rk, z, ln);
     }
   }
+}
+
+// Named barriers of the eight warps; 1 and 2 belong to one carrying warpgroup each, 3 and 4 to the
+// slab stage.
+enum MergeBarrier { kScoresDone = 5, kLevel8Done, kLevel16Done, kOperandsDone };
+
+// All of it. Leaves the chunk's operands visible to the tensor cores for all eight warps.
+// after_scores runs behind the first barrier of all eight warps.
+template <class F>
+__device__ inline void merge_chunk(Smem& s, int c, F after_scores) {
+  const int stage = c % kStages, par = c & 1, tid = thread_index();
+  const Lane ln(tid);
+  const int p = (tid - kSlabThreads) / 32, i = p < 4 ? 3 - p : p - 4;  // slab 4 + i, or i
+  if (p < 4) {
+    if (i)
+      scores_level32<true>(s, stage, par, i, ln);
+    else
+      scores_level32<false>(s, stage, par, i, ln);
+  } else {
+    if (i & 1)
+      scores_level16<true>(s, stage, par, 2 * (i & 2), ln);
+    else
+      scores_level16<false>(s, stage, par, 2 * (i & 2), ln);
+    scores_level8(s, stage, par, 2 * i + 1, ln);
+  }
+  named_sync(kScoresDone, kCarryThreads);  // L blocks; nobody reads another slab's k S8 any more
+  after_scores();
+  InverseRow r;
+  if (p < 4)
+    inverse_level8<true>(s, par, i, ln, r);
+  else
+    inverse_level8<false>(s, par, i, ln, r);
+  named_sync(kLevel8Done, kCarryThreads);
+  if (p < 4)
+    inverse_level16<true>(s, i, ln, r);
+  else
+    inverse_level16<false>(s, i, ln, r);
+  named_sync(kLevel16Done, kCarryThreads);
+  if (p < 4) {  // the inverse's second half is as long as finishing all operands
+    store_inverse<true>(s, par, i, ln, r);
+  } else {
+    finish_operands(s, stage, par, 4 + i, ln);
+    finish_operands(s, stage, par, i, ln);
+    named_sync(2, 128);  // prefix and suffix tables lie where rows 0..31 go
+    store_inverse<false>(s, par, i, ln, r);
+  }
+  fence_async_proxy();
+  named_sync(kOperandsDone, kCarryThreads);
 }
 
 }  // namespace deltic::gpu

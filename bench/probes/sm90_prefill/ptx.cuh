@@ -1,12 +1,13 @@
-// Thin wrappers over the PTX that the prefill probe uses: barriers, bulk copies, matrix instructions, packed bf16.
+// Thin wrappers over the PTX that the prefill probe uses: barriers, bulk copies, matrix
+// instructions, packed bf16.
 #pragma once
-#include <cstdint>
-#include <utility>
-
 #include <cuda.h>
 #include <cuda_bf16.h>
-#include <cute/arch/mma_sm90_gmma.hpp>
 #include <cutlass/arch/reg_reconfig.h>
+
+#include <cstdint>
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <utility>
 
 namespace deltic::gpu {
 
@@ -28,7 +29,8 @@ __device__ inline void barrier_expect(uint64_t* b, int bytes) {
 }
 __device__ inline void barrier_wait(uint64_t* b, uint32_t parity) {
   asm volatile(
-      "{\n.reg .pred P;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 P, [%0], %1;\n@P bra DONE;\n"
+      "{\n.reg .pred P;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 P, [%0], %1;\n@P bra "
+      "DONE;\n"
       "bra WAIT;\nDONE:\n}" ::"r"(smem_u32(b)),
       "r"(parity)
       : "memory");
@@ -43,7 +45,8 @@ __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// --- bulk tensor copies, maps of (channel, head, token) --------------------------------------------
+// --- bulk tensor copies, maps of (channel, head, token)
+// --------------------------------------------
 __device__ inline void tensor_load(void* dst, const CUtensorMap* map, int channel, int head,
                                    int token, uint64_t* bar) {
   asm volatile(
@@ -64,7 +67,14 @@ __device__ inline void tensor_store_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-// --- numbers ---------------------------------------------------------------------------------------
+// Shared memory read again instead of a register held.
+template <class X>
+__device__ inline X reread(const X& x) {
+  return *reinterpret_cast<const volatile X*>(&x);
+}
+
+// --- numbers
+// ---------------------------------------------------------------------------------------
 __device__ inline float exp2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -93,29 +103,30 @@ __device__ inline uint32_t to_tf32(float x) {
   return r;
 }
 
-// --- mma.sync --------------------------------------------------------------------------------------
-// Rows 0..7 of A are (k_lo, k_hi), rows 8..15 (q_lo, q_hi); lo / hi are contraction indices 0..7 / 8..15.
+// --- mma.sync
+// -------------------------------------------------------------------------------------- Rows 0..7
+// of A are (k_lo, k_hi), rows 8..15 (q_lo, q_hi); lo / hi are contraction indices 0..7 / 8..15.
 __device__ inline void mma_bf16(float (&d)[4], uint32_t k_lo, uint32_t q_lo, uint32_t k_hi,
                                 uint32_t q_hi, uint32_t b_lo, uint32_t b_hi) {
-  asm(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
 }
-// d (8 x 8, rows of lane / 4, columns of 2 * (lane % 4)) += a (same layout) * b (8 x 8, packed by store_block).
-// The contraction index is permuted so that an accumulator is an operand as it stands.
+// d (8 x 8, rows of lane / 4, columns of 2 * (lane % 4)) += a (same layout) * b (8 x 8, packed by
+// store_block). The contraction index is permuted so that an accumulator is an operand as it
+// stands.
 __device__ inline void mma_tf32_8x8(float (&d)[2], const float (&a)[2], float2 b) {
   float u0 = 0.f, u1 = 0.f;
-  asm(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(u0), "+f"(u1)
       : "r"(to_tf32(a[0])), "r"(0), "r"(to_tf32(a[1])), "r"(0), "r"(__float_as_uint(b.x)),
         "r"(__float_as_uint(b.y)));
 }
 
-// --- wgmma: A in registers (64 rows of V), B in shared memory, fp32 accumulators ---------------------
+// --- wgmma: A in registers (64 rows of V), B in shared memory, fp32 accumulators
+// ---------------------
 namespace gmma = cute::SM90::GMMA;
 using MmaN64 = gmma::MMA_64x64x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
 using MmaN128 = gmma::MMA_64x128x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::MN>;
@@ -133,8 +144,7 @@ __device__ inline uint64_t tile_desc(uint32_t addr, uint32_t lead, uint32_t stri
 template <class Mma, int N, int... I>
 __device__ inline void wgmma_(float (&d)[N], const uint32_t* a, uint64_t b, bool keep,
                               std::integer_sequence<int, I...>) {
-  Mma::fma(a[0], a[1], a[2], a[3], b, d[I]...,
-           keep ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
+  Mma::fma(a[0], a[1], a[2], a[3], b, d[I]..., keep ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
 }
 template <class Mma, int N>
 __device__ inline void wgmma(float (&d)[N], const uint32_t* a, uint64_t b, bool keep = true) {

@@ -1,27 +1,26 @@
 // Parameters and shared memory of the prefill probe.
 #pragma once
-#include <cstdint>
-
 #include <cuda.h>
 #include <cuda_bf16.h>
+
+#include <cstdint>
 
 namespace deltic::gpu {
 
 constexpr int kChunk = 64, kWidth = 128;
-constexpr int kStages = 3;               // load c+1 | prepare c | carry c-1
-constexpr int kHalf = kChunk * 64 * 2;   // 64 tokens x 64 channels, 128-byte rows, 128-byte swizzle
+constexpr int kStages = 3;              // load c+1 | prepare c | carry c-1
+constexpr int kHalf = kChunk * 64 * 2;  // 64 tokens x 64 channels, 128-byte rows, 128-byte swizzle
 constexpr int kTile = 2 * kHalf;
-constexpr int kSlabs = 8;                // groups of 8 tokens
-// Warpgroups: 0 works inside slabs, 1 between slabs, 2 and 3 carry the state.
-constexpr int kSlabThreads = 128, kMergeThreads = 128, kCarryThreads = 256;
-constexpr int kFirstCarry = kSlabThreads + kMergeThreads, kThreads = kFirstCarry + kCarryThreads;
-constexpr int kSlabRegs = 104, kMergeRegs = 88, kCarryRegs = 160;
-static_assert(kSlabRegs + kMergeRegs + 2 * kCarryRegs == 512, "128 threads each, 65536 registers");
+constexpr int kSlabs = 8;  // groups of 8 tokens
+// Warpgroups 0 and 1 work inside slabs; 2 and 3 between slabs, and carry the state.
+constexpr int kSlabThreads = 256, kCarryThreads = 256, kThreads = kSlabThreads + kCarryThreads;
+constexpr int kSlabRegs = 96, kCarryRegs = 160;
+static_assert(2 * kSlabRegs + 2 * kCarryRegs == 512, "128 threads each, 65536 registers");
 
 #ifdef DELTIC_TRACE
-#define TRACE(c, i)                                                                  \
-  if (params.trace && blockIdx.x == 0 && threadIdx.x % 32 == 0)                      \
-  params.trace[((c) * 16 + threadIdx.x / 32) * 16 + (i)] = clock64()
+#define TRACE(c, i)                                             \
+  if (params.trace && blockIdx.x == 0 && threadIdx.x % 32 == 0) \
+  params.trace[((c)*16 + threadIdx.x / 32) * 16 + (i)] = clock64()
 #else
 #define TRACE(c, i)
 #endif
@@ -29,16 +28,16 @@ static_assert(kSlabRegs + kMergeRegs + 2 * kCarryRegs == 512, "128 threads each,
 enum class Gate { kLogDecay, kBounded };
 
 struct Params {
-  const int* cu_seqlens;       // [N+1]
-  const __nv_bfloat16* beta;   // [T,H] logits
-  const float* a_log;          // [H]      bounded only
-  const float* dt_bias;        // [H,128]  bounded only
-  __nv_bfloat16* o;            // [T,H,128], for the rows of a partial chunk
-  const float* state_in;       // [N,H,V,K] or null
-  float* state_out;            // [N,H,V,K] or null
+  const int* cu_seqlens;      // [N+1]
+  const __nv_bfloat16* beta;  // [T,H] logits
+  const float* a_log;         // [H]      bounded only
+  const float* dt_bias;       // [H,128]  bounded only
+  __nv_bfloat16* o;           // [T,H,128], for the rows of a partial chunk
+  const float* state_in;      // [N,H,V,K] or null
+  float* state_out;           // [N,H,V,K] or null
   int num_heads;
   float scale, lower_bound;
-  long long* trace;            // [chunk][warp][16] clock reads of block 0, built with DELTIC_TRACE only
+  long long* trace;  // [chunk][warp][16] clock reads of block 0, built with DELTIC_TRACE only
 };
 
 struct Smem {
@@ -57,20 +56,23 @@ struct Smem {
   float o_scale[2][kChunk];                 // scale / |q|
   float k_scale[2][kChunk];                 // 1 / |k|
   float beta_k[2][kChunk];                  // beta / |k|
-  float bias[kWidth];
+  float bias[kWidth];                       // [step][k-step][x][4]: without bank conflicts
   int head, begin, len;
-  uint64_t raw_full[kStages], ops_full[kStages], ops_empty[kStages], slabs_full[2], v_full[2][2];
+  uint64_t raw_full[kStages], ops_empty[kStages], slabs_full[2], v_full[2][2];
 };
 static_assert(sizeof(Smem) <= 232448);
 
 // What Smem::t holds between the two preparing stages.
 struct Scratch {
-  // Decay factors of whole slabs, bf16: between slab and level boundary (levels 16, 32), before and after the slab.
+  // Decay factors of whole slabs, bf16. Rows 0..27 of the tile: read until the operands are
+  // finished.
+  __nv_bfloat16 prefix[7][kWidth];  // all before slabs 1 .. 7
+  __nv_bfloat16 suffix[7][kWidth];  // all after slabs 0 .. 6
+  // Between slab and level boundary; dead once the scores are done.
   __nv_bfloat16 level16[4][kWidth];  // slabs 0, 3, 4, 7
   __nv_bfloat16 level32[6][kWidth];  // slabs 0, 1, 2, 5, 6, 7
-  __nv_bfloat16 prefix[7][kWidth];   // slabs 1 .. 7
-  __nv_bfloat16 suffix[7][kWidth];   // slabs 0 .. 6
-  float inverse[kSlabs][64];         // of I + L inside the slab, packed for B
+  float inverse[kSlabs]
+               [64];  // of I + L inside the slab, packed for B; dead after level 8 of the inverse
 };
 static_assert(sizeof(Scratch) == kHalf);
 

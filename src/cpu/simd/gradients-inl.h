@@ -382,10 +382,15 @@ inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape&
       hn::StoreU(hn::Add(hn::LoadU(d, dq_sum + i), hn::MulAdd(own, k, dq)), d, dq_sum + i);
     }
     if constexpr (kGate != Gate::none) {
+      // Every term of dg_t has e_t as a factor; their sum here is a difference of larger ones,
+      // which leaves rounding where e_t is (almost) 0. It would be multiplied by g itself in
+      // dA_log.
       Vec sum = hn::Add(to_last, hn::LoadU(d, g.state_dot + col));
       for (int64_t t = at.length - 1; t >= 0; --t) {
         sum = hn::Add(sum, hn::LoadU(d, g.dG + t * Kp + col));
-        hn::StoreU(sum, d, g.dG + t * Kp + col);
+        const Vec e =
+            kGate == Gate::channel ? hn::LoadU(d, s.e + t * Kp + col) : hn::Set(d, s.e[t]);
+        hn::StoreU(hn::IfThenElseZero(hn::Gt(e, hn::Set(d, 1e-8f)), sum), d, g.dG + t * Kp + col);
       }
     }
   }

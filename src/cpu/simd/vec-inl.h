@@ -146,10 +146,12 @@ inline void scale_row(float* x, int64_t width, float factor) {
   for (int64_t i = 0; i < width; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + i), f), d, x + i);
 }
 
+// Highway's Exp is right up to 88; nothing here asks for more. NaN goes through all of these.
 HWY_INLINE Vec sigmoid(Vec x) {
   const F32 d;
   const Vec one = hn::Set(d, 1.0f);
-  return hn::Div(one, hn::Add(one, hn::Exp(d, hn::Neg(x))));
+  const Vec e = hn::Exp(d, hn::Neg(hn::Abs(x)));
+  return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e));
 }
 HWY_INLINE Vec softplus(Vec x) {
   const F32 d;
@@ -165,8 +167,12 @@ HWY_INLINE Vec gate_value(deltic_gate_form form, Vec x, Vec bias, float factor, 
   if (form == DELTIC_GATE_SOFTPLUS) return hn::Mul(hn::Set(d, -factor), softplus(shifted));
   return hn::Mul(hn::Set(d, lower_bound), sigmoid(hn::Mul(hn::Set(d, factor), shifted)));
 }
-// Clamped where exp is 0 in fp32; NaN goes through (x86 max returns its second operand then).
-HWY_INLINE Vec clamp_log_decay(Vec g) { return hn::Max(hn::Set(F32(), kMinLogDecay), g); }
+// Clamped below where exp is 0 in fp32 and above where it is still finite; NaN goes through (x86
+// max and min return their second operand then).
+HWY_INLINE Vec clamp_log_decay(Vec g) {
+  const F32 d;
+  return hn::Min(hn::Set(d, 88.0f), hn::Max(hn::Set(d, kMinLogDecay), g));
+}
 
 HWY_INLINE Vec beta_value(deltic_beta_form form, Vec x) {
   if (form == DELTIC_BETA_VALUE) return x;

@@ -1,0 +1,328 @@
+// Instances: which tensors a case has, and what is in them.
+#include <algorithm>
+#include <cmath>
+
+#include "draw.h"
+#include "elements.h"
+#include "instance.h"
+
+namespace deltic::cases {
+namespace {
+
+std::function<double(int64_t)> from(const std::vector<double>& values) {
+  return [&values](int64_t i) { return values[static_cast<size_t>(i)]; };
+}
+
+}  // namespace
+
+void Instance::add_lengths() {
+  if (!spec_.packed) return;
+  std::vector<int64_t> cu = {0};
+  for (int64_t n : spec_.seqs) cu.push_back(cu.back() + n);
+  const auto size = static_cast<int64_t>(cu.size());
+  const auto value = [&](int64_t i) { return static_cast<double>(cu[static_cast<size_t>(i)]); };
+  fill(add("cu_seqlens", Role::input, spec_.cu, {size}, false), value);
+  if (spec_.cuhost) fill(add("cu_seqlens_host", Role::input, spec_.cu, {size}, false), value);
+}
+
+void Instance::add_gate_parameters() {
+  if (spec_.gate == Gate::none || spec_.form == GateForm::log_decay) return;
+  const bool is_wide = spec_.strided == Layout::wide;
+  if (spec_.form == GateForm::softplus || spec_.alog) {
+    const Random random(spec_.seed, "A");
+    const bool softplus_form = spec_.form == GateForm::softplus;
+    const std::vector<int64_t> shape =
+        is_wide ? std::vector<int64_t>{1, 1, spec_.HV, 1} : std::vector<int64_t>{spec_.HV};
+    fill(add("A_log", Role::input, spec_.pdtype, shape, false), [&](int64_t h) {
+      return std::log(softplus_form ? 1.0 + 15.0 * random.uniform(h) : random.uniform(h, 0.5, 2.0));
+    });
+  }
+  if (spec_.dtbias) {
+    const Random random(spec_.seed, "dt_bias");
+    const int64_t per_head = spec_.gate == Gate::channel ? spec_.K : 1;
+    const std::vector<int64_t> shape = is_wide ? std::vector<int64_t>{spec_.HV, per_head}
+                                               : std::vector<int64_t>{spec_.HV * per_head};
+    fill(add("dt_bias", Role::input, spec_.pdtype, shape, false),
+         [&](int64_t i) { return 0.5 * random.normal(i); });
+  }
+}
+
+std::vector<int64_t> Instance::gate_shape() const {
+  std::vector<int64_t> shape = {spec_.num_batches(), spec_.num_tokens(), spec_.HV};
+  if (spec_.gate == Gate::channel) shape.push_back(spec_.K);
+  return shape;
+}
+
+// g with A_log and dt_bias as its form needs them.
+void Instance::add_raw_gate() {
+  add_gate_parameters();
+  const std::vector<double> none;
+  const GateSource source(spec_, has_data_ && has("A_log") ? values("A_log") : none,
+                          has_data_ && has("dt_bias") ? values("dt_bias") : none);
+  fill(add("g", Role::input, spec_.gdtype, gate_shape(), true),
+       [&](int64_t i) { return source.raw(i); });
+}
+
+// Reads and writes of every sequence; returns the number of slots.
+int64_t Instance::assign_pool_slots(int64_t index_columns, std::vector<int64_t>& token_slots) {
+  const Case& c = spec_;
+  const int64_t N = c.num_sequences();
+  // Slots: sequence n may read slot 1 + 2m and write 2 + 2m, m counted from the end; slot 0 and the
+  // last one belong to nobody (fork: all read slot 0). identity: slot n, one to spare. tokens:
+  // after the N read slots one for every token.
+  int64_t slots = 2 * N + 3;
+  read_slots_.assign(static_cast<size_t>(N), -1);
+  write_slots_.assign(static_cast<size_t>(N), -1);
+  if (c.pool == Pool::identity) slots = N + 1;
+  if (c.pool == Pool::tokens) {
+    slots = N + c.num_real_tokens() + 1;
+    token_slots.assign(static_cast<size_t>(N * index_columns), -1);
+  }
+  int64_t token = 0;
+  for (int64_t n = 0; n < N; ++n) {
+    const auto i = static_cast<size_t>(n);
+    const int64_t odd = 1 + 2 * (N - 1 - n), even = odd + 1;
+    switch (c.pool) {
+      case Pool::identity:
+        read_slots_[i] = write_slots_[i] = n;
+        break;
+      case Pool::inplace:
+      case Pool::writelist:
+        read_slots_[i] = write_slots_[i] = odd;
+        break;
+      case Pool::move:
+        read_slots_[i] = odd, write_slots_[i] = even;
+        break;
+      case Pool::start:
+        write_slots_[i] = even;
+        break;
+      case Pool::peek:
+        read_slots_[i] = odd;
+        break;
+      case Pool::fork:
+        read_slots_[i] = 0, write_slots_[i] = even;
+        break;
+      case Pool::mixed:
+        if (n % 5 == 0) read_slots_[i] = write_slots_[i] = odd;
+        if (n % 5 == 1) read_slots_[i] = odd, write_slots_[i] = even;
+        if (n % 5 == 2) write_slots_[i] = even;
+        if (n % 5 == 3) read_slots_[i] = odd;
+        break;
+      default:
+        read_slots_[i] = n % 3 == 2 ? -1 : n;
+        for (int64_t t = 0; t < c.sequence_length(n); ++t, ++token) {
+          if (t % 3 != 1) {
+            token_slots[static_cast<size_t>(n * index_columns + t)] = N + token;
+            pool_written_.push_back(N + token);
+          }
+        }
+        break;
+    }
+    if (c.pool != Pool::tokens && write_slots_[i] >= 0) pool_written_.push_back(write_slots_[i]);
+  }
+  std::sort(pool_written_.begin(), pool_written_.end());
+  return slots;
+}
+
+void Instance::add_states() {
+  const Case& c = spec_;
+  const int64_t N = c.num_sequences();
+  const bool v_first = c.state == StateLayout::vk;
+  const int64_t rows = v_first ? c.V : c.K, columns = v_first ? c.K : c.V;
+  const Random random(c.seed, "state");
+  const auto value = [&](int64_t i) { return 0.5 * random.normal(i); };
+  const std::vector<int64_t> shape = {N, c.HV, rows, columns};
+  if (c.init) {
+    const Role role = c.final_state == Final::inplace ? Role::inout : Role::input;
+    fill(add("initial_state", role, c.sdtype, shape, false), value);
+  }
+  if (c.final_state == Final::separate) add("final_state", Role::output, c.sdtype, shape, false);
+  if (c.pool == Pool::none) return;
+
+  std::vector<int64_t> token_slots;  // [N, index_columns]
+  const int64_t index_columns = c.longest() + 2;
+  const int64_t slots = assign_pool_slots(index_columns, token_slots);
+  Tensor& pool = add("state_pool", Role::inout, c.sdtype, {slots, c.HV, rows, columns}, false);
+  const int64_t per_slot = c.HV * rows * columns;
+  std::vector<int64_t> read(read_slots_);
+  std::sort(read.begin(), read.end());
+  read.erase(std::unique(read.begin(), read.end()), read.end());
+  for (int64_t slot : read) {  // all other slots stay NaN
+    if (slot < 0 || !has_data_) continue;
+    TensorView view = pool.view;
+    view.data = static_cast<std::byte*>(view.data) + slot * view.strides[0] * size_of(c.sdtype);
+    view.shape[0] = 1;
+    const int64_t first = slot * per_slot;
+    const DType type = c.sdtype;
+#pragma omp parallel for if (per_slot > kWorthThreads)
+    for (int64_t r = 0; r < c.HV * rows; ++r) {
+      const int64_t offset = memory_offset(view, r * columns);
+      for (int64_t d = 0; d < columns; ++d) {
+        store(view.data, type, offset + d, value(first + r * columns + d));
+      }
+    }
+  }
+  const auto list = [](const std::vector<int64_t>& from) {
+    return [&from](int64_t i) { return static_cast<double>(from[static_cast<size_t>(i)]); };
+  };
+  if (c.pool != Pool::identity && c.pool != Pool::writelist) {
+    fill(add("read_index", Role::input, c.idx, {N}, false), list(read_slots_));
+  }
+  if (c.pool == Pool::tokens) {
+    fill(add("write_index", Role::input, c.idx, {N, index_columns}, false), list(token_slots));
+  } else if (c.pool != Pool::identity && c.pool != Pool::inplace) {
+    fill(add("write_index", Role::input, c.idx, {N}, false), list(write_slots_));
+  }
+}
+
+void Instance::add_checkpoints() {
+  const Case& c = spec_;
+  if (c.ckpt.empty()) return;
+  std::vector<int64_t> cu = {0}, tokens, slots;
+  for (int64_t n = 0; n < c.num_sequences(); ++n) {
+    for (int64_t offset : c.ckpt) {
+      if (offset > c.sequence_length(n)) continue;
+      tokens.push_back(offset == kCkptEnd ? c.sequence_length(n) : offset);
+    }
+    cu.push_back(static_cast<int64_t>(tokens.size()));
+  }
+  const auto M = static_cast<int64_t>(tokens.size());
+  for (int64_t m = 0; m < M; ++m) {  // from the end; slot 0 and the last belong to nobody
+    slots.push_back(c.ckptskip && m % 2 == 1 ? -1 : M - m);
+    if (slots.back() >= 0) ckpt_written_.push_back(slots.back());
+  }
+  std::sort(ckpt_written_.begin(), ckpt_written_.end());
+  const auto add_list = [&](const char* name, const std::vector<int64_t>& list) {
+    fill(add(name, Role::input, c.idx, {static_cast<int64_t>(list.size())}, false),
+         [&](int64_t i) { return static_cast<double>(list[static_cast<size_t>(i)]); });
+  };
+  add_list("ckpt_cu", cu);
+  add_list("ckpt_tokens", tokens);
+  add_list("ckpt_slots", slots);
+  const bool v_first = c.state == StateLayout::vk;
+  add("ckpt_states", Role::output, c.cdtype,
+      {M + 2, c.HV, v_first ? c.V : c.K, v_first ? c.K : c.V}, false);
+}
+
+void Instance::generate_sequence_op() {
+  const Case& c = spec_;
+  const std::vector<double> none;
+  const int64_t B = c.num_batches(), T = c.num_tokens();
+  fill(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
+       from(has_data_ ? draw_queries(c) : none));
+  fill(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true),
+       from(has_data_ ? draw_keys(c, !c.l2norm) : none));
+  const Random random_v(c.seed, "v"), random_beta(c.seed, "beta");
+  fill(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
+       [&](int64_t i) { return random_v.normal(i); });
+  if (c.beta != Beta::none) {
+    std::vector<int64_t> shape = {B, T, c.HV};
+    if (c.betavec) shape.push_back(c.V);
+    fill(add("beta", Role::input, c.betadtype, shape, true),
+         [&](int64_t i) { return draw_beta(c, random_beta, i); });
+  }
+  if (c.gate != Gate::none) add_raw_gate();
+  if (c.gv) {
+    const Random random(c.seed, "gv"), pick(c.seed, "gv.pick");
+    fill(add("gv", Role::input, c.gdtype, {B, T, c.HV, c.V}, true),
+         [&](int64_t i) { return draw_value_gate(c, random, pick, i); });
+  }
+  add("o", Role::output, c.dtype, {B, T, c.HV, c.V}, true);
+  add_lengths();
+  add_states();
+  add_checkpoints();
+}
+
+void Instance::generate_block() {
+  const Case& c = spec_;
+  const std::vector<double> none;
+  const int64_t B = c.num_batches(), T = c.num_tokens(), W = c.chunk;
+  add_lengths();
+  if (c.op == Op::l2norm) {
+    const std::vector<double> x = has_data_ ? draw_keys(c, false) : none;
+    fill(add("x", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x));
+    add("out", Role::output, c.odtype, {B, T, c.H, c.K}, true);
+    if (c.rstd) add("rstd", Role::output, DType::f32, {B, T, c.H}, true);
+    return;
+  }
+  if (c.op == Op::cumsum || c.op == Op::gate) {
+    add_raw_gate();
+    add("out", Role::output, c.odtype, gate_shape(), true);
+    return;
+  }
+  const BlockInputs x = has_data_ ? draw_block_inputs(c) : BlockInputs{};
+  if (c.op == Op::inverse) {
+    fill(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
+    add("out", Role::output, c.odtype, {B, T, c.HV, W}, true);
+    return;
+  }
+  fill(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x.k));
+  if (c.op == Op::scores || (c.op == Op::wy && c.qg)) {
+    fill(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
+         from(has_data_ ? draw_queries(c) : none));
+  }
+  if (c.gate != Gate::none) fill(add("g", Role::input, c.gdtype, gate_shape(), true), from(x.G));
+  if (c.op != Op::scores && c.beta != Beta::none) {
+    const Random random_beta(c.seed, "beta");
+    fill(add("beta", Role::input, c.betadtype, {B, T, c.HV}, true),
+         [&](int64_t i) { return draw_beta(c, random_beta, i); });
+  }
+  if (c.op != Op::wy) {
+    add("out", Role::output, c.odtype, {B, T, c.HV, W}, true);
+    return;
+  }
+  fill(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
+  add("w", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
+  if (c.u) {
+    const Random random_v(c.seed, "v");
+    fill(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
+         [&](int64_t i) { return random_v.normal(i); });
+    add("u", Role::output, c.odtype, {B, T, c.HV, c.V}, true);
+  }
+  if (c.kg) add("kg", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
+  if (c.qg) add("qg", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
+}
+
+// Input rows of padding and of skipped sequences must never be looked at: they hold NaN.
+void Instance::spoil_unread_rows() {
+  for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "a"}) {
+    if (!has(name)) continue;
+    Tensor& t = find(name);
+    const int64_t tokens = spec_.num_batches() * spec_.num_tokens();
+    for (const auto& [first, last] : unread_tokens()) {
+      const int64_t per_token = t.view.numel() / tokens;
+      for (int64_t i = first * per_token; i < last * per_token; ++i) {
+        store(t.view.data, dtype_of(t.view), memory_offset(t.view, i), NAN);
+      }
+    }
+  }
+}
+
+// Token ranges [first, last), counted over the batch rows, that belong to no sequence that runs.
+std::vector<std::pair<int64_t, int64_t>> Instance::unread_tokens() const {
+  const Case& c = spec_;
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  const int64_t tokens = c.num_batches() * c.num_tokens();
+  if (c.packed && c.pad > 0) ranges.emplace_back(tokens - c.pad, tokens);
+  if (c.pool == Pool::none || c.pool == Pool::tokens)
+    return ranges;  // tokens: each writes its first
+  for (int64_t n = 0; n < c.num_sequences(); ++n) {
+    const auto i = static_cast<size_t>(n);
+    if (read_slots_[i] >= 0 || write_slots_[i] >= 0) continue;
+    const int64_t first = c.packed ? c.sequence_begin(n) : n * c.length;
+    ranges.emplace_back(first, first + c.sequence_length(n));
+  }
+  return ranges;
+}
+
+void Instance::generate() {
+  if (spec_.is_block()) {
+    generate_block();
+  } else {
+    generate_sequence_op();
+  }
+  if (has_data_) spoil_unread_rows();
+  bind();
+}
+
+}  // namespace deltic::cases
