@@ -13,6 +13,8 @@ const char* takes_all(const Problem&) { return nullptr; }
 
 // Tiles multiply bf16: exact for bf16 inputs, a loss for the others.
 const char* takes_bf16(const Problem& p) {
+  // Backward computes states again with fp32 products: what it starts from must come from the same.
+  if (p.save != DELTIC_SAVE_NONE) return "keeps nothing for backward";
   return p.q.dtype == DType::bf16  ? nullptr
          : p.q.dtype == DType::f32 ? "q, k and v are fp32, tiles multiply bf16"
                                    : "q, k and v are fp16, tiles multiply bf16";

@@ -127,7 +127,8 @@ bool is_recurrence(const Problem& p) { return p.op == DELTIC_FORWARD || p.op == 
 
 const char* nothing_missing() { return nullptr; }
 
-const char* refuse_fp64(const Problem& p) {
+const char* refuse_call(const Problem& p) {
+  if (p.save != DELTIC_SAVE_NONE) return "keeps nothing for backward";
   const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
   for (const Rows* rows :
        {&p.q, &p.k,  &p.v,  &p.o,    &p.beta, &p.g,  &p.gv, &p.x,  &p.a,     &p.out, &p.w,
@@ -155,7 +156,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void*) {
 
 // One entry serves every operation: the problem says which it is.
 const Implementation& plain(deltic_op) {
-  static const Implementation entry{"cpu.plain", nothing_missing, refuse_fp64, workspace_bytes,
+  static const Implementation entry{"cpu.plain", nothing_missing, refuse_call, workspace_bytes,
                                     run};
   return entry;
 }

@@ -117,7 +117,9 @@ void run_recurrence(const Problem& p, std::span<std::byte> workspace) {
 bool is_recurrence(const Problem& p) { return p.op == DELTIC_FORWARD || p.op == DELTIC_DECODE; }
 
 const char* nothing_missing() { return nullptr; }
-const char* takes_all(const Problem&) { return nullptr; }
+const char* refuse_call(const Problem& p) {
+  return p.save != DELTIC_SAVE_NONE ? "keeps nothing for backward" : nullptr;
+}
 
 size_t workspace_bytes(const Problem& p) {
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<double>(p);
@@ -134,8 +136,8 @@ void run(const Problem& p, std::span<std::byte> workspace, void*) {
 
 // One entry serves every operation: the problem says which it is.
 const Implementation& implementation(deltic_op) {
-  static const Implementation oracle{"reference", nothing_missing, takes_all, workspace_bytes, run,
-                                     true};
+  static const Implementation oracle{
+      "reference", nothing_missing, refuse_call, workspace_bytes, run, true};
   return oracle;
 }
 
