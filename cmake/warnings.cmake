@@ -15,4 +15,15 @@ if(DELTIC_SANITIZE)
   target_link_options(deltic_flags INTERFACE -fsanitize=${DELTIC_SANITIZE})
   # A loop full of checks is not vectorized, whatever `omp simd` asks for.
   target_compile_options(deltic_flags INTERFACE $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
+  if(DELTIC_SANITIZE STREQUAL "thread")
+    # ThreadSanitizer learns of OpenMP's barriers from Archer, which libomp loads by name. Its dlopen is
+    # answered by the sanitizer inside the program, so the program's own path must lead there.
+    execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libarcher.so
+                    OUTPUT_VARIABLE deltic_archer OUTPUT_STRIP_TRAILING_WHITESPACE)
+    if(NOT IS_ABSOLUTE "${deltic_archer}")
+      message(FATAL_ERROR "libarcher.so not found: without it every OpenMP barrier looks like a race")
+    endif()
+    get_filename_component(deltic_archer_folder "${deltic_archer}" DIRECTORY)
+    target_link_options(deltic_flags INTERFACE LINKER:-rpath,${deltic_archer_folder})
+  endif()
 endif()
