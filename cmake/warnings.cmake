@@ -18,12 +18,10 @@ if(DELTIC_SANITIZE)
   if(DELTIC_SANITIZE STREQUAL "thread")
     # ThreadSanitizer learns of OpenMP's barriers from Archer, which libomp loads by name. Its dlopen is
     # answered by the sanitizer inside the program, so the program's own path must lead there.
-    execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-file-name=libarcher.so
-                    OUTPUT_VARIABLE deltic_archer OUTPUT_STRIP_TRAILING_WHITESPACE)
-    if(NOT IS_ABSOLUTE "${deltic_archer}")
-      message(FATAL_ERROR "libarcher.so not found: without it every OpenMP barrier looks like a race")
-    endif()
-    get_filename_component(deltic_archer_folder "${deltic_archer}" DIRECTORY)
+    execute_process(COMMAND ${CMAKE_CXX_COMPILER} -print-resource-dir  # LLVM/lib/clang/VERSION
+                    OUTPUT_VARIABLE deltic_clang OUTPUT_STRIP_TRAILING_WHITESPACE)
+    find_library(DELTIC_ARCHER NAMES archer HINTS ${deltic_clang}/../.. REQUIRED)
+    get_filename_component(deltic_archer_folder "${DELTIC_ARCHER}" DIRECTORY)
     target_link_options(deltic_flags INTERFACE LINKER:-rpath,${deltic_archer_folder})
   endif()
 endif()

@@ -37,22 +37,28 @@ class Options(c.Structure):
         ("lower_bound", c.c_float),
         ("num_threads", c.c_int32),
         ("checked", c.c_int32),
+        ("save", c.c_int32),
         ("impl", c.c_char_p),
     ]
 
 
-class Tensors(c.Structure):
-    _fields_ = [("size", c.c_uint64)] + [
-        (name, Tensor)
-        for name in (
-            "q k v o beta g gv A_log dt_bias cu_seqlens cu_seqlens_host initial_state final_state "
-            "state_pool read_index write_index ckpt_cu ckpt_tokens ckpt_slots ckpt_states"
-        ).split()
-    ]
-
-
-class Workspace(c.Structure):
+class Buffer(c.Structure):
     _fields_ = [("data", c.c_void_p), ("bytes", c.c_uint64)]
+
+
+class Tensors(c.Structure):
+    _fields_ = (
+        [("size", c.c_uint64)]
+        + [
+            (name, Tensor)
+            for name in (
+                "q k v o beta g gv A_log dt_bias cu_seqlens cu_seqlens_host initial_state "
+                "final_state state_pool read_index write_index ckpt_cu ckpt_tokens ckpt_slots "
+                "ckpt_states"
+            ).split()
+        ]
+        + [("saved", Buffer)]
+    )
 
 
 EXPLAIN = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_int32, c.c_int32, c.c_char_p)
@@ -115,7 +121,7 @@ class Call:
         library.check(workspace_query(c.byref(self.options), c.byref(self.tensors), c.byref(need)))
         self.scratch = torch.empty(need.value + 64, dtype=torch.uint8)
         start = (self.scratch.data_ptr() + 63) // 64 * 64
-        self.workspace = Workspace(start, need.value)
+        self.workspace = Buffer(start, need.value)
         self.impl = None
 
         def note(_, name, accepts, chosen, sentence):

@@ -272,6 +272,7 @@ DELTIC_API deltic_status deltic_set_log(deltic_log_fn fn, void* user);
 
 DELTIC_API void deltic_options_init(deltic_options* options);
 DELTIC_API void deltic_tensors_init(deltic_tensors* tensors);
+DELTIC_API void deltic_backward_tensors_init(deltic_backward_tensors* tensors);
 DELTIC_API void deltic_block_tensors_init(deltic_block_tensors* tensors);
 
 /* ---- What would run ------------------------------------------------------------------------ */

@@ -48,6 +48,11 @@ void deltic_tensors_init(deltic_tensors* tensors) {
   *tensors = {};
   tensors->size = sizeof(*tensors);
 }
+void deltic_backward_tensors_init(deltic_backward_tensors* tensors) {
+  *tensors = {};
+  tensors->size = sizeof(*tensors);
+  tensors->forward.size = sizeof(tensors->forward);
+}
 void deltic_block_tensors_init(deltic_block_tensors* tensors) {
   *tensors = {};
   tensors->size = sizeof(*tensors);

@@ -42,6 +42,7 @@ struct TokenRows {
   float *kd, *qd;                          // k decay, q decay
   float *v, *u, *o;                        // [Vp]
   float *beta, *column_decay, *gate_bias;  // [Vp], [Vp], [Kp]
+  bool has_column_decay = false;           // gv is there
   float kq = 0;                            // k . q
 
   TokenRows(Scratch& arena, int64_t Kp, int64_t Vp) {
@@ -112,10 +113,12 @@ class Decode {
       const StateAt to{p_.state_out.data,
                        p_.state_out.at(token_slot(p_, s, 0), head) + v0 * p_.state_out.s_v,
                        p_.state_out.s_k, p_.state_out.s_v};
+      // The next head's state is on its way while this one is written.
+      const int64_t ahead = head + 1 < p_.HV ? p_.state_in.s_head : 0;
       if (p_.state_in.dtype == DType::f32) {
-        token_step<LoadF32>(from, to, p_.K, columns, r);
+        token_step<LoadF32>(from, to, p_.K, columns, r, ahead);
       } else {
-        token_step<LoadBf16>(from, to, p_.K, columns, r);
+        token_step<LoadBf16>(from, to, p_.K, columns, r, ahead);
       }
       store_token(s, head, 0, v0, columns, r);
       return;
@@ -127,7 +130,7 @@ class Decode {
     keep(s, head, 0, v0, columns, state);
     for (int64_t t = 0; t < s.length; ++t) {
       load_token(s, head, t, v0, columns, r);
-      token_step<LoadF32>(here, here, Kp_, padded(columns), r);
+      token_step<LoadF32>(here, here, Kp_, padded(columns), r, 0);
       store_token(s, head, t, v0, columns, r);
       if (token_slot(p_, s, t) >= 0)
         copy_out(p_.state_out, token_slot(p_, s, t), head, v0, columns, state);
@@ -229,6 +232,7 @@ class Decode {
         hn::StoreU(beta_value(p_.beta_form, hn::LoadU(d, r.beta + v)), d, r.beta + v);
       }
     }
+    r.has_column_decay = p_.gv.present;
     if (p_.gv) {
       load_row(p_.gv.data, p_.gv.dtype, p_.gv.at(s.batch, token, head) + v0, columns, width,
                r.column_decay);
@@ -247,21 +251,21 @@ class Decode {
   }
 
   template <class Access>
-  void token_step(const StateAt& from, const StateAt& to, int64_t K, int64_t columns,
-                  TokenRows& r) const {
+  void token_step(const StateAt& from, const StateAt& to, int64_t K, int64_t columns, TokenRows& r,
+                  int64_t ahead) const {
     auto* src = static_cast<typename Access::Element*>(from.data) + from.base;
     auto* dst = static_cast<typename Access::Element*>(to.data) + to.base;
     if (from.s_v == 1) {
       int64_t v = 0;
       constexpr int kWide = kLanes >= 16 ? 8 : 4;
       for (; v + kWide * kLanes <= columns; v += kWide * kLanes) {
-        key_first<Access, kWide>(src + v, from.s_k, dst + v, to.s_k, K, v, r);
+        key_first<Access, kWide>(src + v, from.s_k, dst + v, to.s_k, K, v, r, ahead);
       }
       for (; v < columns; v += kLanes)
-        key_first<Access, 1>(src + v, from.s_k, dst + v, to.s_k, K, v, r);
+        key_first<Access, 1>(src + v, from.s_k, dst + v, to.s_k, K, v, r, ahead);
     } else {
       for (int64_t v = 0; v < columns; ++v) {
-        value_first<Access>(src + v * from.s_v, dst + v * to.s_v, K, v, r);
+        value_first<Access>(src + v * from.s_v, dst + v * to.s_v, K, v, r, ahead);
       }
     }
   }
@@ -270,7 +274,7 @@ class Decode {
   template <class Access, int kVecs>
   static HWY_NOINLINE void key_first(const typename Access::Element* src, int64_t src_row,
                                      typename Access::Element* dst, int64_t dst_row, int64_t K,
-                                     int64_t v, TokenRows& r) {
+                                     int64_t v, TokenRows& r, int64_t ahead) {
     const F32 d;
     Vec a[kVecs], b[kVecs];
     DELTIC_UNROLL
@@ -298,7 +302,9 @@ class Decode {
       const Vec decay = hn::Set(d, r.decay[c]), k = hn::Set(d, r.k[c]);
       DELTIC_UNROLL
       for (int j = 0; j < kVecs; ++j) {
-        const Vec s = hn::Mul(hn::Mul(Access::load(src + c * src_row + j * kLanes), decay), f[j]);
+        if (ahead != 0) __builtin_prefetch(src + ahead + c * src_row + j * kLanes, 0, 2);
+        Vec s = hn::Mul(Access::load(src + c * src_row + j * kLanes), decay);
+        if (r.has_column_decay) s = hn::Mul(s, f[j]);
         Access::store(hn::MulAdd(k, u[j], s), dst + c * dst_row + j * kLanes);
       }
     }
@@ -308,7 +314,7 @@ class Decode {
   template <class Access>
   static HWY_INLINE void value_first(const typename Access::Element* src,
                                      typename Access::Element* dst, int64_t K, int64_t v,
-                                     TokenRows& r) {
+                                     TokenRows& r, int64_t ahead) {
     const F32 d;
     Vec a = hn::Zero(d), b = hn::Zero(d);
     for (int64_t c = 0; c < K; c += kLanes) {
@@ -321,7 +327,9 @@ class Decode {
     r.o[v] = f * sum_lanes(b) + r.kq * u;
     const Vec uv = hn::Set(d, u), fv = hn::Set(d, f);
     for (int64_t c = 0; c < K; c += kLanes) {
-      const Vec s = hn::Mul(hn::Mul(Access::load(src + c), hn::LoadU(d, r.decay + c)), fv);
+      if (ahead != 0) __builtin_prefetch(src + ahead + c, 0, 2);
+      Vec s = hn::Mul(Access::load(src + c), hn::LoadU(d, r.decay + c));
+      if (r.has_column_decay) s = hn::Mul(s, fv);
       Access::store(hn::MulAdd(hn::LoadU(d, r.k + c), uv, s), dst + c);
     }
   }

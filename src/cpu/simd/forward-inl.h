@@ -293,25 +293,39 @@ class Forward {
       const int64_t longest = chunks(sequence(p_, memory.order[first / p_.HV]));
       const int64_t rounds = (longest + block - 1) / block;
       for (int64_t round = -1; round < std::max<int64_t>(rounds, 1); ++round) {
-        const int64_t carries = round < 0 ? 0 : size * shape_.panels;
+        // Panels of one task that go together read each operand once; enough pieces for all
+        // threads.
+        const int64_t per_item = std::max<int64_t>(1, size * shape_.panels / plan_.threads);
+        const int64_t items = (shape_.panels + per_item - 1) / per_item;  // of a task
+        const int64_t carries = round < 0 ? 0 : size * items;
         const int64_t prepares = round + 1 < rounds ? size * block : 0;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t i = 0; i < carries + prepares; ++i) {
           const bool is_carry = i < carries;
           const int64_t item = is_carry ? i : i - carries;
-          const int64_t slot = is_carry ? item / shape_.panels : item / block;
+          const int64_t slot = is_carry ? item / items : item / block;
           const Sequence s = sequence(p_, memory.order[(first + slot) / p_.HV]);
           const int64_t head = (first + slot) % p_.HV;
           if (s.skipped) continue;
           if (is_carry) {
-            const int64_t panel = item % shape_.panels;
-            float* S = panel_state(memory.task_state(slot), panel);
-            if (round == 0) begin(s, head, panel, S);
+            const int64_t begin_panel = item % items * per_item;
+            const int64_t end_panel = std::min(begin_panel + per_item, shape_.panels);
+            const auto each_panel = [&](const auto& body) {
+              for (int64_t panel = begin_panel; panel < end_panel; ++panel) {
+                body(panel, panel_state(memory.task_state(slot), panel));
+              }
+            };
+            if (round == 0) each_panel([&](int64_t panel, float* S) { begin(s, head, panel, S); });
             const int64_t last = std::min(chunks(s), (round + 1) * block);
             for (int64_t chunk = round * block; chunk < last; ++chunk) {
-              carry(s, head, chunk, panel, buffer(slot, round, chunk - round * block), mine, S);
+              const Operands operands = buffer(slot, round, chunk - round * block);
+              each_panel([&](int64_t panel, float* S) {
+                carry(s, head, chunk, panel, operands, mine, S);
+              });
             }
-            if (round + 1 >= std::max<int64_t>(rounds, 1)) end(s, head, panel, S);
+            if (round + 1 >= std::max<int64_t>(rounds, 1)) {
+              each_panel([&](int64_t panel, float* S) { end(s, head, panel, S); });
+            }
           } else {
             const int64_t j = item % block, chunk = (round + 1) * block + j;
             if (chunk < chunks(s)) prepare(s, head, chunk, buffer(slot, round + 1, j), mine);
