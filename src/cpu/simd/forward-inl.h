@@ -267,25 +267,35 @@ class Forward {
   }
 
   // Rows of the next chunk lie a whole token apart: the hardware does not see that coming.
+  static void prefetch_rows(const ChunkPlace& at, const Rows& x, int64_t head, int64_t width) {
+    const int64_t bytes = width * size_of(x.dtype);
+    for (int64_t t = 0; t < at.length; ++t) {
+      const auto* row = static_cast<const std::byte*>(x.data) +
+                        x.at(at.batch, at.begin + t, head) * size_of(x.dtype);
+      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+    }
+  }
+  void prefetch_keys(const ChunkPlace& at) const {
+    prefetch_rows(at, p_.k, p_.k_head(at.head), p_.K);
+    prefetch_rows(at, p_.q, p_.k_head(at.head), p_.K);
+    if (kGate == Gate::channel) prefetch_rows(at, p_.g, at.head, p_.K);
+  }
   void prefetch(const ChunkPlace& at) const {
-    const auto rows = [&](const Rows& x, int64_t head, int64_t width) {
-      const int64_t bytes = width * size_of(x.dtype);
-      for (int64_t t = 0; t < at.length; ++t) {
-        const auto* row = static_cast<const std::byte*>(x.data) +
-                          x.at(at.batch, at.begin + t, head) * size_of(x.dtype);
-        for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
-      }
-    };
-    rows(p_.k, p_.k_head(at.head), p_.K);
-    rows(p_.q, p_.k_head(at.head), p_.K);
-    rows(p_.v, at.head, p_.V);
-    if (kGate == Gate::channel) rows(p_.g, at.head, p_.K);
+    prefetch_keys(at);
+    prefetch_rows(at, p_.v, at.head, p_.V);
+  }
+
+  static void prefetch_operands(const Memory& memory, const std::byte* operands) {
+    for (size_t b = 0; b < memory.operand_bytes; b += 64) __builtin_prefetch(operands + b, 0, 2);
   }
 
   void run_rounds(const Memory& memory, const ThreadMemory& mine) const {
     const int64_t tasks = p_.N * p_.HV, group = plan_.group, block = plan_.block;
+    const auto buffer_at = [&](int64_t slot, int64_t round, int64_t j) {
+      return memory.operands(group, (slot * 2 + round % 2) * block + j);
+    };
     const auto buffer = [&](int64_t slot, int64_t round, int64_t j) {
-      return operands_at(memory.operands(group, (slot * 2 + round % 2) * block + j));
+      return operands_at(buffer_at(slot, round, j));
     };
     for (int64_t first = 0; first < tasks; first += group) {
       const int64_t size = std::min(group, tasks - first);
@@ -318,6 +328,11 @@ class Forward {
             if (round == 0) each_panel([&](int64_t panel, float* S) { begin(s, head, panel, S); });
             const int64_t last = std::min(chunks(s), (round + 1) * block);
             for (int64_t chunk = round * block; chunk < last; ++chunk) {
+              // Half of the next chunk's operands lie in other cores' caches: fetched meanwhile.
+              if (chunk + 1 < last) {
+                prefetch_operands(memory, buffer_at(slot, round, chunk + 1 - round * block));
+                prefetch_rows(place(s, head, chunk + 1), p_.v, head, p_.V);
+              }
               const Operands operands = buffer(slot, round, chunk - round * block);
               each_panel([&](int64_t panel, float* S) {
                 carry(s, head, chunk, panel, operands, mine, S);
@@ -328,6 +343,9 @@ class Forward {
             }
           } else {
             const int64_t j = item % block, chunk = (round + 1) * block + j;
+            // Probably this thread's next one.
+            const int64_t next = chunk + plan_.threads;
+            if (next < chunks(s)) prefetch_keys(place(s, head, next));
             if (chunk < chunks(s)) prepare(s, head, chunk, buffer(slot, round + 1, j), mine);
           }
         }
