@@ -177,16 +177,17 @@ struct Fp32Engine {
   // One chunk on one panel; keep(y, S) runs between v_new and the update.
   template <int64_t kWidth, class Keep>
   static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep) {
+                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep,
+                   Ahead* ahead) {
     using Products = PanelProducts<kWidth>;
     const int64_t rows = rows_of(at.length);
     load_panel_rows(p.v, at, s, panel, ops.beta, scratch.x);
-    Products::subtract(ops.kd, s.Kp, rows, s.K, S, scratch.x);
-    Products::lower(ops.inverse, s.C, rows, scratch.x, scratch.y);
-    Products::output(ops.qd, s.Kp, rows, s.K, S, ops.scores, s.C, scratch.y, scratch.x);
+    Products::subtract(ops.kd, s.Kp, rows, s.K, S, scratch.x, ahead);
+    Products::lower(ops.inverse, s.C, rows, scratch.x, scratch.y, ahead);
+    Products::output(ops.qd, s.Kp, rows, s.K, S, ops.scores, s.C, scratch.y, scratch.x, ahead);
     store_outputs(p, at, s, panel, kWidth, scratch.x);
     keep(scratch.y, S);
-    Products::update(ops.decay, ops.kg, s.Kp, at.length, s.Kp, scratch.y, S, S);
+    Products::update(ops.decay, ops.kg, s.Kp, at.length, s.Kp, scratch.y, S, S, ahead);
   }
 };
 

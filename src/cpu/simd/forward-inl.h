@@ -217,7 +217,8 @@ class Forward {
     keep_edge(s, head, 0, panel, S);
   }
   void carry(const Sequence& s, int64_t head, int64_t chunk, int64_t panel,
-             const Operands& operands, const ThreadMemory& mine, float* S) const {
+             const Operands& operands, const ThreadMemory& mine, float* S,
+             Ahead* ahead = nullptr) const {
     const ChunkPlace at = place(s, head, chunk);
     const bool inner = s.ckpt_begin < s.ckpt_end && has_inner_checkpoint(s, chunk);
     const auto keep = [&](const float* y, const float* S_in) {
@@ -230,9 +231,9 @@ class Forward {
       }
     };
     if (shape_.panel_width(panel) == 32) {
-      Engine::template step<32>(p_, at, shape_, operands, panel, mine.chain, S, keep);
+      Engine::template step<32>(p_, at, shape_, operands, panel, mine.chain, S, keep, ahead);
     } else {
-      Engine::template step<16>(p_, at, shape_, operands, panel, mine.chain, S, keep);
+      Engine::template step<16>(p_, at, shape_, operands, panel, mine.chain, S, keep, ahead);
     }
     if (s.ckpt_begin < s.ckpt_end) keep_edge(s, head, chunk * shape_.C + at.length, panel, S);
     save_segment_start(mine, s, head, chunk, panel, S);
@@ -285,10 +286,6 @@ class Forward {
     prefetch_rows(at, p_.v, at.head, p_.V);
   }
 
-  static void prefetch_operands(const Memory& memory, const std::byte* operands) {
-    for (size_t b = 0; b < memory.operand_bytes; b += 64) __builtin_prefetch(operands + b, 0, 2);
-  }
-
   void run_rounds(const Memory& memory, const ThreadMemory& mine) const {
     const int64_t tasks = p_.N * p_.HV, group = plan_.group, block = plan_.block;
     const auto buffer_at = [&](int64_t slot, int64_t round, int64_t j) {
@@ -329,13 +326,15 @@ class Forward {
             const int64_t last = std::min(chunks(s), (round + 1) * block);
             for (int64_t chunk = round * block; chunk < last; ++chunk) {
               // Half of the next chunk's operands lie in other cores' caches: fetched meanwhile.
+              Ahead ahead;
               if (chunk + 1 < last) {
-                prefetch_operands(memory, buffer_at(slot, round, chunk + 1 - round * block));
+                ahead.next = buffer_at(slot, round, chunk + 1 - round * block);
+                ahead.end = ahead.next + memory.operand_bytes;
                 prefetch_rows(place(s, head, chunk + 1), p_.v, head, p_.V);
               }
               const Operands operands = buffer(slot, round, chunk - round * block);
               each_panel([&](int64_t panel, float* S) {
-                carry(s, head, chunk, panel, operands, mine, S);
+                carry(s, head, chunk, panel, operands, mine, S, &ahead);
               });
             }
             if (round + 1 >= std::max<int64_t>(rounds, 1)) {

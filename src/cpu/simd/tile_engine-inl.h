@@ -215,7 +215,8 @@ struct TileEngine {
 
   template <int64_t kWidth, class Keep>
   static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep) {
+                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep,
+                   Ahead* ahead) {
     const F32 d;
     const int64_t rows = rows_of(at.length), tokens = depth(s.C), Kp = s.Kp;
     float *x = scratch.x, *y = scratch.y;
@@ -223,6 +224,7 @@ struct TileEngine {
     load_panel_rows(p.v, at, s, panel, ops.beta, x);
     for_row_blocks(rows, [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
+      if (ahead != nullptr) ahead->some();
       tile_clear<kRows, kWidth>();
       tile_block<kRows, kWidth>(ops.kd + i * Kp, Kp, scratch.S_pairs, kWidth, Kp);
       tile_write<kRows, kWidth>(y + i * kWidth, kWidth);
@@ -238,6 +240,7 @@ struct TileEngine {
     to_pairs(x, scratch.x_pairs);
     for_row_blocks(rows, [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
+      if (ahead != nullptr) ahead->some();
       tile_clear<kRows, kWidth>();
       tile_block<kRows, kWidth>(ops.inverse + i * tokens, tokens, scratch.x_pairs, kWidth, i + 32);
       tile_write<kRows, kWidth>(y + i * kWidth, kWidth);
@@ -245,6 +248,7 @@ struct TileEngine {
     to_pairs(y, scratch.y_pairs);
     for_row_blocks(rows, [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
+      if (ahead != nullptr) ahead->some();
       tile_clear<kRows, kWidth>();
       tile_block<kRows, kWidth>(ops.qd + i * Kp, Kp, scratch.S_pairs, kWidth, Kp);
       tile_block<kRows, kWidth>(ops.scores + i * tokens, tokens, scratch.y_pairs, kWidth, i + 32);
@@ -259,6 +263,7 @@ struct TileEngine {
       }
     }
     for (int64_t c = 0; c < Kp; c += 32) {
+      if (ahead != nullptr) ahead->some();
       tile_read<32, kWidth>(S + c * kWidth, kWidth);
       tile_block<32, kWidth>(ops.kg + c * tokens, tokens, scratch.y_pairs, kWidth, depth(rows));
       tile_write<32, kWidth>(S + c * kWidth, kWidth);
