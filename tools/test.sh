@@ -7,6 +7,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
 only=("$@")
+# Ninja's own default is two jobs more than there are cores.
+export CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}
 
 passed=0 failed=0 failures=()
 log_folder=$root/build/logs
