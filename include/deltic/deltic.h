@@ -74,15 +74,15 @@ typedef enum deltic_dtype {
 typedef enum deltic_device_type { DELTIC_CPU = 0, DELTIC_CUDA = 1 } deltic_device_type;
 
 typedef enum deltic_op {
-  DELTIC_FORWARD = 0, /* chunked form: prefill and training */
-  DELTIC_DECODE = 1,  /* recurrent form: one or a few tokens per sequence, any number works */
-  DELTIC_CUMSUM = 2,  /* chunk-local cumulative sum of a gate, alone or of the gate's form */
-  DELTIC_GATE = 3,    /* the gate forms */
-  DELTIC_L2NORM = 4,  /* x / sqrt(sum x^2 + 1e-6) */
-  DELTIC_KKT = 5,     /* beta * k k^T, strictly lower, gated */
-  DELTIC_SCORES = 6,  /* scale * q k^T, lower, gated */
-  DELTIC_INVERSE = 7, /* (I + A)^-1 */
-  DELTIC_WY = 8,      /* w, u, k exp(G_last - G), q exp(G) */
+  DELTIC_FORWARD = 0,  /* chunked form: prefill and training */
+  DELTIC_DECODE = 1,   /* recurrent form: one or a few tokens per sequence, any number works */
+  DELTIC_CUMSUM = 2,   /* chunk-local cumulative sum of a gate, alone or of the gate's form */
+  DELTIC_GATE = 3,     /* the gate forms */
+  DELTIC_L2NORM = 4,   /* x / sqrt(sum x^2 + 1e-6) */
+  DELTIC_KKT = 5,      /* beta * k k^T, strictly lower, gated */
+  DELTIC_SCORES = 6,   /* scale * q k^T, lower, gated */
+  DELTIC_INVERSE = 7,  /* (I + A)^-1 */
+  DELTIC_WY = 8,       /* w, u, k exp(G_last - G), q exp(G) */
   DELTIC_BACKWARD = 9, /* the gradients of forward */
   DELTIC_NUM_OPS = 10
 } deltic_op;
@@ -115,10 +115,10 @@ typedef enum deltic_split {
 
 /* What forward keeps for backward. Both give the same bits. */
 typedef enum deltic_save {
-  DELTIC_SAVE_NONE = 0,     /* inference */
-  DELTIC_SAVE_STATES = 1,   /* of the order of sqrt(chunks) states per sequence and head; the rest
-                               is computed again */
-  DELTIC_SAVE_ALL = 2       /* the state before every chunk, v_new and the inverse: less work later */
+  DELTIC_SAVE_NONE = 0,   /* inference */
+  DELTIC_SAVE_STATES = 1, /* of the order of sqrt(chunks) states per sequence and head; the rest
+                             is computed again */
+  DELTIC_SAVE_ALL = 2     /* the state before every chunk, v_new and the inverse: less work later */
 } deltic_save;
 
 #define DELTIC_MAX_RANK 6
@@ -156,7 +156,8 @@ typedef struct deltic_options {
   const char* impl; /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
 } deltic_options;
 
-/* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0. */
+/* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
+ */
 typedef struct deltic_buffer {
   void* data;
   uint64_t bytes;
@@ -203,19 +204,19 @@ typedef struct deltic_tensors {
 /* Tensors of backward: those of the forward call, what came back, and the gradients asked for.
  * States are differentiable as initial_state and final_state; pools and checkpoints are not. */
 typedef struct deltic_backward_tensors {
-  uint64_t size;                 /* sizeof(deltic_backward_tensors) */
-  deltic_tensors forward;        /* inputs as in the forward call and `saved` as it left it; no o,
-                                    final_state, pool or checkpoints. Without `saved` (bytes 0) the
-                                    states are computed again from the first token on */
-  deltic_tensor d_o;             /* [B,T,HV,V] q's dtype; absent: 0 */
-  deltic_tensor d_final_state;   /* as final_state, fp32; absent: 0 */
+  uint64_t size;               /* sizeof(deltic_backward_tensors) */
+  deltic_tensors forward;      /* inputs as in the forward call and `saved` as it left it; no o,
+                                  final_state, pool or checkpoints. Without `saved` (bytes 0) the
+                                  states are computed again from the first token on */
+  deltic_tensor d_o;           /* [B,T,HV,V] q's dtype; absent: 0 */
+  deltic_tensor d_final_state; /* as final_state, fp32; absent: 0 */
   /* Out, each where asked for (rank > 0). Rows of padding get 0. */
-  deltic_tensor dq, dk;          /* as q, k: sums over the group of value heads */
-  deltic_tensor dv;              /* as v */
-  deltic_tensor dbeta;           /* as beta: of the raw value where beta has a form */
-  deltic_tensor dg;              /* as g: of the raw value where the gate has a form */
+  deltic_tensor dq, dk;           /* as q, k: sums over the group of value heads */
+  deltic_tensor dv;               /* as v */
+  deltic_tensor dbeta;            /* as beta: of the raw value where beta has a form */
+  deltic_tensor dg;               /* as g: of the raw value where the gate has a form */
   deltic_tensor dA_log, ddt_bias; /* as A_log, dt_bias */
-  deltic_tensor d_initial_state; /* as initial_state, fp32 */
+  deltic_tensor d_initial_state;  /* as initial_state, fp32 */
 } deltic_backward_tensors;
 
 /* clang-format off */
