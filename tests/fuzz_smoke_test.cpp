@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "fuzz/descriptors.h"
+#include "support.h"
 
 namespace deltic::test {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 TEST(FuzzSmoke, RandomDescriptorsNeverCrash) {
   std::mt19937_64 random(1);
   std::vector<uint8_t> bytes(512);
-  for (int i = 0; i < 6000; ++i) {
+  for (int i = 0; i < (kSanitized ? 2500 : 6000); ++i) {
     for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
     fuzz_descriptors(bytes.data(), bytes.size());
   }
