@@ -285,10 +285,10 @@ const Wrong kTensorErrors[] = {
        w.t.q.shape[0] = int64_t{1} << 40;
        w.t.q.shape[1] = int64_t{1} << 40;
      },
-     "q: expected fewer than 2^60 elements, got shape [1099511627776, 1099511627776, 2, 16]"},
+     "q: expected fewer than 2^56 elements, got shape [1099511627776, 1099511627776, 2, 16]"},
     {"span_too_wide", F,
      [](World& w) { w.t.q.strides[1] = std::numeric_limits<int64_t>::max() / 2; },
-     "q: expected a span of fewer than 2^60 elements, got strides [256, 4611686018427387903, 16, "
+     "q: expected a span of fewer than 2^56 elements, got strides [256, 4611686018427387903, 16, "
      "1]"},
     {"beta_shape", F,
      [](World& w) {

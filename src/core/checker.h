@@ -162,11 +162,11 @@ class Checker {
         bad(name, "expected strides of at least 0, got ", shape_text(t.strides, t.rank));
       }
       if (__builtin_mul_overflow(numel, t.shape[i], &numel) || numel > kMaxExtent) {
-        bad(name, "expected fewer than 2^60 elements, got shape ", shape_text(t));
+        bad(name, "expected fewer than 2^56 elements, got shape ", shape_text(t));
       }
       if (t.shape[i] > 0 && (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &step) ||
                              step > kMaxExtent || (extent += step) > kMaxExtent)) {
-        bad(name, "expected a span of fewer than 2^60 elements, got strides ",
+        bad(name, "expected a span of fewer than 2^56 elements, got strides ",
             shape_text(t.strides, t.rank));
       }
     }
