@@ -38,8 +38,13 @@ void check_written_once(const Problem& p, const char* name, SlotWrite* writes, i
   std::sort(writes, writes + count);
   for (int64_t i = 1; i < count; ++i) {
     if (writes[i].slot == writes[i - 1].slot) {
+      const int64_t first = writes[i - 1].owner, second = writes[i].owner;
+      if (first == second) {
+        bad(p, name, ": expected every slot to be written once, got slot ", writes[i].slot,
+            " twice for sequence ", first);
+      }
       bad(p, name, ": expected every slot to be written once, got slot ", writes[i].slot,
-          " for sequences ", writes[i - 1].owner, " and ", writes[i].owner);
+          " for sequences ", first, " and ", second);
     }
   }
 }
