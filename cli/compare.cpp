@@ -9,16 +9,31 @@ namespace deltic::cli {
 namespace {
 
 Json load(const std::string& path) {
+  const UsageError unreadable("--compare: expected a result of deltic bench, got '" + path + "'");
   std::ifstream in(path);
   if (!in) throw UsageError("--compare: expected a readable file, got '" + path + "'");
   try {
     Json j = Json::parse(in);
-    if (j.value("schema", "").rfind("deltic.bench/", 0) != 0) {
-      throw UsageError("--compare: expected a result of deltic bench, got '" + path + "'");
+    if (!j.is_object() || !j.contains("schema") || !j["schema"].is_string() ||
+        j["schema"].get<std::string>().rfind("deltic.bench/", 0) != 0 || !j.contains("cases") ||
+        !j["cases"].is_array() || !j.contains("machine") || !j["machine"].is_object()) {
+      throw unreadable;
+    }
+    for (const Json& row : j["cases"]) {
+      if (!row.is_object()) throw unreadable;
+      if (!row.contains("median_ms")) continue;
+      for (const char* key : {"median_ms", "p10", "p90"}) {
+        if (!row.contains(key) || !row[key].is_number()) throw unreadable;
+      }
+      for (const char* key : {"suite", "case"}) {
+        if (!row.contains(key) || !row[key].is_string()) throw unreadable;
+      }
     }
     return j;
-  } catch (const Json::exception& e) {
-    throw UsageError("--compare: expected JSON in '" + path + "', got " + e.what());
+  } catch (const Json::exception&) {
+    throw unreadable;
+  } catch (const std::ios_base::failure&) {
+    throw unreadable;
   }
 }
 

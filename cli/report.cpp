@@ -127,8 +127,8 @@ void check_impl_name(const std::string& impl) {
   for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
     for (const ImplementationInfo& info : implementations(static_cast<Op>(i))) {
       if (info.name == impl) return;
-      if (known.find(info.name) == std::string::npos)
-        if (!known.empty()) known += ", ";
+      if (known.find(info.name) != std::string::npos) continue;
+      if (!known.empty()) known += ", ";
       known += info.name;
     }
   }

@@ -23,7 +23,8 @@
  *  - Strides: in elements, any non-negative value for every dimension but the last, which is 1.
  *    Outputs need distinct elements. No input is ever copied as a whole.
  *  - Aliasing: an output may not overlap an input or another output, except a state updated in place
- *    (final_state == initial_state with the same dtype and strides; slots of a pool).
+ *    (final_state == initial_state with the same dtype and strides; slots of a pool). The workspace
+ *    overlaps no tensor.
  *  - Errors: nothing is written when a call fails with DELTIC_INVALID_ARGUMENT or
  *    DELTIC_UNSUPPORTED. The text, `op: argument: expected X, got Y`, is in deltic_last_error().
  *  - Results: the same bits for any number of threads and in every run; a sequence's result does not

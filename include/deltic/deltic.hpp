@@ -82,7 +82,7 @@ enum class ErrorKind : int32_t {
   abi_mismatch = DELTIC_ABI_MISMATCH
 };
 
-// What every function of this header throws.
+// What every function of this header throws, besides std::bad_alloc for memory of its own.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}

@@ -41,19 +41,23 @@ const char* deltic_op_name(int32_t op) {
 }
 
 void deltic_options_init(deltic_options* options) {
+  if (options == nullptr) return;
   *options = {};
   options->size = sizeof(*options);
 }
 void deltic_tensors_init(deltic_tensors* tensors) {
+  if (tensors == nullptr) return;
   *tensors = {};
   tensors->size = sizeof(*tensors);
 }
 void deltic_backward_tensors_init(deltic_backward_tensors* tensors) {
+  if (tensors == nullptr) return;
   *tensors = {};
   tensors->size = sizeof(*tensors);
   tensors->forward.size = sizeof(tensors->forward);
 }
 void deltic_block_tensors_init(deltic_block_tensors* tensors) {
+  if (tensors == nullptr) return;
   *tensors = {};
   tensors->size = sizeof(*tensors);
 }

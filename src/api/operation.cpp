@@ -2,6 +2,7 @@
 #include "api/operation.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "api/dispatch.h"
 #include "api/settings.h"
@@ -38,6 +39,27 @@ struct Call {
     }
   }
 };
+
+// The tensors of a call's struct, which stand side by side in it.
+std::span<const deltic_tensor> tensors_of(const deltic_tensors& t) {
+  return {&t.q, static_cast<size_t>(&t.ckpt_states - &t.q) + 1};
+}
+std::span<const deltic_tensor> tensors_of(const deltic_block_tensors& t) {
+  return {&t.q, static_cast<size_t>(&t.rstd - &t.q) + 1};
+}
+std::span<const deltic_tensor> tensors_of(const deltic_backward_tensors& t) {
+  return {&t.d_o, static_cast<size_t>(&t.d_initial_state - &t.d_o) + 1};
+}
+
+void check_workspace_alone(deltic_op op, std::span<const deltic_tensor> tensors,
+                           const deltic_workspace& workspace, uint64_t needed) {
+  for (const deltic_tensor& t : tensors) {
+    if (overlaps(t, workspace.data, needed)) {
+      fail(DELTIC_INVALID_ARGUMENT, name_of(op),
+           ": workspace: expected memory of its own, got an overlap with a tensor");
+    }
+  }
+}
 
 // Checks of values run before the work, in the same memory.
 uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
@@ -98,6 +120,12 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   if (reinterpret_cast<uintptr_t>(given.data) % kWorkspaceAlign != 0) {
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": workspace: expected memory aligned to ",
          kWorkspaceAlign, " bytes, got a misaligned pointer");
+  }
+  if (needed > 0) {
+    check_workspace_alone(op, tensors_of(*tensors), given, needed);
+    if constexpr (std::is_same_v<Tensors, deltic_backward_tensors>) {
+      check_workspace_alone(op, tensors_of(tensors->forward), given, needed);
+    }
   }
   if (op == DELTIC_FORWARD) check_saved_buffer(p);
   const std::span<std::byte> memory(static_cast<std::byte*>(given.data), needed);

@@ -230,4 +230,12 @@ Problem check_call(deltic_op op, const deltic_options* options,
   return p;
 }
 
+bool overlaps(const deltic_tensor& t, const void* data, uint64_t bytes) {
+  if (t.rank == 0 || t.data == nullptr || is_empty(t)) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(t.data), other = reinterpret_cast<uintptr_t>(data);
+  const auto span =
+      static_cast<uint64_t>(Checker::span_inside(t, std::numeric_limits<int64_t>::max()));
+  return begin < other + bytes && other < begin + span;
+}
+
 }  // namespace deltic

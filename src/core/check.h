@@ -26,6 +26,9 @@ Problem check_call(deltic_op op, const deltic_options* options,
 Problem check_call(deltic_op op, const deltic_options* options, const deltic_block_tensors* tensors,
                    const CheckContext& context);
 
+// Whether a view shares a byte with memory [data, data + bytes).
+bool overlaps(const deltic_tensor& t, const void* data, uint64_t bytes);
+
 // Lengths, pool indices and checkpoint lists of CPU tensors. `scratch` holds
 // value_scratch_bytes(p).
 size_t value_scratch_bytes(const Problem& p);
