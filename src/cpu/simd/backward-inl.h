@@ -216,8 +216,8 @@ class Backward {
                        panel * shape_.panel_floats();
             start(segment, h, panel, S);
             for (int64_t j = 0; j < segment_; ++j) {
-              carry(place(s, head0 + h, segment * segment_ + j), operands(seg, j), panel,
-                    mine.chain.x, mine.chain.y, S);
+              carry_to(place(s, head0 + h, segment * segment_ + j), operands(seg, j), panel,
+                       mine.chain.x, mine.chain.y, S, S);
             }
           });
         }
@@ -329,10 +329,6 @@ class Backward {
     } else {
       carry_width<16>(at, ops, panel, x, y, S, next);
     }
-  }
-  void carry(const ChunkPlace& at, const Operands& ops, int64_t panel, float* x, float* y,
-             float* S) const {
-    carry_to(at, ops, panel, x, y, S, S);
   }
 
   // One chunk of the chain of gradients on one panel: dX, and dS from after the chunk to before it.

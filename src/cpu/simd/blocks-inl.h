@@ -111,42 +111,14 @@ class Blocks {
     }
   }
 
-  // The gate's form on the rows of a chunk, [C][Kp] per channel, [C] per head.
-  void gate_values(const ChunkPlace& at, const PrepareScratch& s, float* x) const {
-    const F32 d;
-    const GateParams g = gate_params(p_, at.head, Kp_, s.gate_bias);
-    if constexpr (kGate == Gate::channel) {
-      for (int64_t t = 0; t < at.length; ++t) {
-        float* row = x + t * Kp_;
-        load_row(p_.g.data, p_.g.dtype, p_.g.at(at.batch, at.begin + t, at.head), p_.K, Kp_, row);
-        for (int64_t c = 0; c < Kp_; c += kLanes) {
-          hn::StoreU(gate_value(p_.gate_form, hn::LoadU(d, row + c), hn::LoadU(d, s.gate_bias + c),
-                                g.factor, p_.lower_bound),
-                     d, row + c);
-        }
-      }
-    } else {
-      for (int64_t t = 0; t < C_; ++t) {
-        x[t] = t < at.length
-                   ? load_f32(p_.g.data, p_.g.dtype, p_.g.at(at.batch, at.begin + t, at.head))
-                   : 0.0f;
-      }
-      for (int64_t t = 0; t < C_; t += kLanes) {
-        hn::StoreU(gate_value(p_.gate_form, hn::LoadU(d, x + t), hn::Set(d, g.bias), g.factor,
-                              p_.lower_bound),
-                   d, x + t);
-      }
-    }
-  }
-
   void gate(const ChunkPlace& at, const PrepareScratch& s) const {
-    gate_values(at, s, s.e);
+    load_log_decays<kGate>(p_, at, C_, Kp_, s.gate_bias, s.e);
     store_rows(s.e, kGate == Gate::channel ? Kp_ : 1, gate_width(), p_.out, at);
   }
 
   void cumsum(const ChunkPlace& at, const PrepareScratch& s) const {
     const F32 d;
-    gate_values(at, s, s.e);
+    load_log_decays<kGate>(p_, at, C_, Kp_, s.gate_bias, s.e);
     const int64_t row = kGate == Gate::channel ? Kp_ : 1, first = p_.reverse ? at.length - 1 : 0;
     if constexpr (kGate == Gate::channel) {
       for (int64_t c = 0; c < Kp_; c += kLanes) {
@@ -182,7 +154,6 @@ class Blocks {
 
   // e_t = exp(G_t - G_{t-1}): the cumulative sums taken apart again, differences of neighbours.
   void load_decays(const ChunkPlace& at, const PrepareScratch& s) const {
-    const F32 d;
     if constexpr (kGate == Gate::head) {
       float before = 0.0f;
       for (int64_t t = 0; t < C_; ++t) {
@@ -192,10 +163,9 @@ class Blocks {
         s.e[t] = G - before;
         before = G;
       }
-      for (int64_t t = 0; t < C_; t += kLanes) {
-        hn::StoreU(hn::Exp(d, clamp_log_decay(hn::LoadU(d, s.e + t))), d, s.e + t);
-      }
+      exp_decays(s.e, C_);
     } else if constexpr (kGate == Gate::channel) {
+      const F32 d;
       for (int64_t t = 0; t < at.length; ++t) {
         load_row(p_.g.data, p_.g.dtype, p_.g.at(at.batch, at.begin + t, at.head), p_.K, Kp_,
                  s.e + t * Kp_);

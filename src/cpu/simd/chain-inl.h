@@ -34,40 +34,17 @@ struct Shape {
 
 inline void load_state(const States& states, int64_t slot, int64_t head, const Shape& s,
                        int64_t panel, float* S) {
-  const int64_t width = s.panel_width(panel), columns = s.panel_columns(panel), v0 = panel * kPanel;
+  const int64_t width = s.panel_width(panel);
   std::memset(S, 0, static_cast<size_t>(s.Kp * width) * sizeof(float));
   if (!states || slot < 0) return;
-  const int64_t base = states.at(slot, head) + v0 * states.s_v;
-  if (states.s_v == 1) {
-    for (int64_t d = 0; d < s.K; ++d) {
-      load_row(states.data, states.dtype, base + d * states.s_k, columns, columns, S + d * width);
-    }
-  } else {
-    for (int64_t v = 0; v < columns; ++v) {
-      for (int64_t d = 0; d < s.K; ++d) {
-        S[d * width + v] = load_f32(states.data, states.dtype, base + v * states.s_v + d);
-      }
-    }
-  }
+  load_columns(states, slot, head, s.K, panel * kPanel, s.panel_columns(panel), S, width);
 }
 
 inline void store_state(const States& states, int64_t slot, int64_t head, const Shape& s,
                         int64_t panel, const float* S) {
   if (!states || slot < 0) return;
-  const int64_t width = s.panel_width(panel), columns = s.panel_columns(panel), v0 = panel * kPanel;
-  const int64_t base = states.at(slot, head) + v0 * states.s_v;
-  if (states.s_v == 1) {
-    for (int64_t d = 0; d < s.K; ++d) {
-      store_row(S + d * width, columns, states.data, states.dtype, base + d * states.s_k);
-    }
-  } else {
-    for (int64_t v = 0; v < columns; ++v) {
-      for (int64_t d = 0; d < s.K; ++d) {
-        store(states.data, states.dtype, base + v * states.s_v + d,
-              static_cast<double>(S[d * width + v]));
-      }
-    }
-  }
+  store_columns(S, s.panel_width(panel), s.K, panel * kPanel, s.panel_columns(panel), states, slot,
+                head);
 }
 
 // Rows as a panel, row t times factor[t] if there are factors; zeros past the end and for an absent

@@ -40,7 +40,7 @@ struct LoadBf16 {
 struct TokenRows {
   float *k, *q, *decay;                    // [Kp]; q times scale; decay 1 without a gate
   float *kd, *qd;                          // k decay, q decay
-  float *v, *u, *o;                        // [Vp]
+  float *v, *o;                            // [Vp]
   float *beta, *column_decay, *gate_bias;  // [Vp], [Vp], [Kp]
   bool has_column_decay = false;           // gv is there
   float kq = 0;                            // k . q
@@ -48,7 +48,7 @@ struct TokenRows {
   TokenRows(Scratch& arena, int64_t Kp, int64_t Vp) {
     k = arena.take<float>(Kp), q = arena.take<float>(Kp), decay = arena.take<float>(Kp);
     kd = arena.take<float>(Kp), qd = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
-    v = arena.take<float>(Vp), u = arena.take<float>(Vp), o = arena.take<float>(Vp);
+    v = arena.take<float>(Vp), o = arena.take<float>(Vp);
     beta = arena.take<float>(Vp), column_decay = arena.take<float>(Vp);
   }
 };
@@ -125,7 +125,8 @@ class Decode {
     }
     // Several tokens, or odd widths: the slice lives in scratch, K-first, rows of slice_ columns.
     std::memset(state, 0, static_cast<size_t>(Kp_ * slice_) * sizeof(float));
-    if (s.read_slot >= 0) copy_in(p_.state_in, s.read_slot, head, v0, columns, state);
+    if (s.read_slot >= 0)
+      load_columns(p_.state_in, s.read_slot, head, p_.K, v0, columns, state, slice_);
     const StateAt here{state, 0, slice_, 1};
     keep(s, head, 0, v0, columns, state);
     for (int64_t t = 0; t < s.length; ++t) {
@@ -133,46 +134,18 @@ class Decode {
       token_step<LoadF32>(here, here, Kp_, padded(columns), r, 0);
       store_token(s, head, t, v0, columns, r);
       if (token_slot(p_, s, t) >= 0)
-        copy_out(p_.state_out, token_slot(p_, s, t), head, v0, columns, state);
+        store_columns(state, slice_, p_.K, v0, columns, p_.state_out, token_slot(p_, s, t), head);
       keep(s, head, t + 1, v0, columns, state);
     }
     if (s.length == 0 && s.write_slot >= 0)
-      copy_out(p_.state_out, s.write_slot, head, v0, columns, state);
+      store_columns(state, slice_, p_.K, v0, columns, p_.state_out, s.write_slot, head);
   }
 
   void keep(const Sequence& s, int64_t head, int64_t tokens, int64_t v0, int64_t columns,
             const float* state) const {
     for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
       if (p_.ckpt_slots(m) >= 0 && p_.ckpt_tokens(m) == tokens) {
-        copy_out(p_.ckpt, p_.ckpt_slots(m), head, v0, columns, state);
-      }
-    }
-  }
-  void copy_in(const States& from, int64_t slot, int64_t head, int64_t v0, int64_t columns,
-               float* state) const {
-    const int64_t base = from.at(slot, head) + v0 * from.s_v;
-    for (int64_t d = 0; d < p_.K; ++d) {
-      if (from.s_v == 1) {
-        load_row(from.data, from.dtype, base + d * from.s_k, columns, columns, state + d * slice_);
-      } else {
-        for (int64_t v = 0; v < columns; ++v) {
-          state[d * slice_ + v] =
-              load_f32(from.data, from.dtype, base + d * from.s_k + v * from.s_v);
-        }
-      }
-    }
-  }
-  void copy_out(const States& to, int64_t slot, int64_t head, int64_t v0, int64_t columns,
-                const float* state) const {
-    const int64_t base = to.at(slot, head) + v0 * to.s_v;
-    for (int64_t d = 0; d < p_.K; ++d) {
-      if (to.s_v == 1) {
-        store_row(state + d * slice_, columns, to.data, to.dtype, base + d * to.s_k);
-      } else {
-        for (int64_t v = 0; v < columns; ++v) {
-          store(to.data, to.dtype, base + d * to.s_k + v * to.s_v,
-                static_cast<double>(state[d * slice_ + v]));
-        }
+        store_columns(state, slice_, p_.K, v0, columns, p_.ckpt, p_.ckpt_slots(m), head);
       }
     }
   }
@@ -180,33 +153,16 @@ class Decode {
   void load_token(const Sequence& s, int64_t head, int64_t t, int64_t v0, int64_t columns,
                   TokenRows& r) const {
     const F32 d;
-    const ChunkPlace at{s.batch, s.begin + t, 1, head};
     const int64_t k_head = p_.k_head(head), token = s.begin + t, width = padded(columns);
-    const auto load_head = [&](const Rows& x, float scale, float* row) {
-      load_row(x.data, x.dtype, x.at(s.batch, token, k_head), p_.K, Kp_, row);
-      const float factor = p_.l2norm ? scale * inverse_norm(row, Kp_) : scale;
-      if (factor != 1.0f) scale_row(row, Kp_, factor);
-    };
-    load_head(p_.k, 1.0f, r.k);
-    load_head(p_.q, p_.scale, r.q);
-    if constexpr (kGate == Gate::channel) {
-      const GateParams g = gate_params(p_, head, Kp_, r.gate_bias);
-      load_row(p_.g.data, p_.g.dtype, p_.g.at(s.batch, token, head), p_.K, Kp_, r.decay);
-      for (int64_t c = 0; c < Kp_; c += kLanes) {
-        const Vec x = gate_value(p_.gate_form, hn::LoadU(d, r.decay + c),
-                                 hn::LoadU(d, r.gate_bias + c), g.factor, p_.lower_bound);
-        hn::StoreU(hn::Exp(d, clamp_log_decay(x)), d, r.decay + c);
-      }
+    load_head(p_.k, s.batch, token, k_head, p_.K, Kp_, p_.l2norm, 1.0f, r.k);
+    load_head(p_.q, s.batch, token, k_head, p_.K, Kp_, p_.l2norm, p_.scale, r.q);
+    if constexpr (kGate == Gate::none) {
+      std::fill(r.decay, r.decay + Kp_, 1.0f);
     } else {
-      float e = 1.0f;
-      if constexpr (kGate == Gate::head) {
-        const GateParams g = gate_params(p_, head, Kp_, r.gate_bias);
-        const float raw = load_f32(p_.g.data, p_.g.dtype, p_.g.at(s.batch, token, head));
-        const Vec x =
-            gate_value(p_.gate_form, hn::Set(d, raw), hn::Set(d, g.bias), g.factor, p_.lower_bound);
-        e = hn::GetLane(hn::Exp(d, clamp_log_decay(x)));
-      }
-      std::fill(r.decay, r.decay + Kp_, e);
+      // Per head the one number stands first in a vector's worth of room; r.decay has 16 at least.
+      load_log_decays<kGate>(p_, {s.batch, token, 1, head}, kRowAlign, Kp_, r.gate_bias, r.decay);
+      exp_decays(r.decay, kGate == Gate::channel ? Kp_ : kRowAlign);
+      if constexpr (kGate == Gate::head) std::fill(r.decay + 1, r.decay + Kp_, r.decay[0]);
     }
     Vec kq = hn::Zero(d);
     for (int64_t c = 0; c < Kp_; c += kLanes) {
@@ -236,14 +192,10 @@ class Decode {
     if (p_.gv) {
       load_row(p_.gv.data, p_.gv.dtype, p_.gv.at(s.batch, token, head) + v0, columns, width,
                r.column_decay);
-      for (int64_t v = 0; v < width; v += kLanes) {
-        hn::StoreU(hn::Exp(d, clamp_log_decay(hn::LoadU(d, r.column_decay + v))), d,
-                   r.column_decay + v);
-      }
+      exp_decays(r.column_decay, width);
     } else {
       std::fill(r.column_decay, r.column_decay + width, 1.0f);
     }
-    static_cast<void>(at);
   }
   void store_token(const Sequence& s, int64_t head, int64_t t, int64_t v0, int64_t columns,
                    const TokenRows& r) const {

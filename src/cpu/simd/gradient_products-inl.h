@@ -46,12 +46,7 @@ struct GradientProducts {
     for (int64_t r = 0; r < width; r += kBlockRows) {
       Block acc;
       load_block(acc, S + r * kWidth, kWidth);
-      DELTIC_UNROLL
-      for (int i = 0; i < kBlockRows; ++i) {
-        const Vec f = hn::Set(F32(), decay[r + i]);
-        DELTIC_UNROLL
-        for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::Mul(acc[i][j], f);
-      }
+      scale_block(acc, decay + r);
       accumulate<kVecs, false>(acc, a + r, 1, ab_row, x, kWidth, tokens);
       accumulate<kVecs, true>(acc, b + r, 1, ab_row, y, kWidth, tokens);
       store_block(acc, S + r * kWidth, kWidth);

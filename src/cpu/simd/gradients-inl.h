@@ -5,10 +5,10 @@
 //   M = dX Y^T, W = dO Y^T           dbeta_i = M_ii / beta_i,  dv = beta dX
 //   N_ij = -beta_i M_ij (i > j)      the gradient of k_i k_j E_ij;  W_ij that of q~_i k_j E_ij
 //   dq~  = sum_j W k_j E + exp(G) (dO S^T)
-//   dk   = sum_j N k_j E + sum_i (N k_i + W q~_i) E - beta exp(G) (dX S^T) + exp(G_last - G) (Y
-//   dS'^T) dG   = q~ dq~ + k dk (terms with G_i) - k dk (terms with -G_i), i = j left out, as they
-//   cancel;
-//          the last row also takes what belongs to G_last
+//   dk   = sum_j N k_j E + sum_i (N k_i + W q~_i) E
+//          - beta exp(G) (dX S^T) + exp(G_last - G) (Y dS'^T)
+//   dG   = q~ dq~ + k dk (terms with G_i) - k dk (terms with -G_i); terms with i = j cancel and are
+//          left out; the last row also takes what belongs to G_last
 //   dg_t = sum of dG_i over i >= t
 #if defined(DELTIC_CPU_SIMD_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTIC_CPU_SIMD_GRADIENTS_INL_H_
@@ -34,7 +34,7 @@ struct GradientScratch {
   float *S_T, *Y_T;                      // [padded V][Kp], [padded V][C]
   float* d_o;                            // panels
   float *dbeta, *diagonal, *pair_decay;  // [C]
-  float *last, *state_dot;               // [Kp]
+  float* state_dot;                      // [Kp]
 
   GradientScratch(Scratch& m, const Shape& s, bool per_channel) {
     const auto rows = [&] { return m.take<float>(s.C * s.Kp); };
@@ -49,7 +49,7 @@ struct GradientScratch {
     S_T = m.take<float>(s.panels * s.panel_floats()), Y_T = m.take<float>(s.panels * kPanel * s.C);
     d_o = m.take<float>(s.panels * kPanel * s.C);
     dbeta = m.take<float>(s.C), diagonal = m.take<float>(s.C), pair_decay = m.take<float>(s.C);
-    last = m.take<float>(s.Kp), state_dot = m.take<float>(s.Kp);
+    state_dot = m.take<float>(s.Kp);
   }
 };
 
@@ -115,13 +115,7 @@ inline void finish_pairs(const float* e, const float* beta, int64_t rows, int64_
   std::fill(g.pair_decay, g.pair_decay + C, kGate == Gate::head ? 0.0f : 1.0f);
   for (int64_t i = 0; i < rows; ++i) {
     g.diagonal[i] = g.W[i * C + i];
-    if constexpr (kGate == Gate::head) {
-      const Vec x = hn::Set(d, e[i]);
-      for (int64_t j = 0; j < C; j += kLanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, g.pair_decay + j), x), d, g.pair_decay + j);
-      }
-      g.pair_decay[i] = 1.0f;
-    }
+    if constexpr (kGate == Gate::head) advance_pair_decay(e[i], i, C, g.pair_decay);
     const Vec factor = hn::Set(d, -beta[i]);
     const auto row = hn::Set(di, static_cast<int32_t>(i));
     for (int64_t j = 0; j < C; j += kLanes) {
@@ -214,17 +208,15 @@ inline void pair_gradients(const PrepareScratch& s, const GradientScratch& g, in
 }
 
 // The gate's form backwards: dg of the log decay becomes that of the raw value; the parameters'
-// sums. Rows of `dg` (Kp per channel, 1 per head) are overwritten.
+// sums, added to d_param (zeros). Rows of `dg` (Kp per channel, 1 per head) are overwritten.
 template <Gate kGate>
 inline void gate_gradient(const Problem& p, const ChunkPlace& at, int64_t Kp, float* bias_row,
                           float* raw, float* dg, double* d_param) {
   const F32 d;
-  std::fill(d_param, d_param + 1 + Kp, 0.0);
   if (p.gate_form == DELTIC_GATE_LOG_DECAY) return;
   constexpr bool kChannel = kGate == Gate::channel;
   const GateParams params = gate_params(p, at.head, Kp, bias_row);
   const int64_t width = kChannel ? Kp : kRowAlign, valid = kChannel ? p.K : 1;
-  Vec sum_a = hn::Zero(d);
   const Vec factor = hn::Set(d, params.factor);
   alignas(64) float row[kRowAlign] = {}, drow[kRowAlign] = {};
   double dA = 0;
@@ -234,7 +226,6 @@ inline void gate_gradient(const Problem& p, const ChunkPlace& at, int64_t Kp, fl
     float* dx = kChannel ? dg + t * Kp : drow;
     load_row(p.g.data, p.g.dtype, from, valid, width, x);
     if (!kChannel) drow[0] = dg[t];
-    sum_a = hn::Zero(d);
     for (int64_t c = 0; c < width; c += kLanes) {
       const Vec bias = kChannel ? hn::LoadU(d, bias_row + c) : hn::Set(d, params.bias);
       const Vec shifted = hn::Add(hn::LoadU(d, x + c), bias), up = hn::LoadU(d, dx + c);
@@ -258,7 +249,6 @@ inline void gate_gradient(const Problem& p, const ChunkPlace& at, int64_t Kp, fl
     if (!kChannel) dg[t] = drow[0];
   }
   d_param[0] = dA;
-  static_cast<void>(sum_a);
 }
 
 // beta = 0 leaves nothing to divide by: the residual v - S'^T k of one token, from its parts.
@@ -299,12 +289,9 @@ inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape&
                             const PrepareScratch& s, const GradientScratch& g, const ChunkStates& c,
                             const float* decay, float* dq_sum, float* dk_sum) {
   const F32 d;
-  const int64_t C = shape.C, Kp = shape.Kp, rows = rows_of(at.length), k_head = p.k_head(at.head);
+  const int64_t C = shape.C, Kp = shape.Kp, rows = rows_of(at.length);
   const PanelMatrix Y{c.Y, kPanel * C}, dX{c.dX, kPanel * C}, dO{g.d_o, kPanel * C};
-  load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k);
-  load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q);
-  load_beta(p, at, C, s.beta);
-  load_gates<kGate>(p, at, C, Kp, s.gate_bias, s.e);
+  load_chunk<kGate>(p, at, Kp, s);
   factor_rows<kGate>(s.e, rows, Kp, g);
   for (int64_t panel = 0; panel < shape.panels; ++panel) {
     load_panel_rows(p.d_o, at, shape, panel, nullptr, g.d_o + panel * kPanel * C);
@@ -409,7 +396,6 @@ template <Gate kGate>
 inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape& shape,
                             const PrepareScratch& s, const GradientScratch& g,
                             const ChunkStates& c) {
-  const F32 d;
   if (p.dv) {
     for (int64_t panel = 0; panel < shape.panels; ++panel) {
       const int64_t width = shape.panel_width(panel);
@@ -443,7 +429,6 @@ inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape&
                 p.dg.at(at.batch, at.begin + t, at.head));
     }
   }
-  static_cast<void>(d);
 }
 
 // dq or dk of a chunk's q/k head: through the scale and the L2 norm, to memory.

@@ -41,7 +41,7 @@ struct PrepareScratch {
   float* transposed;                // [Kp][C]: panels of 32 columns
   float *lower, *scores, *inverse;  // [C][C]
   float* pairs;                     // 2 x 16 x 16 vectors: partial sums of one diagonal block
-  float *beta, *prefix, *suffix;    // [C]
+  float *beta, *pair_decay;         // [C]; pair_decay: exp(G_i - G_j) over j, for a row i
   float* decay;                     // [Kp] exp(G_last)
   float* gate_bias;                 // [Kp]
   uint16_t* tile_rows;              // [C][Kp] bf16, of the tile engine
@@ -57,7 +57,7 @@ struct PrepareScratch {
     lower = arena.take<float>(C * C), scores = arena.take<float>(C * C);
     inverse = arena.take<float>(C * C);
     pairs = arena.take<float>(2 * 16 * 16 * 16);
-    beta = arena.take<float>(C), prefix = arena.take<float>(C), suffix = arena.take<float>(C);
+    beta = arena.take<float>(C), pair_decay = arena.take<float>(C);
     decay = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
     tile_rows = tiles ? arena.take<uint16_t>(64 * Kp) : nullptr;
   }
@@ -78,17 +78,53 @@ auto with_gate(const Problem& p, const Use& use) {
 
 inline int64_t rows_of(int64_t length) { return (length + 15) / 16 * 16; }
 
-// q or k of a chunk as fp32 rows, normalised and scaled; zeros up to a multiple of 16 rows.
+// One token's q or k as an fp32 row, normalised and scaled.
+inline void load_head(const Rows& x, int64_t batch, int64_t token, int64_t head, int64_t K,
+                      int64_t Kp, bool l2norm, float scale, float* row) {
+  load_row(x.data, x.dtype, x.at(batch, token, head), K, Kp, row);
+  const float factor = l2norm ? scale * inverse_norm(row, Kp) : scale;
+  if (factor != 1.0f) scale_row(row, Kp, factor);
+}
+
+// q or k of a chunk; zeros up to a multiple of 16 rows.
 inline void load_heads(const Rows& x, const ChunkPlace& at, int64_t head, int64_t K, int64_t Kp,
                        bool l2norm, float scale, float* dst) {
   for (int64_t t = 0; t < at.length; ++t) {
-    float* row = dst + t * Kp;
-    load_row(x.data, x.dtype, x.at(at.batch, at.begin + t, head), K, Kp, row);
-    const float factor = l2norm ? scale * inverse_norm(row, Kp) : scale;
-    if (factor != 1.0f) scale_row(row, Kp, factor);
+    load_head(x, at.batch, at.begin + t, head, K, Kp, l2norm, scale, dst + t * Kp);
   }
   std::memset(dst + at.length * Kp, 0,
               static_cast<size_t>((rows_of(at.length) - at.length) * Kp) * sizeof(float));
+}
+
+// Columns [v0, v0 + columns) of a state, K-first in scratch whatever the layout outside: rows of S
+// are `row` apart.
+inline void load_columns(const States& from, int64_t slot, int64_t head, int64_t K, int64_t v0,
+                         int64_t columns, float* S, int64_t row) {
+  const int64_t base = from.at(slot, head) + v0 * from.s_v;
+  for (int64_t d = 0; d < K; ++d) {
+    const int64_t at = base + d * from.s_k;
+    if (from.s_v == 1) {
+      load_row(from.data, from.dtype, at, columns, columns, S + d * row);
+    } else {
+      for (int64_t v = 0; v < columns; ++v) {
+        S[d * row + v] = load_f32(from.data, from.dtype, at + v * from.s_v);
+      }
+    }
+  }
+}
+inline void store_columns(const float* S, int64_t row, int64_t K, int64_t v0, int64_t columns,
+                          const States& to, int64_t slot, int64_t head) {
+  const int64_t base = to.at(slot, head) + v0 * to.s_v;
+  for (int64_t d = 0; d < K; ++d) {
+    const int64_t at = base + d * to.s_k;
+    if (to.s_v == 1) {
+      store_row(S + d * row, columns, to.data, to.dtype, at);
+    } else {
+      for (int64_t v = 0; v < columns; ++v) {
+        store(to.data, to.dtype, at + v * to.s_v, static_cast<double>(S[d * row + v]));
+      }
+    }
+  }
 }
 
 // beta of a chunk in its form; 0 past the end.
@@ -126,36 +162,54 @@ inline GateParams gate_params(const Problem& p, int64_t head, int64_t Kp, float*
   return g;
 }
 
-// e = exp(g), g in its form and clamped; 1 past the end (which changes no product).
+// The log decays of a chunk, g in its form: per head [C], 0 past the end; per channel a row of Kp
+// for each token.
 template <Gate kGate>
-inline void load_gates(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
-                       float* bias_row, float* e) {
+inline void load_log_decays(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
+                            float* bias_row, float* x) {
   const F32 d;
-  if constexpr (kGate == Gate::head) {
-    const GateParams g = gate_params(p, at.head, Kp, bias_row);
+  const GateParams g = gate_params(p, at.head, Kp, bias_row);
+  if constexpr (kGate == Gate::channel) {
+    for (int64_t t = 0; t < at.length; ++t) {
+      float* row = x + t * Kp;
+      load_row(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head), p.K, Kp, row);
+      for (int64_t c = 0; c < Kp; c += kLanes) {
+        hn::StoreU(gate_value(p.gate_form, hn::LoadU(d, row + c), hn::LoadU(d, bias_row + c),
+                              g.factor, p.lower_bound),
+                   d, row + c);
+      }
+    }
+  } else {
     for (int64_t t = 0; t < C; ++t) {
-      e[t] = t < at.length ? load_f32(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head))
+      x[t] = t < at.length ? load_f32(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head))
                            : 0.0f;
     }
     for (int64_t t = 0; t < C; t += kLanes) {
-      const Vec x =
-          gate_value(p.gate_form, hn::LoadU(d, e + t), hn::Set(d, g.bias), g.factor, p.lower_bound);
-      hn::StoreU(hn::Exp(d, clamp_log_decay(x)), d, e + t);
+      hn::StoreU(
+          gate_value(p.gate_form, hn::LoadU(d, x + t), hn::Set(d, g.bias), g.factor, p.lower_bound),
+          d, x + t);
     }
-    std::fill(e + at.length, e + C, 1.0f);
-  } else if constexpr (kGate == Gate::channel) {
-    const GateParams g = gate_params(p, at.head, Kp, bias_row);
-    for (int64_t t = 0; t < at.length; ++t) {
-      float* row = e + t * Kp;
-      load_row(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head), p.K, Kp, row);
-      for (int64_t c = 0; c < Kp; c += kLanes) {
-        const Vec x = gate_value(p.gate_form, hn::LoadU(d, row + c), hn::LoadU(d, bias_row + c),
-                                 g.factor, p.lower_bound);
-        hn::StoreU(hn::Exp(d, clamp_log_decay(x)), d, row + c);
-      }
-    }
-    std::fill(e + at.length * Kp, e + rows_of(at.length) * Kp, 1.0f);
   }
+}
+// exp of n clamped log decays, in place.
+inline void exp_decays(float* x, int64_t n) {
+  const F32 d;
+  for (int64_t i = 0; i < n; i += kLanes) {
+    hn::StoreU(hn::Exp(d, clamp_log_decay(hn::LoadU(d, x + i))), d, x + i);
+  }
+}
+
+// e = exp(g); 1 past the end (which changes no product).
+template <Gate kGate>
+inline void load_gates(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
+                       float* bias_row, float* e) {
+  if constexpr (kGate == Gate::none) return;
+  constexpr bool kChannel = kGate == Gate::channel;
+  const int64_t valid = kChannel ? at.length * Kp : at.length;
+  const int64_t all = kChannel ? rows_of(at.length) * Kp : C;
+  load_log_decays<kGate>(p, at, C, Kp, bias_row, e);
+  exp_decays(e, kChannel ? valid : all);
+  std::fill(e + valid, e + all, 1.0f);
 }
 
 // exp(G_n - G_i) k_i for the first n rows, and exp(G_n): what carries the state to token n.
@@ -345,22 +399,21 @@ inline void diagonal_block(const PrepareScratch& s, int64_t b, int64_t Kp, int64
   }
 }
 
+// exp(G_i - G_j) over j from the row before: one more factor e_i, and 1 for j = i.
+inline void advance_pair_decay(float e, int64_t i, int64_t C, float* pair_decay) {
+  scale_row(pair_decay, C, e);
+  pair_decay[i] = 1.0f;
+}
+
 // Masks and scales the raw scores: lower becomes L (strictly lower, times beta), scores becomes
 // Aqk.
 template <Gate kGate>
 inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
-  float* pair_decay = s.suffix;  // exp(G_i - G_j) over j, for the present row i
-  if constexpr (kGate == Gate::head) std::fill(pair_decay, pair_decay + C, 0.0f);
+  if constexpr (kGate == Gate::head) std::fill(s.pair_decay, s.pair_decay + C, 0.0f);
   for (int64_t i = 0; i < rows; ++i) {
-    if constexpr (kGate == Gate::head) {
-      const Vec e = hn::Set(d, s.e[i]);
-      for (int64_t j = 0; j < C; j += kLanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, pair_decay + j), e), d, pair_decay + j);
-      }
-      pair_decay[i] = 1.0f;
-    }
+    if constexpr (kGate == Gate::head) advance_pair_decay(s.e[i], i, C, s.pair_decay);
     const Vec beta = hn::Set(d, s.beta[i]);
     const auto row = hn::Set(di, static_cast<int32_t>(i));
     for (int64_t j = 0; j < C; j += kLanes) {
@@ -368,7 +421,7 @@ inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
       Vec l = hn::Mul(hn::LoadU(d, s.lower + i * C + j), beta);
       Vec a = hn::LoadU(d, s.scores + i * C + j);
       if constexpr (kGate == Gate::head) {
-        const Vec decay = hn::LoadU(d, pair_decay + j);
+        const Vec decay = hn::LoadU(d, s.pair_decay + j);
         l = hn::Mul(l, decay);
         a = hn::Mul(a, decay);
       }
@@ -380,15 +433,23 @@ inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
   }
 }
 
+// What a chunk reads: k, q, beta and e.
+template <Gate kGate>
+inline void load_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
+                       const PrepareScratch& s) {
+  const int64_t k_head = p.k_head(at.head);
+  load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k);
+  load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q);
+  load_beta(p, at, p.chunk, s.beta);
+  load_gates<kGate>(p, at, p.chunk, Kp, s.gate_bias, s.e);
+}
+
 // The rows of a chunk: s.kd (times beta), qd, kg, decay and beta, and what its scores are made of.
 template <Gate kGate>
 inline void prepare_rows(const Problem& p, const ChunkPlace& at, int64_t Kp,
                          const PrepareScratch& s) {
-  const int64_t C = p.chunk, rows = rows_of(at.length), k_head = p.k_head(at.head);
-  load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k);
-  load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q);
-  load_beta(p, at, C, s.beta);
-  load_gates<kGate>(p, at, C, Kp, s.gate_bias, s.e);
+  const int64_t rows = rows_of(at.length);
+  load_chunk<kGate>(p, at, Kp, s);
   spread_rows<kGate>(s, rows, Kp);
   carry_rows<kGate>(s.k, s.e, rows, Kp, s.kg, s.decay);
   // beta goes to the rows of v - k S, where it is a factor of many roundings, not to the inverse's

@@ -67,6 +67,17 @@ HWY_INLINE void store_block(const Vec (&acc)[kBlockRows][kVecs], float* dst, int
   }
 }
 
+// Row i times factor[i].
+template <int kVecs>
+HWY_INLINE void scale_block(Vec (&acc)[kBlockRows][kVecs], const float* factor) {
+  DELTIC_UNROLL
+  for (int i = 0; i < kBlockRows; ++i) {
+    const Vec f = hn::Set(F32(), factor[i]);
+    DELTIC_UNROLL
+    for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::Mul(acc[i][j], f);
+  }
+}
+
 // Memory that will be needed soon, fetched a few lines at a time between blocks of a product: a
 // core has 16 fill buffers, and a longer burst of prefetches would only wait for them.
 struct Ahead {
@@ -124,17 +135,11 @@ struct PanelProducts {
   static HWY_NOINLINE void update(const float* decay, const float* k, int64_t k_row, int64_t rows,
                                   int64_t width, const float* y, const float* S, float* out,
                                   Ahead* ahead = nullptr) {
-    const F32 d;
     for (int64_t r = 0; r < width; r += kBlockRows) {
       if (ahead != nullptr) ahead->some();
       Block acc;
       load_block(acc, S + r * kWidth, kWidth);
-      DELTIC_UNROLL
-      for (int i = 0; i < kBlockRows; ++i) {
-        const Vec f = hn::Set(d, decay[r + i]);
-        DELTIC_UNROLL
-        for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::Mul(acc[i][j], f);
-      }
+      scale_block(acc, decay + r);
       accumulate<kVecs, false>(acc, k + r, 1, k_row, y, kWidth, rows);
       store_block(acc, out + r * kWidth, kWidth);
     }

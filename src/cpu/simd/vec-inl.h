@@ -45,7 +45,6 @@ HWY_INLINE Vec load_bf16(const uint16_t* src) {
 
 // Round to nearest even (Highway 1.0 truncates); NaN stays NaN.
 HWY_INLINE void store_bf16(Vec x, uint16_t* dst) {
-  const F32 d;
   const U32 du;
   const auto bits = hn::BitCast(du, x);
   const auto lsb = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
@@ -53,7 +52,6 @@ HWY_INLINE void store_bf16(Vec x, uint16_t* dst) {
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(x));
   const auto half = hn::IfThenElse(is_nan, hn::Set(du, 0x7FC0u), rounded);
   hn::StoreU(hn::DemoteTo(HalfU16(), hn::BitCast(hn::RebindToSigned<U32>(), half)), HalfU16(), dst);
-  static_cast<void>(d);
 }
 
 HWY_INLINE Vec load_f16(const uint16_t* src) {
