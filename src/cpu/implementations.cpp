@@ -13,8 +13,6 @@ const char* takes_all(const Problem&) { return nullptr; }
 
 // Tiles multiply bf16: exact for bf16 inputs, a loss for the others.
 const char* takes_bf16(const Problem& p) {
-  // Backward computes states again with fp32 products: what it starts from must come from the same.
-  if (p.save != DELTIC_SAVE_NONE) return "keeps nothing for backward";
   return p.q.dtype == DType::bf16  ? nullptr
          : p.q.dtype == DType::f32 ? "q, k and v are fp32, tiles multiply bf16"
                                    : "q, k and v are fp16, tiles multiply bf16";
@@ -40,6 +38,7 @@ struct Lists {
     of[DELTIC_FORWARD].add(tile_forward_doors(), takes_bf16);
     of[DELTIC_FORWARD].add(forward_doors(), takes_all);
     of[DELTIC_DECODE].add(decode_doors(), takes_all);
+    of[DELTIC_BACKWARD].add(tile_backward_doors(), takes_bf16);
     of[DELTIC_BACKWARD].add(backward_doors(), takes_all);
     for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i) of[i].add(block_doors(), takes_all);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) of[i].add(plain(static_cast<deltic_op>(i)));

@@ -26,9 +26,10 @@ struct SavedLayout {
 // The first kept state and the first chunk of each sequence: [N + 1] each.
 void count_saved(const Problem& p, int64_t segment, int64_t* first_state, int64_t* first_chunk);
 
-// Writes the header, or throws with the first difference between it and the call.
-void write_saved_header(const Problem& p, deltic_save save);
-deltic_save check_saved_header(const Problem& p);
+// Writes the header, or throws with the first difference between it and the call. `tiles`: the
+// products were formed on bf16 tiles; backward forms states again with the same products.
+void write_saved_header(const Problem& p, deltic_save save, bool tiles);
+deltic_save check_saved_header(const Problem& p, bool tiles);
 float* saved_payload(const deltic_buffer& saved);
 
 }  // namespace deltic::cpu

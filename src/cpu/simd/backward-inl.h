@@ -1,8 +1,10 @@
 // The chunked backward: segments of chunks from the last to the first. In a segment, for each value
-// head of a group: chunks are prepared, the state is carried forwards through them, its gradient
-// backwards, and then each chunk gives its gradients. The first and the last of these are
-// independent over chunks, the two chains over value columns, so threads may share a task; whole
-// tasks (sequence, q/k head) go to threads where there are enough of them. Same bits either way.
+// head of a group: chunks are prepared and the state is carried forwards through them; then its
+// gradient is pulled backwards through them, and each chunk gives its gradients. Preparing and
+// giving are independent over chunks, the two chains over value columns.
+//
+// Two schedules, same bits. Whole tasks (sequence, q/k head) go to threads where there are enough
+// of them, and go through a segment chunk by chunk. Else all threads share a task, stage by stage.
 #if defined(DELTIC_CPU_SIMD_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTIC_CPU_SIMD_BACKWARD_INL_H_
 #undef DELTIC_CPU_SIMD_BACKWARD_INL_H_
@@ -23,13 +25,15 @@ HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
 namespace HWY_NAMESPACE {
 
-template <Gate kGate>
+template <Gate kGate, class Engine>
 class Backward {
  public:
-  using Operands = Fp32Engine::Operands;
+  using Chain = typename Engine::Chain;
+  using Operands = typename Engine::Operands;
+  using Room = typename Engine::Room;
 
   explicit Backward(const Problem& p)
-      : p_(p), shape_(p, Fp32Engine::kKeyAlign), segment_(segment_chunks(p)), group_(p.HV / p.H) {
+      : p_(p), shape_(p, Chain::kKeyAlign), segment_(segment_chunks(p)), group_(p.HV / p.H) {
     const int64_t tasks = std::max<int64_t>(1, p.N * p.H);
     threads_ =
         static_cast<int>(std::min<int64_t>(p.threads, tasks * std::max(segment_, shape_.panels)));
@@ -42,7 +46,7 @@ class Backward {
   }
 
   void run(std::span<std::byte> workspace) const {
-    const deltic_save saved = check_saved_header(p_);
+    const deltic_save saved = check_saved_header(p_, Chain::kTiles);
     const SavedLayout layout(p_, saved);
     if (p_.saved.bytes < layout.bytes) {
       fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", layout.bytes, " bytes, got ",
@@ -57,20 +61,22 @@ class Backward {
 #pragma omp parallel num_threads(threads_)
     {
       const FlushDenormals flush;
+      chain_.enter();
       zero_padding_rows();
       const int thread = omp_get_thread_num();
       const ThreadMemory mine(memory, thread, *this);
       if (whole) {
-        const SegmentMemory seg(memory, thread, *this);
+        const SegmentMemory seg(memory, thread, *this, false);
         for (int64_t i = next++; i < tasks; i = next++) {
           run_task<false>(memory, seg, mine, saved, layout, memory.order[i / p_.H], i % p_.H);
         }
       } else {
-        const SegmentMemory seg(memory, 0, *this);
+        const SegmentMemory seg(memory, 0, *this, true);
         for (int64_t i = 0; i < tasks; ++i) {
           run_task<true>(memory, seg, mine, saved, layout, memory.order[i / p_.H], i % p_.H);
         }
       }
+      chain_.leave();
     }
     store_parameters(memory);
   }
@@ -87,61 +93,81 @@ class Backward {
     size_t thread_bytes, segment_bytes;
 
     Memory(Scratch& m, const Backward& b) {
-      Scratch thread(nullptr), segment(nullptr);
-      PrepareScratch(thread, b.shape_.C, b.shape_.Kp, kGate == Gate::channel, false);
-      ChainScratch(thread, b.shape_, false);
+      Scratch thread(nullptr), whole(nullptr), team(nullptr);
+      PrepareScratch(thread, b.shape_.C, b.shape_.Kp, kGate == Gate::channel, Chain::kTiles);
+      ChainScratch(thread, b.shape_, Chain::kTiles);
       GradientScratch(thread, b.shape_, kGate == Gate::channel);
-      SegmentMemory(segment, b);
-      thread_bytes = thread.used(), segment_bytes = segment.used();
+      Room(thread, b.shape_, kGate == Gate::channel);
+      SegmentMemory(whole, b, false), SegmentMemory(team, b, true);
+      thread_bytes = thread.used(), segment_bytes = whole.used();
       order = m.take<int64_t>(b.p_.N), loads = m.take<int64_t>(b.threads_);
       first_state = m.take<int64_t>(b.p_.N + 1), first_chunk = m.take<int64_t>(b.p_.N + 1);
       params = m.take<double>(b.has_params() ? b.p_.N * b.p_.HV * (1 + b.shape_.Kp) : 0);
       threads = m.take<std::byte>(static_cast<int64_t>(thread_bytes) * b.threads_);
-      segments = m.take<std::byte>(static_cast<int64_t>(segment_bytes) * b.segment_memories());
+      segments = m.take<std::byte>(static_cast<int64_t>(std::max(
+          team.used(), segment_bytes * static_cast<size_t>(b.whole_tasks_at_once()))));
     }
   };
   bool has_params() const { return p_.gate_form != DELTIC_GATE_LOG_DECAY; }
-  int64_t segment_memories() const {
-    return std::max<int64_t>(1, std::min<int64_t>(threads_, p_.N * p_.H));
-  }
+  int64_t whole_tasks_at_once() const { return std::min<int64_t>(threads_, p_.N * p_.H); }
 
   struct ThreadMemory {
     Scratch m;
     PrepareScratch prepare;
     ChainScratch chain;
     GradientScratch gradient;
+    Room room;
     ThreadMemory(const Memory& memory, int thread, const Backward& b)
         : m(memory.threads + static_cast<size_t>(thread) * memory.thread_bytes),
-          prepare(m, b.shape_.C, b.shape_.Kp, kGate == Gate::channel, false),
-          chain(m, b.shape_, false),
-          gradient(m, b.shape_, kGate == Gate::channel) {}
+          prepare(m, b.shape_.C, b.shape_.Kp, kGate == Gate::channel, Chain::kTiles),
+          chain(m, b.shape_, Chain::kTiles),
+          gradient(m, b.shape_, kGate == Gate::channel),
+          room(m, b.shape_, kGate == Gate::channel) {}
   };
 
-  // What one task holds for the segment it works on.
-  struct SegmentMemory {
-    std::byte* chunks;  // operands and states of each chunk
-    float *dq, *dk;     // [segment C][Kp]
-    float* dS;          // [group] gradients of the state, in panels
-    float* starts;      // [group][segments] states at segment starts, where none were saved
-    size_t operand_bytes, chunk_bytes;
+  // A chunk between its preparation and its gradients.
+  struct Chunk {
+    Operands operands;
+    float *k, *q, *e;  // its rows, as PrepareScratch has them
+    ChunkStates states;
+    double* d_param;  // [1 + Kp] sums of this chunk: dA_log, ddt_bias
 
-    SegmentMemory(Scratch& m, const Backward& b) {
-      Scratch operands(nullptr), states(nullptr);
-      Operands(operands, b.shape_);
-      ChunkStates(states, b.shape_);
-      operand_bytes = operands.used(), chunk_bytes = operand_bytes + states.used();
+    Chunk(Scratch& m, const Shape& s) : operands(m, s) {
+      k = m.take<float>(s.C * s.Kp), q = m.take<float>(s.C * s.Kp);
+      e = m.take<float>(kGate == Gate::channel ? s.C * s.Kp : s.C);
+      states.S = m.take<float>(s.panels * s.panel_floats());
+      states.Y = m.take<float>(s.panels * kPanel * s.C);
+      d_param = m.take<double>(1 + s.Kp);
+    }
+  };
+
+  // What one task holds for the segment it works on. A team needs the gradients of all its chunks
+  // at once, a single thread those of one.
+  struct SegmentMemory {
+    std::byte *chunks, *gradients;
+    float *dq, *dk;  // [segment C][Kp]
+    float* dS;       // [group] gradients of the state, in panels
+    float* starts;   // [group][segments] states at segment starts, where none were saved
+    size_t chunk_bytes, gradient_bytes;
+
+    SegmentMemory(Scratch& m, const Backward& b, bool team) {
+      const Shape& s = b.shape_;
+      Scratch chunk(nullptr), gradient(nullptr);
+      Chunk(chunk, s);
+      gradient.take<float>(s.panels * (s.panel_floats() + kPanel * s.C));
+      chunk_bytes = chunk.used(), gradient_bytes = team ? gradient.used() : 0;
       chunks = m.take<std::byte>(static_cast<int64_t>(chunk_bytes) * b.segment_);
-      dq = m.take<float>(b.segment_ * b.shape_.C * b.shape_.Kp);
-      dk = m.take<float>(b.segment_ * b.shape_.C * b.shape_.Kp);
+      gradients = m.take<std::byte>(static_cast<int64_t>(gradient.used()) * (team ? b.segment_ : 1));
+      dq = m.take<float>(b.segment_ * s.C * s.Kp), dk = m.take<float>(b.segment_ * s.C * s.Kp);
       dS = m.take<float>(b.group_ * b.state_floats());
       starts = m.take<float>(
           b.p_.saved.bytes > 0 ? 0 : b.group_ * (b.max_segments() - 1) * b.state_floats());
     }
-    SegmentMemory(const Memory& memory, int index, const Backward& b)
-        : SegmentMemory(at(memory, index), b) {}
+    SegmentMemory(const Memory& memory, int index, const Backward& b, bool team)
+        : SegmentMemory(at(memory, index), b, team) {}
 
    private:
-    SegmentMemory(Scratch&& m, const Backward& b) : SegmentMemory(m, b) {}
+    SegmentMemory(Scratch&& m, const Backward& b, bool team) : SegmentMemory(m, b, team) {}
     static Scratch at(const Memory& memory, int index) {
       return Scratch(memory.segments + static_cast<size_t>(index) * memory.segment_bytes);
     }
@@ -151,13 +177,12 @@ class Backward {
     return (chunks + segment_ - 1) / segment_;
   }
 
-  Operands operands(const SegmentMemory& seg, int64_t j) const {
+  Chunk chunk(const SegmentMemory& seg, int64_t j) const {
     Scratch m(seg.chunks + static_cast<size_t>(j) * seg.chunk_bytes);
-    return Operands(m, shape_);
-  }
-  ChunkStates states(const SegmentMemory& seg, int64_t j) const {
-    Scratch m(seg.chunks + static_cast<size_t>(j) * seg.chunk_bytes + seg.operand_bytes);
-    return ChunkStates(m, shape_);
+    Chunk c(m, shape_);
+    c.states.dS = reinterpret_cast<float*>(seg.gradients + static_cast<size_t>(j) * seg.gradient_bytes);
+    c.states.dX = c.states.dS + shape_.panels * shape_.panel_floats();
+    return c;
   }
   int64_t chunks(const Sequence& s) const { return (s.length + shape_.C - 1) / shape_.C; }
   ChunkPlace place(const Sequence& s, int64_t head, int64_t chunk) const {
@@ -167,7 +192,7 @@ class Backward {
 
   bool is_balanced(const Memory& memory) const {
     return order_tasks(p_, threads_, p_.H, memory.order, memory.loads).is_balanced &&
-           segment_memories() >= threads_;
+           whole_tasks_at_once() >= threads_;
   }
 
   // body(i) for i < n: by this thread, or shared by the team with a barrier at the end.
@@ -197,10 +222,12 @@ class Backward {
     });
     const auto start = [&](int64_t segment, int64_t h, int64_t panel, float* S) {
       if (segment == 0) return load_state(p_.state_in, s.read_slot, head0 + h, shape_, panel, S);
-      const float* from =
-          saved == DELTIC_SAVE_STATES
-              ? saved_state(memory.first_state[n] + segment - 1, head0 + h)
-              : seg.starts + (h * (max_segments() - 1) + segment - 1) * state_floats();
+      if (saved == DELTIC_SAVE_STATES) {
+        const int64_t index = memory.first_state[n] + segment - 1;
+        return load_saved(saved_payload(p_.saved) + (index * p_.HV + head0 + h) * layout.state_floats,
+                          panel, S);
+      }
+      const float* from = seg.starts + (h * (max_segments() - 1) + segment - 1) * state_floats();
       std::memcpy(S, from + panel * shape_.panel_floats(),
                   static_cast<size_t>(shape_.panel_floats()) * sizeof(float));
     };
@@ -208,18 +235,18 @@ class Backward {
     if (saved == DELTIC_SAVE_NONE) {  // the states at segment starts, from the first token on
       for (int64_t h = 0; h < group_; ++h) {
         for (int64_t segment = 0; segment + 1 < segments; ++segment) {
-          for_each<kTeam>(segment_, [&](int64_t j) {
-            prepare(place(s, head0 + h, segment * segment_ + j), operands(seg, j), mine);
-          });
-          for_each<kTeam>(shape_.panels, [&](int64_t panel) {
-            float* S = seg.starts + (h * (max_segments() - 1) + segment) * state_floats() +
-                       panel * shape_.panel_floats();
-            start(segment, h, panel, S);
-            for (int64_t j = 0; j < segment_; ++j) {
-              carry_to(place(s, head0 + h, segment * segment_ + j), operands(seg, j), panel,
-                       mine.chain.x, mine.chain.y, S, S);
-            }
-          });
+          const auto at = [&](int64_t j) { return place(s, head0 + h, segment * segment_ + j); };
+          const auto state = [&](int64_t panel) {
+            return seg.starts + (h * (max_segments() - 1) + segment) * state_floats() +
+                   panel * shape_.panel_floats();
+          };
+          through_segment<kTeam>(
+              segment_, [&](int64_t j) { prepare(at(j), chunk(seg, j), mine); },
+              [&](int64_t j, int64_t panel) {
+                float* S = state(panel);
+                if (j == 0) start(segment, h, panel, S);
+                carry(at(j), chunk(seg, j), panel, mine.chain.y, S, S, mine);
+              });
         }
       }
     }
@@ -233,47 +260,56 @@ class Backward {
       });
       for (int64_t h = 0; h < group_; ++h) {
         const int64_t head = head0 + h;
-        if (saved == DELTIC_SAVE_ALL) {
-          for_each<kTeam>(count, [&](int64_t j) {
-            restore(layout, memory.first_chunk[n] + first + j, place(s, head, first + j),
-                    operands(seg, j), states(seg, j), mine);
-          });
-        } else {
-          for_each<kTeam>(count, [&](int64_t j) {
-            prepare(place(s, head, first + j), operands(seg, j), mine);
-          });
-          for_each<kTeam>(shape_.panels, [&](int64_t panel) {
-            for (int64_t j = 0; j < count; ++j) {
-              const ChunkStates c = states(seg, j);
+        const auto at = [&](int64_t j) { return place(s, head, first + j); };
+        through_segment<kTeam>(
+            count,
+            [&](int64_t j) {
+              if (!kTeam) prefetch_rows(at(j), p_.d_o, head, p_.V);
+              if (!kTeam && j + 1 < count) prefetch_chunk<kGate>(p_, at(j + 1));
+              if (saved == DELTIC_SAVE_ALL) {
+                restore(layout, memory.first_chunk[n] + first + j, at(j), chunk(seg, j), mine);
+              } else {
+                prepare(at(j), chunk(seg, j), mine);
+              }
+            },
+            [&](int64_t j, int64_t panel) {
+              if (saved == DELTIC_SAVE_ALL) return;
+              const ChunkStates c = chunk(seg, j).states;
               float* S = c.S + panel * shape_.panel_floats();
               if (j == 0) start(segment, h, panel, S);
-              float* next =
-                  j + 1 < count ? states(seg, j + 1).S + panel * shape_.panel_floats() : nullptr;
-              carry_to(place(s, head, first + j), operands(seg, j), panel, mine.chain.x,
-                       c.Y + panel * kPanel * shape_.C, S, next);
-            }
-          });
-        }
-        for_each<kTeam>(shape_.panels, [&](int64_t panel) {
-          for (int64_t j = count - 1; j >= 0; --j) {
-            pull(place(s, head, first + j), operands(seg, j), states(seg, j), panel, mine,
-                 gradient_state(seg, h, panel));
-          }
-        });
-        for_each<kTeam>(count, [&](int64_t j) {
-          const ChunkPlace at = place(s, head, first + j);
-          const ChunkStates c = states(seg, j);
+              float* next = j + 1 < count
+                                ? chunk(seg, j + 1).states.S + panel * shape_.panel_floats()
+                                : nullptr;
+              carry(at(j), chunk(seg, j), panel, c.Y + panel * kPanel * shape_.C, S, next, mine);
+            });
+        const auto pull_panel = [&](int64_t j, int64_t panel) {
+          pull(at(j), chunk(seg, j), panel, mine, gradient_state(seg, h, panel));
+        };
+        const auto give = [&](int64_t j) {
+          const Chunk c = chunk(seg, j);
           const int64_t rows = j * shape_.C * shape_.Kp;
-          chunk_gradients<kGate>(p_, at, shape_, mine.prepare, mine.gradient, c,
-                                 operands(seg, j).decay, seg.dq + rows, seg.dk + rows);
-          store_gradients<kGate>(p_, at, shape_, mine.prepare, mine.gradient, c);
-        });
+          const PrepareScratch scratch = redirect(mine, c);
+          chunk_gradients<kGate, Engine>(p_, at(j), shape_, scratch, mine.gradient, mine.room,
+                                         c.states, seg.dq + rows, seg.dk + rows);
+          store_gradients<kGate>(p_, at(j), shape_, scratch, mine.gradient, c.states, c.d_param);
+        };
+        if constexpr (kTeam) {
+          for_each<true>(shape_.panels, [&](int64_t panel) {
+            for (int64_t j = count - 1; j >= 0; --j) pull_panel(j, panel);
+          });
+          for_each<true>(count, give);
+        } else {
+          for (int64_t j = count - 1; j >= 0; --j) {
+            for (int64_t panel = 0; panel < shape_.panels; ++panel) pull_panel(j, panel);
+            give(j);
+          }
+        }
         if (has_params()) {
           // In chunk order, whoever computed them.
           for_each<kTeam>(1, [&](int64_t) {
             double* sums = params(memory, n, head);
             for (int64_t j = count - 1; j >= 0; --j) {
-              const double* add = states(seg, j).d_param;
+              const double* add = chunk(seg, j).d_param;
               for (int64_t i = 0; i < 1 + shape_.Kp; ++i) sums[i] += add[i];
             }
           });
@@ -300,73 +336,80 @@ class Backward {
   double* params(const Memory& memory, int64_t n, int64_t head) const {
     return memory.params + (n * p_.HV + head) * (1 + shape_.Kp);
   }
-  const float* saved_state(int64_t index, int64_t head) const {
-    return saved_payload(p_.saved) + (index * p_.HV + head) * state_floats();
-  }
 
-  void prepare(const ChunkPlace& at, const Operands& to, const ThreadMemory& mine) const {
-    prepare_chunk<kGate>(p_, at, shape_.Kp, Fp32Engine::redirect(mine.prepare, to), Fp32Engine());
-  }
-
-  // The forward's chain without outputs: y and the state after the chunk (to `next`, may be S
-  // itself).
-  template <int64_t kWidth>
-  void carry_width(const ChunkPlace& at, const Operands& ops, int64_t panel, float* x, float* y,
-                   const float* S, float* next) const {
-    using Products = PanelProducts<kWidth>;
-    const int64_t rows = rows_of(at.length);
-    load_panel_rows(p_.v, at, shape_, panel, ops.beta, x);
-    Products::subtract(ops.kd, shape_.Kp, rows, shape_.K, S, x);
-    Products::lower(ops.inverse, shape_.C, rows, x, y);
-    if (next != nullptr) {
-      Products::update(ops.decay, ops.kg, shape_.Kp, at.length, shape_.Kp, y, S, next);
-    }
-  }
-  void carry_to(const ChunkPlace& at, const Operands& ops, int64_t panel, float* x, float* y,
-                const float* S, float* next) const {
-    if (shape_.panel_width(panel) == 32) {
-      carry_width<32>(at, ops, panel, x, y, S, next);
+  // The chain of states through `count` chunks: prepare(j), then carry(j, panel) in order of j.
+  template <bool kTeam, class Prepare, class Carry>
+  void through_segment(int64_t count, const Prepare& prepare, const Carry& carry) const {
+    if constexpr (kTeam) {
+      for_each<true>(count, prepare);
+      for_each<true>(shape_.panels, [&](int64_t panel) {
+        for (int64_t j = 0; j < count; ++j) carry(j, panel);
+      });
     } else {
-      carry_width<16>(at, ops, panel, x, y, S, next);
+      for (int64_t j = 0; j < count; ++j) {
+        prepare(j);
+        for (int64_t panel = 0; panel < shape_.panels; ++panel) carry(j, panel);
+      }
     }
   }
 
-  // One chunk of the chain of gradients on one panel: dX, and dS from after the chunk to before it.
-  template <int64_t kWidth>
-  void pull_width(const ChunkPlace& at, const Operands& ops, const ChunkStates& c, int64_t panel,
-                  const ThreadMemory& mine, float* dS) const {
-    using Products = GradientProducts<kWidth>;
-    const int64_t rows = rows_of(at.length), Kp = shape_.Kp;
-    float *d_o = mine.chain.x, *dY = mine.chain.y, *dX = c.dX + panel * kPanel * shape_.C;
-    std::memcpy(c.dS + panel * shape_.panel_floats(), dS,
-                static_cast<size_t>(Kp * kWidth) * sizeof(float));
-    load_panel_rows(p_.d_o, at, shape_, panel, nullptr, d_o);
-    Products::pull(ops.scores, shape_.C, rows, d_o, ops.kg, Kp, shape_.K, dS, dY);
-    Products::lower_transposed(ops.inverse, shape_.C, rows, dY, dX);
-    Products::push(ops.decay, ops.qd, ops.kd, Kp, at.length, Kp, d_o, dX, dS);
+  // Where a chunk's preparation goes: what its gradients need stays with the chunk.
+  static PrepareScratch redirect(const ThreadMemory& mine, const Chunk& c) {
+    PrepareScratch s = Chain::redirect(mine.prepare, c.operands);
+    s.k = c.k, s.q = c.q, s.e = c.e;
+    return s;
   }
-  void pull(const ChunkPlace& at, const Operands& ops, const ChunkStates& c, int64_t panel,
-            const ThreadMemory& mine, float* dS) const {
-    if (shape_.panel_width(panel) == 32) {
-      pull_width<32>(at, ops, c, panel, mine, dS);
-    } else {
-      pull_width<16>(at, ops, c, panel, mine, dS);
-    }
+  void prepare(const ChunkPlace& at, const Chunk& c, const ThreadMemory& mine) const {
+    const PrepareScratch s = redirect(mine, c);
+    prepare_chunk<kGate>(p_, at, shape_.Kp, s, chain_);
+    Engine::pack(s, c.operands, shape_, rows_of(at.length));
   }
-
+  // A panel of a saved state: K rounded up to 16 rows there, to this engine's Kp here.
+  void load_saved(const float* state, int64_t panel, float* S) const {
+    const int64_t width = shape_.panel_width(panel), rows = padded(p_.K);
+    std::memcpy(S, state + panel * rows * kPanel, static_cast<size_t>(rows * width) * sizeof(float));
+    std::fill(S + rows * width, S + shape_.Kp * width, 0.0f);
+  }
   // A chunk whose state, new values, inverse and scores were kept: only its rows are formed again.
-  void restore(const SavedLayout& layout, int64_t chunk, const ChunkPlace& at, const Operands& ops,
-               const ChunkStates& c, const ThreadMemory& mine) const {
-    const float* from = saved_payload(p_.saved) + (chunk * p_.HV + at.head) * layout.chunk_floats();
+  void restore(const SavedLayout& layout, int64_t index, const ChunkPlace& at, const Chunk& c,
+               const ThreadMemory& mine) const {
+    const float* from = saved_payload(p_.saved) + (index * p_.HV + at.head) * layout.chunk_floats();
+    for (int64_t panel = 0; panel < shape_.panels; ++panel) {
+      load_saved(from, panel, c.states.S + panel * shape_.panel_floats());
+    }
+    from += layout.state_floats;
+    const PrepareScratch s = redirect(mine, c);
     const auto copy = [&](float* to, int64_t n) {
       std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
       from += n;
     };
-    copy(c.S, layout.state_floats);
-    copy(c.Y, layout.y_floats);
-    copy(ops.inverse, layout.square_floats);
-    copy(ops.scores, layout.square_floats);
-    prepare_rows<kGate>(p_, at, shape_.Kp, Fp32Engine::redirect(mine.prepare, ops));
+    copy(c.states.Y, layout.y_floats);
+    copy(s.inverse, layout.square_floats);
+    copy(s.scores, layout.square_floats);
+    prepare_rows<kGate>(p_, at, shape_.Kp, s);
+    Engine::pack(s, c.operands, shape_, rows_of(at.length));
+  }
+
+  // The forward's chain without outputs: y and the state after the chunk (to `next`, may be S
+  // itself).
+  void carry(const ChunkPlace& at, const Chunk& c, int64_t panel, float* y, const float* S,
+             float* next, const ThreadMemory& mine) const {
+    with_width(shape_.panel_width(panel), [&](auto width) {
+      Chain::template values<width()>(p_, at, shape_, c.operands, panel, mine.chain, S, y, nullptr);
+      if (next == nullptr) return;
+      Chain::template advance<width()>(at, shape_, c.operands, mine.chain, y, S, next, nullptr);
+    });
+  }
+
+  // One chunk of the chain of gradients on one panel; c.states keeps the gradient after the chunk.
+  void pull(const ChunkPlace& at, const Chunk& c, int64_t panel, const ThreadMemory& mine,
+            float* dS) const {
+    with_width(shape_.panel_width(panel), [&](auto width) {
+      std::memcpy(c.states.dS + panel * shape_.panel_floats(), dS,
+                  static_cast<size_t>(shape_.Kp * width()) * sizeof(float));
+      Engine::template pull<width()>(p_, at, shape_, c.operands, panel, mine.chain,
+                                     c.states.dX + panel * kPanel * shape_.C, dS);
+    });
   }
 
   void zero_padding_rows() const {
@@ -399,6 +442,7 @@ class Backward {
   Shape shape_;
   int64_t segment_, group_;
   int threads_;
+  Chain chain_;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -1,4 +1,4 @@
-// The part of a chunk that carries the state: one function per step and engine, panel by panel.
+// The part of a chunk that carries the state, panel by panel.
 //
 // The state of one value head lives in panels of 32 value columns, [Kp][32] fp32 each. Columns
 // never meet, so panels may go to different threads. An engine says how the operands of a prepared
@@ -70,8 +70,7 @@ inline void store_outputs(const Problem& p, const ChunkPlace& at, const Shape& s
   }
 }
 
-// What a chain step does between v_new and the update: write the checkpoints inside the chunk.
-// keep(y) gets v_new as an fp32 panel and the incoming state.
+// Scratch of one thread for the chain of states.
 struct ChainScratch {
   float *x, *y, *kept;                    // panels: [C][32], [C][32], [Kp][32]
   uint16_t *x_pairs, *y_pairs, *S_pairs;  // bf16 operands of the tile engine
@@ -151,22 +150,76 @@ struct Fp32Engine {
     }
   }
 
-  // One chunk on one panel; keep(y, S) runs between v_new and the update.
-  template <int64_t kWidth, class Keep>
-  static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep,
-                   Ahead* ahead) {
+  // y = v_new: inverse (beta v - kd S).
+  template <int64_t kWidth>
+  static void values(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
+                     int64_t panel, const ChainScratch& scratch, const float* S, float* y,
+                     Ahead* ahead) {
     using Products = PanelProducts<kWidth>;
     const int64_t rows = rows_of(at.length);
     load_panel_rows(p.v, at, s, panel, ops.beta, scratch.x);
     Products::subtract(ops.kd, s.Kp, rows, s.K, S, scratch.x, ahead);
-    Products::lower(ops.inverse, s.C, rows, scratch.x, scratch.y, ahead);
-    Products::output(ops.qd, s.Kp, rows, s.K, S, ops.scores, s.C, scratch.y, scratch.x, ahead);
-    store_outputs(p, at, s, panel, kWidth, scratch.x);
-    keep(scratch.y, S);
-    Products::update(ops.decay, ops.kg, s.Kp, at.length, s.Kp, scratch.y, S, S, ahead);
+    Products::lower(ops.inverse, s.C, rows, scratch.x, y, ahead);
+  }
+  // o = qd S + scores y
+  template <int64_t kWidth>
+  static void outputs(const ChunkPlace& at, const Shape& s, const Operands& ops,
+                      const ChainScratch&, const float* S, const float* y, float* o, Ahead* ahead) {
+    PanelProducts<kWidth>::output(ops.qd, s.Kp, rows_of(at.length), s.K, S, ops.scores, s.C, y, o,
+                                  ahead);
+  }
+  // next = decay S + kg^T y; next may be S.
+  template <int64_t kWidth>
+  static void advance(const ChunkPlace& at, const Shape& s, const Operands& ops,
+                      const ChainScratch&, const float* y, const float* S, float* next,
+                      Ahead* ahead) {
+    PanelProducts<kWidth>::update(ops.decay, ops.kg, s.Kp, at.length, s.Kp, y, S, next, ahead);
   }
 };
+
+// One chunk on one panel; keep(y, S) runs between v_new and the update.
+template <int64_t kWidth, class Engine, class Keep>
+inline void carry_chunk(const Problem& p, const ChunkPlace& at, const Shape& s,
+                        const typename Engine::Operands& ops, int64_t panel,
+                        const ChainScratch& scratch, float* S, const Keep& keep, Ahead* ahead) {
+  Engine::template values<kWidth>(p, at, s, ops, panel, scratch, S, scratch.y, ahead);
+  Engine::template outputs<kWidth>(at, s, ops, scratch, S, scratch.y, scratch.x, ahead);
+  store_outputs(p, at, s, panel, kWidth, scratch.x);
+  keep(scratch.y, S);
+  Engine::template advance<kWidth>(at, s, ops, scratch, scratch.y, S, S, ahead);
+}
+
+// use(width of the panel as a constant): 32 or 16.
+template <class Use>
+HWY_INLINE void with_width(int64_t width, const Use& use) {
+  if (width == 32) {
+    use(std::integral_constant<int64_t, 32>());
+  } else {
+    use(std::integral_constant<int64_t, 16>());
+  }
+}
+
+// Rows of a chunk to come: they lie a whole token apart, which the hardware does not see coming.
+inline void prefetch_rows(const ChunkPlace& at, const Rows& x, int64_t head, int64_t width) {
+  if (!x) return;
+  const int64_t bytes = width * size_of(x.dtype);
+  for (int64_t t = 0; t < at.length; ++t) {
+    const auto* row = static_cast<const std::byte*>(x.data) +
+                      x.at(at.batch, at.begin + t, head) * size_of(x.dtype);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
+  }
+}
+template <Gate kGate>
+inline void prefetch_keys(const Problem& p, const ChunkPlace& at) {
+  prefetch_rows(at, p.k, p.k_head(at.head), p.K);
+  prefetch_rows(at, p.q, p.k_head(at.head), p.K);
+  if (kGate == Gate::channel) prefetch_rows(at, p.g, at.head, p.K);
+}
+template <Gate kGate>
+inline void prefetch_chunk(const Problem& p, const ChunkPlace& at) {
+  prefetch_keys<kGate>(p, at);
+  prefetch_rows(at, p.v, at.head, p.V);
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace deltic::cpu

@@ -45,7 +45,7 @@ class Forward {
     const Memory memory(arena, *this);
     const TaskOrder order = order_tasks(p_, plan_.threads, p_.HV, memory.order, memory.loads);
     if (p_.save != DELTIC_SAVE_NONE) {
-      write_saved_header(p_, p_.save);
+      write_saved_header(p_, p_.save, Engine::kTiles);
       count_saved(p_, saved_.segment, memory.first_state, memory.first_chunk);
     }
     std::atomic<int64_t> next{0};
@@ -195,11 +195,10 @@ class Forward {
       const int64_t n = p_.ckpt_tokens(m) - chunk * shape_.C;
       if (p_.ckpt_slots(m) < 0 || n <= 0 || n >= at.length) continue;
       carry_rows<kGate>(r.k, r.e, n, shape_.Kp, r.kg, r.decay);
-      if (shape_.panel_width(panel) == 32) {
-        PanelProducts<32>::update(r.decay, r.kg, shape_.Kp, n, shape_.Kp, y, S, mine.chain.kept);
-      } else {
-        PanelProducts<16>::update(r.decay, r.kg, shape_.Kp, n, shape_.Kp, y, S, mine.chain.kept);
-      }
+      with_width(shape_.panel_width(panel), [&](auto width) {
+        PanelProducts<width()>::update(r.decay, r.kg, shape_.Kp, n, shape_.Kp, y, S,
+                                       mine.chain.kept);
+      });
       store_state(p_.ckpt, p_.ckpt_slots(m), at.head, shape_, panel, mine.chain.kept);
     }
   }
@@ -230,11 +229,9 @@ class Forward {
                    to + saved_.state_floats + panel * kPanel * shape_.C);
       }
     };
-    if (shape_.panel_width(panel) == 32) {
-      Engine::template step<32>(p_, at, shape_, operands, panel, mine.chain, S, keep, ahead);
-    } else {
-      Engine::template step<16>(p_, at, shape_, operands, panel, mine.chain, S, keep, ahead);
-    }
+    with_width(shape_.panel_width(panel), [&](auto width) {
+      carry_chunk<width(), Engine>(p_, at, shape_, operands, panel, mine.chain, S, keep, ahead);
+    });
     if (s.ckpt_begin < s.ckpt_end) keep_edge(s, head, chunk * shape_.C + at.length, panel, S);
     save_segment_start(mine, s, head, chunk, panel, S);
   }
@@ -256,7 +253,7 @@ class Forward {
       for (int64_t panel = 0; panel < shape_.panels; ++panel)
         begin(s, head, panel, panel_state(state, panel));
       for (int64_t chunk = 0; chunk < chunks(s); ++chunk) {
-        if (chunk + 1 < chunks(s)) prefetch(place(s, head, chunk + 1));
+        if (chunk + 1 < chunks(s)) prefetch_chunk<kGate>(p_, place(s, head, chunk + 1));
         prepare(s, head, chunk, operands, mine);
         for (int64_t panel = 0; panel < shape_.panels; ++panel) {
           carry(s, head, chunk, panel, operands, mine, panel_state(state, panel));
@@ -265,25 +262,6 @@ class Forward {
       for (int64_t panel = 0; panel < shape_.panels; ++panel)
         end(s, head, panel, panel_state(state, panel));
     }
-  }
-
-  // Rows of the next chunk lie a whole token apart: the hardware does not see that coming.
-  static void prefetch_rows(const ChunkPlace& at, const Rows& x, int64_t head, int64_t width) {
-    const int64_t bytes = width * size_of(x.dtype);
-    for (int64_t t = 0; t < at.length; ++t) {
-      const auto* row = static_cast<const std::byte*>(x.data) +
-                        x.at(at.batch, at.begin + t, head) * size_of(x.dtype);
-      for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
-    }
-  }
-  void prefetch_keys(const ChunkPlace& at) const {
-    prefetch_rows(at, p_.k, p_.k_head(at.head), p_.K);
-    prefetch_rows(at, p_.q, p_.k_head(at.head), p_.K);
-    if (kGate == Gate::channel) prefetch_rows(at, p_.g, at.head, p_.K);
-  }
-  void prefetch(const ChunkPlace& at) const {
-    prefetch_keys(at);
-    prefetch_rows(at, p_.v, at.head, p_.V);
   }
 
   void run_rounds(const Memory& memory, const ThreadMemory& mine) const {
@@ -344,7 +322,7 @@ class Forward {
             const int64_t j = item % block, chunk = (round + 1) * block + j;
             // Probably this thread's next one.
             const int64_t next = chunk + plan_.threads;
-            if (next < chunks(s)) prefetch_keys(place(s, head, next));
+            if (next < chunks(s)) prefetch_keys<kGate>(p_, place(s, head, next));
             if (chunk < chunks(s)) prepare(s, head, chunk, buffer(slot, round + 1, j), mine);
           }
         }

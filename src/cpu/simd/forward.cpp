@@ -42,15 +42,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace deltic::cpu {
 DELTIC_SIMD_TABLE(forward)
-
-#if HWY_TARGETS & HWY_AVX3
-std::span<const SimdDoor> tile_forward_doors() {
-  static const SimdDoor doors[] = {
-      {"cpu.amx", amx_missing, N_AVX3::tile_forward_workspace, N_AVX3::tile_forward_run}};
-  return doors;
-}
-#else
-std::span<const SimdDoor> tile_forward_doors() { return {}; }
-#endif
+DELTIC_TILE_TABLE(forward)
 }  // namespace deltic::cpu
 #endif

@@ -23,85 +23,45 @@ HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
 namespace HWY_NAMESPACE {
 
-// Scratch of one thread.
-struct GradientScratch {
-  float *prefix, *suffix;                // [C][Kp] exp(G), exp(G_last - G)
-  float *row_f[2], *col_f[2];            // [C][Kp] products inside blocks of 16, 32 (per channel)
-  float *dk_row, *dk_col, *dq_row;       // [C][Kp] pairs inside the chunk: i's part, j's part
-  float *dk_in, *dk_out, *dq_in;         // [C][Kp] through the incoming and the outgoing state
-  float* dG;                             // [C][Kp]
-  float *N, *W;                          // [C][C]
-  float *S_T, *Y_T;                      // [padded V][Kp], [padded V][C]
-  float* d_o;                            // panels
-  float *dbeta, *diagonal, *pair_decay;  // [C]
-  float* state_dot;                      // [Kp]
-
-  GradientScratch(Scratch& m, const Shape& s, bool per_channel) {
-    const auto rows = [&] { return m.take<float>(s.C * s.Kp); };
-    prefix = rows(), suffix = rows();
-    for (int i = 0; i < 2; ++i) {
-      row_f[i] = per_channel ? rows() : nullptr, col_f[i] = per_channel ? rows() : nullptr;
-    }
-    dk_row = rows(), dk_col = rows(), dq_row = rows(), dk_in = rows(), dk_out = rows(),
-    dq_in = rows();
-    dG = rows();
-    N = m.take<float>(s.C * s.C), W = m.take<float>(s.C * s.C);
-    S_T = m.take<float>(s.panels * s.panel_floats()), Y_T = m.take<float>(s.panels * kPanel * s.C);
-    d_o = m.take<float>(s.panels * kPanel * s.C);
-    dbeta = m.take<float>(s.C), diagonal = m.take<float>(s.C), pair_decay = m.take<float>(s.C);
-    state_dot = m.take<float>(s.Kp);
-  }
-};
-
-// A chunk's matrices that live from the chains to the gradients, all in panels.
-struct ChunkStates {
-  float* S;         // [Kp][V] incoming state
-  float* Y;         // [C][V] v_new
-  float* dX;        // [C][V]
-  float* dS;        // [Kp][V] gradient of the outgoing state
-  double* d_param;  // [1 + Kp] sums of this chunk: dA_log, ddt_bias
-
-  ChunkStates(Scratch& m, const Shape& s) {
-    S = m.take<float>(s.panels * s.panel_floats()), dS = m.take<float>(s.panels * s.panel_floats());
-    Y = m.take<float>(s.panels * kPanel * s.C), dX = m.take<float>(s.panels * kPanel * s.C);
-    d_param = m.take<double>(1 + s.Kp);
-  }
-};
-
-// All the factors of a chunk from its e: prefix and suffix products of the whole chunk and of
-// blocks.
+// All the factors of a chunk from its e: prefix and suffix products of the whole chunk and, per
+// channel, of blocks.
 template <Gate kGate>
 inline void factor_rows(const float* e, int64_t rows, int64_t Kp, const GradientScratch& g) {
-  const F32 d;
-  const Vec one = hn::Set(d, 1.0f);
-  const auto at = [&](int64_t t, int64_t c) {
-    if constexpr (kGate == Gate::channel) return hn::LoadU(d, e + t * Kp + c);
-    return hn::Set(d, kGate == Gate::head ? e[t] : 1.0f);
-  };
-  for (int64_t c = 0; c < Kp; c += kLanes) {
-    Vec f16 = one, f32 = one, f64 = one;
+  if constexpr (kGate != Gate::channel) {
+    float f = 1.0f;
     for (int64_t t = 0; t < rows; ++t) {
-      const Vec x = at(t, c);
-      f16 = t % 16 == 0 ? x : hn::Mul(f16, x);
-      f32 = t % 32 == 0 ? x : hn::Mul(f32, x);
-      f64 = hn::Mul(f64, x);
-      hn::StoreU(f64, d, g.prefix + t * Kp + c);
-      if constexpr (kGate == Gate::channel) {
+      if constexpr (kGate == Gate::head) f *= e[t];
+      g.prefix[t] = f;
+    }
+    f = 1.0f;
+    for (int64_t t = rows - 1; t >= 0; --t) {
+      g.suffix[t] = f;
+      if constexpr (kGate == Gate::head) f *= e[t];
+    }
+  } else {
+    const F32 d;
+    const Vec one = hn::Set(d, 1.0f);
+    for (int64_t c = 0; c < Kp; c += kLanes) {
+      Vec f16 = one, f32 = one, f64 = one;
+      for (int64_t t = 0; t < rows; ++t) {
+        const Vec x = hn::LoadU(d, e + t * Kp + c);
+        f16 = t % 16 == 0 ? x : hn::Mul(f16, x);
+        f32 = t % 32 == 0 ? x : hn::Mul(f32, x);
+        f64 = hn::Mul(f64, x);
+        hn::StoreU(f64, d, g.prefix + t * Kp + c);
         hn::StoreU(f16, d, g.row_f[0] + t * Kp + c);
         hn::StoreU(f32, d, g.row_f[1] + t * Kp + c);
       }
-    }
-    f16 = f32 = f64 = one;
-    for (int64_t t = rows - 1; t >= 0; --t) {
-      if (t % 16 == 15) f16 = one;
-      if (t % 32 == 31) f32 = one;
-      hn::StoreU(f64, d, g.suffix + t * Kp + c);
-      if constexpr (kGate == Gate::channel) {
+      f16 = f32 = f64 = one;
+      for (int64_t t = rows - 1; t >= 0; --t) {
+        if (t % 16 == 15) f16 = one;
+        if (t % 32 == 31) f32 = one;
+        hn::StoreU(f64, d, g.suffix + t * Kp + c);
         hn::StoreU(f16, d, g.col_f[0] + t * Kp + c);
         hn::StoreU(f32, d, g.col_f[1] + t * Kp + c);
+        const Vec x = hn::LoadU(d, e + t * Kp + c);
+        f16 = hn::Mul(f16, x), f32 = hn::Mul(f32, x), f64 = hn::Mul(f64, x);
       }
-      const Vec x = at(t, c);
-      f16 = hn::Mul(f16, x), f32 = hn::Mul(f32, x), f64 = hn::Mul(f64, x);
     }
   }
 }
@@ -155,58 +115,6 @@ inline void diagonal_pairs(const PrepareScratch& s, const GradientScratch& g, in
   }
 }
 
-// dk_row, dq_row, dk_col: what pairs of tokens inside the chunk give.
-template <Gate kGate>
-inline void pair_gradients(const PrepareScratch& s, const GradientScratch& g, int64_t rows,
-                           int64_t Kp, int64_t C) {
-  const F32 d;
-  const auto zero = [&](float* x) {
-    std::memset(x, 0, static_cast<size_t>(rows * Kp) * sizeof(float));
-  };
-  zero(g.dk_row), zero(g.dq_row), zero(g.dk_col);
-  if constexpr (kGate != Gate::channel) {
-    for (int64_t b = 0; b < rows; b += 16) {  // rows b.. meet columns up to b + 15
-      add_product(g.N + b * C, C, 1, 16, b + 16, s.k, Kp, Kp, g.dk_row + b * Kp, Kp);
-      add_product(g.W + b * C, C, 1, 16, b + 16, s.k, Kp, Kp, g.dq_row + b * Kp, Kp);
-      add_product(g.N + b * C + b, 1, C, 16, rows - b, s.k + b * Kp, Kp, Kp, g.dk_col + b * Kp, Kp);
-      add_product(g.W + b * C + b, 1, C, 16, rows - b, s.q + b * Kp, Kp, Kp, g.dk_col + b * Kp, Kp);
-    }
-  } else {
-    // Rows of the upper half against columns of the lower half of a block, with the forward's
-    // factors. s.row_k, row_q, col_k hold k and q times them; s.kd and s.qd serve as room for the
-    // products.
-    for (int level = 0; level < 2; ++level) {
-      const int64_t half = level == 0 ? 16 : 32;
-      for (int64_t r = half; r < rows; r += 2 * half) {
-        const int64_t n = std::min(half, rows - r), j = r - half;
-        const auto scaled_add = [&](const float* x, const float* f, int64_t first, int64_t count,
-                                    float* to) {
-          for (int64_t i = first * Kp; i < (first + count) * Kp; i += kLanes) {
-            hn::StoreU(hn::MulAdd(hn::LoadU(d, x + i), hn::LoadU(d, f + i), hn::LoadU(d, to + i)),
-                       d, to + i);
-          }
-        };
-        const auto clear_rows = [&](float* x, int64_t first, int64_t count) {
-          std::memset(x + first * Kp, 0, static_cast<size_t>(count * Kp) * sizeof(float));
-        };
-        clear_rows(s.kd, r, n), clear_rows(s.qd, r, n), clear_rows(s.kd, j, half);
-        add_product(g.N + r * C + j, C, 1, n, half, s.col_k[level] + j * Kp, Kp, Kp, s.kd + r * Kp,
-                    Kp);
-        add_product(g.W + r * C + j, C, 1, n, half, s.col_k[level] + j * Kp, Kp, Kp, s.qd + r * Kp,
-                    Kp);
-        add_product(g.N + r * C + j, 1, C, half, n, s.row_k[level] + r * Kp, Kp, Kp, s.kd + j * Kp,
-                    Kp);
-        add_product(g.W + r * C + j, 1, C, half, n, s.row_q[level] + r * Kp, Kp, Kp, s.kd + j * Kp,
-                    Kp);
-        scaled_add(s.kd, g.row_f[level], r, n, g.dk_row);
-        scaled_add(s.qd, g.row_f[level], r, n, g.dq_row);
-        scaled_add(s.kd, g.col_f[level], j, half, g.dk_col);
-      }
-    }
-    for (int64_t b = 0; b < rows; b += 16) diagonal_pairs(s, g, b, Kp, C);
-  }
-}
-
 // The gate's form backwards: dg of the log decay becomes that of the raw value; the parameters'
 // sums, added to d_param (zeros). Rows of `dg` (Kp per channel, 1 per head) are overwritten.
 template <Gate kGate>
@@ -256,6 +164,9 @@ template <Gate kGate>
 inline float residual_dot(const PrepareScratch& s, const GradientScratch& g, const ChunkStates& c,
                           const Problem& p, const ChunkPlace& at, const Shape& shape, int64_t i) {
   const int64_t Kp = shape.Kp;
+  const auto prefix = [&](int64_t row, int64_t col) {
+    return kGate == Gate::channel ? g.prefix[row * Kp + col] : g.prefix[row];
+  };
   float* pair = g.pair_decay;  // k_i k_j E_ij
   for (int64_t j = 0; j < i; ++j) pair[j] = 0.0f;
   for (int64_t d = 0; d < shape.K; ++d) {
@@ -275,7 +186,7 @@ inline float residual_dot(const PrepareScratch& s, const GradientScratch& g, con
       float z = load_f32(p.v.data, p.v.dtype,
                          p.v.at(at.batch, at.begin + i, at.head) + panel * kPanel + v);
       for (int64_t d = 0; d < shape.K; ++d)
-        z -= s.k[i * Kp + d] * g.prefix[i * Kp + d] * S[d * width + v];
+        z -= s.k[i * Kp + d] * prefix(i, d) * S[d * width + v];
       for (int64_t j = 0; j < i; ++j) z -= pair[j] * Y[j * width + v];
       dot += static_cast<double>(z) * static_cast<double>(dX[i * width + v]);
     }
@@ -283,119 +194,138 @@ inline float residual_dot(const PrepareScratch& s, const GradientScratch& g, con
   return static_cast<float>(dot);
 }
 
-// Everything of a chunk after its chains; dq_sum and dk_sum [C][Kp] collect the heads of a group.
+// dX . Y of each token, over the value columns.
+inline void row_dots(const ChunkStates& c, const Shape& shape, int64_t length, float* dot) {
+  const F32 d;
+  for (int64_t t = 0; t < length; ++t) {
+    Vec sum = hn::Zero(d);
+    for (int64_t panel = 0; panel < shape.panels; ++panel) {
+      const int64_t width = shape.panel_width(panel),
+                    from = panel * kPanel * shape.C + t * width;
+      for (int64_t v = 0; v < width; v += kLanes) {
+        sum = hn::MulAdd(hn::LoadU(d, c.dX + from + v), hn::LoadU(d, c.Y + from + v), sum);
+      }
+    }
+    dot[t] = sum_lanes(sum);
+  }
+}
+
+// decay dS' . S per channel: the part of G_last that belongs to the state itself.
+inline void state_dots(const ChunkStates& c, const Shape& shape, const float* decay, float* dot) {
+  const F32 d;
+  for (int64_t r = 0; r < shape.Kp; ++r) {
+    Vec sum = hn::Zero(d);
+    for (int64_t panel = 0; panel < shape.panels; ++panel) {
+      const int64_t width = shape.panel_width(panel),
+                    from = panel * shape.panel_floats() + r * width;
+      for (int64_t v = 0; v < width; v += kLanes) {
+        sum = hn::MulAdd(hn::LoadU(d, c.S + from + v), hn::LoadU(d, c.dS + from + v), sum);
+      }
+    }
+    dot[r] = decay[r] * sum_lanes(sum);
+  }
+}
+
+// dg as the running sum of dG from the last token on. Every term of dg_t has e_t as a factor; their
+// sum here is a difference of larger ones, which leaves rounding where e_t is (almost) 0. It would
+// be multiplied by g itself in dA_log.
 template <Gate kGate>
+inline void sum_dG(const float* e, int64_t length, int64_t Kp, const GradientScratch& g) {
+  constexpr float kGone = 1e-8f;
+  if constexpr (kGate == Gate::head) {
+    float sum = 0.0f;
+    for (int64_t c = 0; c < Kp; ++c) sum += g.to_last[c] + g.state_dot[c];
+    for (int64_t t = length - 1; t >= 0; --t) {
+      sum += g.dG[t];
+      g.dG[t] = e[t] > kGone ? sum : 0.0f;
+    }
+  } else if constexpr (kGate == Gate::channel) {
+    const F32 d;
+    float* sum = g.to_last;
+    for (int64_t c = 0; c < Kp; c += kLanes) {
+      hn::StoreU(hn::Add(hn::LoadU(d, sum + c), hn::LoadU(d, g.state_dot + c)), d, sum + c);
+    }
+    for (int64_t t = length - 1; t >= 0; --t) {
+      for (int64_t c = 0; c < Kp; c += kLanes) {
+        float* dG = g.dG + t * Kp + c;
+        const Vec x = hn::Add(hn::LoadU(d, sum + c), hn::LoadU(d, dG));
+        hn::StoreU(x, d, sum + c);
+        const auto lives = hn::Gt(hn::LoadU(d, e + t * Kp + c), hn::Set(d, kGone));
+        hn::StoreU(hn::IfThenElseZero(lives, x), d, dG);
+      }
+    }
+  }
+}
+
+// Everything of a chunk after its chains; s holds its rows (k, q, e, beta), dq_sum and dk_sum
+// [C][Kp] collect the heads of a group.
+template <Gate kGate, class Engine>
 inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape& shape,
-                            const PrepareScratch& s, const GradientScratch& g, const ChunkStates& c,
-                            const float* decay, float* dq_sum, float* dk_sum) {
+                            const PrepareScratch& s, const GradientScratch& g,
+                            const typename Engine::Room& room, const ChunkStates& c,
+                            float* dq_sum, float* dk_sum) {
   const F32 d;
   const int64_t C = shape.C, Kp = shape.Kp, rows = rows_of(at.length);
-  const PanelMatrix Y{c.Y, kPanel * C}, dX{c.dX, kPanel * C}, dO{g.d_o, kPanel * C};
-  load_chunk<kGate>(p, at, Kp, s);
   factor_rows<kGate>(s.e, rows, Kp, g);
-  for (int64_t panel = 0; panel < shape.panels; ++panel) {
-    load_panel_rows(p.d_o, at, shape, panel, nullptr, g.d_o + panel * kPanel * C);
-  }
-
-  // Contractions over value columns.
-  transpose_panels(Y, shape, rows, g.Y_T, C);
-  contract<true>(dX, shape, rows, g.Y_T, C, rows, g.N, C);
-  contract<true>(dO, shape, rows, g.Y_T, C, rows, g.W, C);
-  transpose_panels({c.S, shape.panel_floats()}, shape, Kp, g.S_T, Kp);
-  contract<false>(dO, shape, rows, g.S_T, Kp, Kp, g.dq_in, Kp);
-  contract<false>(dX, shape, rows, g.S_T, Kp, Kp, g.dk_in, Kp);
-  transpose_panels({c.dS, shape.panel_floats()}, shape, Kp, g.S_T, Kp);
-  contract<false>(Y, shape, rows, g.S_T, Kp, Kp, g.dk_out, Kp);
-
+  Engine::contract_values(p, at, shape, c, g, room);
+  row_dots(c, shape, at.length, g.dbeta);
   for (int64_t i = 0; i < at.length; ++i) {
-    const bool divides = std::abs(s.beta[i]) > 1e-18f;
-    g.dbeta[i] =
-        divides ? g.N[i * C + i] / s.beta[i] : residual_dot<kGate>(s, g, c, p, at, shape, i);
+    g.dbeta[i] = std::abs(s.beta[i]) > 1e-18f ? g.dbeta[i] / s.beta[i]
+                                              : residual_dot<kGate>(s, g, c, p, at, shape, i);
   }
   finish_pairs<kGate>(s.e, s.beta, rows, C, g);
+  for (float* x : {g.dk_row, g.dq_row, g.dk_col}) {
+    std::memset(x, 0, static_cast<size_t>(rows * Kp) * sizeof(float));
+  }
   if constexpr (kGate == Gate::channel) {
-    for (int64_t i = 0; i < rows * Kp; i += kLanes) {
-      const Vec k = hn::LoadU(d, s.k + i), q = hn::LoadU(d, s.q + i);
-      for (int level = 0; level < 2; ++level) {
-        const Vec row_f = hn::LoadU(d, g.row_f[level] + i);
-        hn::StoreU(hn::Mul(k, row_f), d, s.row_k[level] + i);
-        hn::StoreU(hn::Mul(q, row_f), d, s.row_q[level] + i);
-        hn::StoreU(hn::Mul(k, hn::LoadU(d, g.col_f[level] + i)), d, s.col_k[level] + i);
-      }
-    }
+    for (int64_t b = 0; b < rows; b += 16) diagonal_pairs(s, g, b, Kp, C);
   }
-  pair_gradients<kGate>(s, g, rows, Kp, C);
+  Engine::template add_pairs<kGate>(s, g, rows, Kp, C, room);
+  if constexpr (kGate != Gate::none) state_dots(c, shape, s.decay, g.state_dot);
 
-  // decay dS' . S per channel: the part of G_last that belongs to the state itself.
-  if constexpr (kGate != Gate::none) {
-    for (int64_t r = 0; r < Kp; ++r) {
-      Vec sum = hn::Zero(d);
-      for (int64_t panel = 0; panel < shape.panels; ++panel) {
-        const int64_t width = shape.panel_width(panel),
-                      from = panel * shape.panel_floats() + r * width;
-        for (int64_t v = 0; v < width; v += kLanes) {
-          sum = hn::MulAdd(hn::LoadU(d, c.S + from + v), hn::LoadU(d, c.dS + from + v), sum);
-        }
-      }
-      g.state_dot[r] = decay[r] * sum_lanes(sum);
-    }
-  }
-
-  // Sums of the parts, rows from the last to the first so that dg is their running sum.
-  for (int64_t col = 0; col < Kp; col += kLanes) {
-    Vec to_last = hn::Zero(d);
-    for (int64_t t = 0; t < at.length; ++t) {
+  // The sums of the parts.
+  std::fill(g.to_last, g.to_last + Kp, 0.0f);
+  for (int64_t t = 0; t < at.length; ++t) {
+    const auto factor = [&](const float* f, int64_t i) {
+      return kGate == Gate::channel ? hn::LoadU(d, f + i) : hn::Set(d, f[t]);
+    };
+    const Vec own = hn::Set(d, g.diagonal[t]), minus_beta = hn::Set(d, -s.beta[t]);
+    Vec row_dG = hn::Zero(d);
+    for (int64_t col = 0; col < Kp; col += kLanes) {
       const int64_t i = t * Kp + col;
       const Vec k = hn::LoadU(d, s.k + i), q = hn::LoadU(d, s.q + i);
-      const Vec prefix = hn::LoadU(d, g.prefix + i);
+      const Vec prefix = factor(g.prefix, i);
       const Vec dq_in = hn::Mul(prefix, hn::LoadU(d, g.dq_in + i));
-      const Vec dk_in = hn::Mul(hn::Mul(hn::Set(d, -s.beta[t]), prefix), hn::LoadU(d, g.dk_in + i));
-      const Vec dk_out = hn::Mul(hn::LoadU(d, g.suffix + i), hn::LoadU(d, g.dk_out + i));
+      const Vec dk_in = hn::Mul(hn::Mul(minus_beta, prefix), hn::LoadU(d, g.dk_in + i));
+      const Vec dk_out = hn::Mul(factor(g.suffix, i), hn::LoadU(d, g.dk_out + i));
       const Vec dq = hn::Add(hn::LoadU(d, g.dq_row + i), dq_in);
       const Vec dk_plus = hn::Add(hn::LoadU(d, g.dk_row + i), dk_in);
       const Vec dk_minus = hn::LoadU(d, g.dk_col + i);
       if constexpr (kGate != Gate::none) {
-        Vec dG = hn::MulAdd(k, hn::Sub(dk_plus, dk_minus), hn::Mul(q, dq));
+        Vec dG = hn::MulAdd(k, dk_in, hn::Mul(q, dq_in));
+        if constexpr (kGate == Gate::channel) dG = hn::Add(dG, hn::LoadU(d, g.dG + i));
         if (t + 1 < at.length) {
           const Vec out = hn::Mul(k, dk_out);
           dG = hn::Sub(dG, out);
-          to_last = hn::Add(to_last, out);
+          hn::StoreU(hn::Add(hn::LoadU(d, g.to_last + col), out), d, g.to_last + col);
         }
-        hn::StoreU(dG, d, g.dG + i);
+        if constexpr (kGate == Gate::channel) hn::StoreU(dG, d, g.dG + i);
+        row_dG = hn::Add(row_dG, dG);
       }
-      const Vec own = hn::Set(d, g.diagonal[t]);
       const Vec dk = hn::Add(hn::Add(dk_plus, dk_minus), hn::MulAdd(own, q, dk_out));
       hn::StoreU(hn::Add(hn::LoadU(d, dk_sum + i), dk), d, dk_sum + i);
       hn::StoreU(hn::Add(hn::LoadU(d, dq_sum + i), hn::MulAdd(own, k, dq)), d, dq_sum + i);
     }
-    if constexpr (kGate != Gate::none) {
-      // Every term of dg_t has e_t as a factor; their sum here is a difference of larger ones,
-      // which leaves rounding where e_t is (almost) 0. It would be multiplied by g itself in
-      // dA_log.
-      Vec sum = hn::Add(to_last, hn::LoadU(d, g.state_dot + col));
-      for (int64_t t = at.length - 1; t >= 0; --t) {
-        sum = hn::Add(sum, hn::LoadU(d, g.dG + t * Kp + col));
-        const Vec e =
-            kGate == Gate::channel ? hn::LoadU(d, s.e + t * Kp + col) : hn::Set(d, s.e[t]);
-        hn::StoreU(hn::IfThenElseZero(hn::Gt(e, hn::Set(d, 1e-8f)), sum), d, g.dG + t * Kp + col);
-      }
-    }
+    if constexpr (kGate == Gate::head) g.dG[t] += sum_lanes(row_dG);
   }
-  if constexpr (kGate == Gate::head) {
-    for (int64_t t = 0; t < at.length; ++t) {
-      Vec sum = hn::Zero(d);
-      for (int64_t col = 0; col < Kp; col += kLanes)
-        sum = hn::Add(sum, hn::LoadU(d, g.dG + t * Kp + col));
-      g.dG[t] = sum_lanes(sum);  // row t of dG has been read: t <= t * Kp
-    }
-  }
+  sum_dG<kGate>(s.e, at.length, Kp, g);
 }
 
 // Stores dv, dbeta and dg of a chunk and head.
 template <Gate kGate>
 inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape& shape,
                             const PrepareScratch& s, const GradientScratch& g,
-                            const ChunkStates& c) {
+                            const ChunkStates& c, double* d_param) {
   if (p.dv) {
     for (int64_t panel = 0; panel < shape.panels; ++panel) {
       const int64_t width = shape.panel_width(panel);
@@ -419,9 +349,9 @@ inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape&
                 p.dbeta.at(at.batch, at.begin + t, at.head));
     }
   }
-  std::fill(c.d_param, c.d_param + 1 + shape.Kp, 0.0);
+  std::fill(d_param, d_param + 1 + shape.Kp, 0.0);
   if constexpr (kGate != Gate::none) {
-    gate_gradient<kGate>(p, at, shape.Kp, s.gate_bias, s.kd, g.dG, c.d_param);
+    gate_gradient<kGate>(p, at, shape.Kp, s.gate_bias, s.transposed, g.dG, d_param);
     const int64_t row = kGate == Gate::channel ? shape.Kp : 1,
                   width = kGate == Gate::channel ? p.K : 1;
     for (int64_t t = 0; p.dg && t < at.length; ++t) {

@@ -33,6 +33,7 @@ std::span<const SimdDoor> tile_forward_doors();  // AMX
 std::span<const SimdDoor> decode_doors();
 std::span<const SimdDoor> block_doors();
 std::span<const SimdDoor> backward_doors();
+std::span<const SimdDoor> tile_backward_doors();
 
 }  // namespace deltic::cpu
 
@@ -64,3 +65,16 @@ std::span<const SimdDoor> backward_doors();
                                          DELTIC_DOOR_BASELINE(op)};              \
     return doors;                                                                \
   }
+
+// The same for AMX tiles.
+#if HWY_TARGETS & HWY_AVX3
+#define DELTIC_TILE_TABLE(op)                                                                 \
+  std::span<const SimdDoor> tile_##op##_doors() {                                             \
+    static const SimdDoor doors[] = {                                                         \
+        {"cpu.amx", amx_missing, N_AVX3::tile_##op##_workspace, N_AVX3::tile_##op##_run}}; \
+    return doors;                                                                             \
+  }
+#else
+#define DELTIC_TILE_TABLE(op) \
+  std::span<const SimdDoor> tile_##op##_doors() { return {}; }
+#endif

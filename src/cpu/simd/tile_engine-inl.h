@@ -45,14 +45,16 @@ inline void round_rows(const float* src, int64_t src_row, int64_t rows, int64_t 
   }
 }
 // rows (even) x width (a multiple of 16) floats to pairs: dst[r/2][width] words.
+template <bool kNegate = false>
 inline void round_to_pairs(const float* src, int64_t src_row, int64_t rows, int64_t width,
                            uint16_t* dst) {
   const F32 d;
+  const __m512i sign = _mm512_set1_epi32(kNegate ? static_cast<int>(0x80008000u) : 0);
   for (int64_t i = 0; i < rows; i += 2) {
     for (int64_t c = 0; c < width; c += 16) {
       const float* x = src + i * src_row + c;
-      _mm512_storeu_si512(dst + i * width + 2 * c,
-                          round_pairs(hn::LoadU(d, x), hn::LoadU(d, x + src_row)));
+      const __m512i words = round_pairs(hn::LoadU(d, x), hn::LoadU(d, x + src_row));
+      _mm512_storeu_si512(dst + i * width + 2 * c, _mm512_xor_si512(words, sign));
     }
   }
 }
@@ -133,31 +135,38 @@ struct TileEngine {
   void enter() const { tile_configure(); }
   void leave() const { tile_release(); }
 
-  static PrepareScratch redirect(PrepareScratch scratch, const Operands& to) {
+  template <class Ops>
+  static PrepareScratch redirect(PrepareScratch scratch, const Ops& to) {
     scratch.decay = to.decay, scratch.beta = to.beta;
     return scratch;
   }
 
   static void pack(const PrepareScratch& s, const Operands& to, const Shape& shape, int64_t rows) {
-    const int64_t C = shape.C, Kp = shape.Kp, tokens = depth(C);
+    const int64_t C = shape.C, Kp = shape.Kp;
     round_rows(s.kd, Kp, rows, Kp, to.kd, Kp);
     round_rows(s.qd, Kp, rows, Kp, to.qd, Kp);
-    // [tokens][Kp] to pairs of tokens, then words transposed: row d holds its tokens side by side.
-    auto* pairs = reinterpret_cast<uint16_t*>(s.transposed);
-    round_to_pairs(s.kg, Kp, rows, Kp, pairs);
-    if (rows < depth(rows)) std::memset(pairs + rows * Kp, 0, static_cast<size_t>(16 * Kp) * 2);
-    transpose_words(pairs, Kp, depth(rows) / 2, Kp, to.kg, tokens / 2);
-    if (C < 32) {  // rows of 16 numbers: the other half of a tile's depth is zero
-      const F32 d;
-      for (int64_t i = 0; i < rows; ++i) {
-        _mm512_storeu_si512(to.inverse + i * tokens,
-                            round_bf16(hn::LoadU(d, s.inverse + i * C), hn::Zero(d)));
-        _mm512_storeu_si512(to.scores + i * tokens,
-                            round_bf16(hn::LoadU(d, s.scores + i * C), hn::Zero(d)));
-      }
-    } else {
-      round_rows(s.inverse, C, rows, C, to.inverse, tokens);
-      round_rows(s.scores, C, rows, C, to.scores, tokens);
+    round_transposed<false>(s.kg, Kp, rows, Kp, s.transposed, to.kg, depth(C));
+    round_square(s.inverse, C, rows, to.inverse);
+    round_square(s.scores, C, rows, to.scores);
+  }
+  // [rows][width] floats to bf16, transposed: row c holds its `rows` numbers side by side, zeros up
+  // to a tile's depth. room: width x depth(rows) / 2 floats.
+  template <bool kNegate>
+  static void round_transposed(const float* src, int64_t src_row, int64_t rows, int64_t width,
+                               float* room, uint16_t* dst, int64_t dst_row) {
+    auto* pairs = reinterpret_cast<uint16_t*>(room);
+    round_to_pairs<kNegate>(src, src_row, rows, width, pairs);
+    if (rows < depth(rows)) {
+      std::memset(pairs + rows * width, 0, static_cast<size_t>(16 * width) * 2);
+    }
+    transpose_words(pairs, width, depth(rows) / 2, width, dst, dst_row / 2);
+  }
+  // [rows][C] floats to bf16 rows of depth(C).
+  static void round_square(const float* src, int64_t C, int64_t rows, uint16_t* dst) {
+    if (C >= 32) return round_rows(src, C, rows, C, dst, C);
+    const F32 d;
+    for (int64_t i = 0; i < rows; ++i) {  // the other half of a tile's depth is zero
+      _mm512_storeu_si512(dst + i * 32, round_bf16(hn::LoadU(d, src + i * C), hn::Zero(d)));
     }
   }
 
@@ -213,13 +222,24 @@ struct TileEngine {
     }
   }
 
-  template <int64_t kWidth, class Keep>
-  static void step(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* S, const Keep& keep,
-                   Ahead* ahead) {
+  // Panel rows as pairs, zeros up to a whole tile's depth.
+  template <int64_t kWidth>
+  static void to_pairs(const float* src, int64_t rows, uint16_t* dst) {
+    round_to_pairs(src, kWidth, rows, kWidth, dst);
+    if (rows < depth(rows)) {
+      std::memset(dst + rows * kWidth, 0, static_cast<size_t>(16 * kWidth) * 2);
+    }
+  }
+
+  // The chain's three parts, as Fp32Engine says. Operands: this engine's, or the backward's.
+  // values leaves S and y as pairs in the scratch, which the other two read.
+  template <int64_t kWidth, class Ops>
+  static void values(const Problem& p, const ChunkPlace& at, const Shape& s, const Ops& ops,
+                     int64_t panel, const ChainScratch& scratch, const float* S, float* y,
+                     Ahead* ahead) {
     const F32 d;
     const int64_t rows = rows_of(at.length), tokens = depth(s.C), Kp = s.Kp;
-    float *x = scratch.x, *y = scratch.y;
+    float* x = scratch.x;
     round_to_pairs(S, kWidth, Kp, kWidth, scratch.S_pairs);
     load_panel_rows(p.v, at, s, panel, ops.beta, x);
     for_row_blocks(rows, [&](auto r, int64_t i) {
@@ -232,12 +252,7 @@ struct TileEngine {
     for (int64_t i = 0; i < rows * kWidth; i += kLanes) {
       hn::StoreU(hn::Sub(hn::LoadU(d, x + i), hn::LoadU(d, y + i)), d, x + i);
     }
-    const auto to_pairs = [&](const float* src, uint16_t* dst) {
-      round_to_pairs(src, kWidth, rows, kWidth, dst);
-      if (rows < depth(rows))
-        std::memset(dst + rows * kWidth, 0, static_cast<size_t>(16 * kWidth) * 2);
-    };
-    to_pairs(x, scratch.x_pairs);
+    to_pairs<kWidth>(x, rows, scratch.x_pairs);
     for_row_blocks(rows, [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
       if (ahead != nullptr) ahead->some();
@@ -245,28 +260,44 @@ struct TileEngine {
       tile_block<kRows, kWidth>(ops.inverse + i * tokens, tokens, scratch.x_pairs, kWidth, i + 32);
       tile_write<kRows, kWidth>(y + i * kWidth, kWidth);
     });
-    to_pairs(y, scratch.y_pairs);
-    for_row_blocks(rows, [&](auto r, int64_t i) {
+    to_pairs<kWidth>(y, rows, scratch.y_pairs);
+  }
+  template <int64_t kWidth>
+  static void outputs(const ChunkPlace& at, const Shape& s, const Operands& ops,
+                      const ChainScratch& scratch, const float*, const float*, float* o,
+                      Ahead* ahead) {
+    const int64_t tokens = depth(s.C), Kp = s.Kp;
+    for_row_blocks(rows_of(at.length), [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
       if (ahead != nullptr) ahead->some();
       tile_clear<kRows, kWidth>();
       tile_block<kRows, kWidth>(ops.qd + i * Kp, Kp, scratch.S_pairs, kWidth, Kp);
       tile_block<kRows, kWidth>(ops.scores + i * tokens, tokens, scratch.y_pairs, kWidth, i + 32);
-      tile_write<kRows, kWidth>(x + i * kWidth, kWidth);
+      tile_write<kRows, kWidth>(o + i * kWidth, kWidth);
     });
-    store_outputs(p, at, s, panel, kWidth, x);
-    keep(y, S);
-    for (int64_t c = 0; c < Kp; ++c) {
-      const Vec f = hn::Set(d, ops.decay[c]);
-      for (int64_t j = c * kWidth; j < (c + 1) * kWidth; j += kLanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, S + j), f), d, S + j);
-      }
-    }
-    for (int64_t c = 0; c < Kp; c += 32) {
+  }
+  template <int64_t kWidth, class Ops>
+  static void advance(const ChunkPlace& at, const Shape& s, const Ops& ops,
+                      const ChainScratch& scratch, const float*, const float* S, float* next,
+                      Ahead* ahead) {
+    const int64_t rows = rows_of(at.length), tokens = depth(s.C);
+    scale_state<kWidth>(ops.decay, s.Kp, S, next);
+    for (int64_t c = 0; c < s.Kp; c += 32) {
       if (ahead != nullptr) ahead->some();
-      tile_read<32, kWidth>(S + c * kWidth, kWidth);
+      tile_read<32, kWidth>(next + c * kWidth, kWidth);
       tile_block<32, kWidth>(ops.kg + c * tokens, tokens, scratch.y_pairs, kWidth, depth(rows));
-      tile_write<32, kWidth>(S + c * kWidth, kWidth);
+      tile_write<32, kWidth>(next + c * kWidth, kWidth);
+    }
+  }
+  // Row c of S times decay[c].
+  template <int64_t kWidth>
+  static void scale_state(const float* decay, int64_t Kp, const float* S, float* next) {
+    const F32 d;
+    for (int64_t c = 0; c < Kp; ++c) {
+      const Vec f = hn::Set(d, decay[c]);
+      for (int64_t j = c * kWidth; j < (c + 1) * kWidth; j += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, S + j), f), d, next + j);
+      }
     }
   }
 };
