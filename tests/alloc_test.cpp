@@ -181,7 +181,9 @@ TEST(Allocation, BackwardAllocatesNothing) {
     t.dq = like(f.t.q, dq), t.dk = like(f.t.k, dk), t.dv = like(f.t.v, dv), t.dg = like(f.t.g, dg);
     f.options.impl = impl.c_str();
     uint64_t bytes = 0;
-    ASSERT_EQ(deltic_backward_workspace(&f.options, &t, &bytes), DELTIC_OK) << deltic_last_error();
+    const deltic_status query = deltic_backward_workspace(&f.options, &t, &bytes);
+    if (query == DELTIC_UNSUPPORTED) continue;
+    ASSERT_EQ(query, DELTIC_OK) << deltic_last_error();
     const Workspace workspace(bytes);
     const deltic_workspace w = workspace.c();
     ASSERT_EQ(deltic_backward(&f.options, &t, &w, nullptr), DELTIC_OK) << deltic_last_error();

@@ -216,6 +216,7 @@ GradientCall::GradientCall(const GradientSetup& given) : setup(given) {
              .beta_form = s.beta_form,
              .state_layout = s.layout,
              .split = Split::off,
+             .chunk = s.chunk,
              .qk_l2norm = s.qk_l2norm,
              .scale = s.scale,
              .num_threads = 1};
@@ -258,9 +259,28 @@ double GradientCall::loss() {
   return product(o, d_o) + product(final_state, d_final);
 }
 
+void GradientCall::forward_keeping(const std::string& impl, int32_t threads, Save what) {
+  Tensors tensors = inputs();
+  tensors.o = o.view();
+  tensors.final_state = final_state.view();
+  Options with = options;
+  with.impl = impl;
+  with.num_threads = threads;
+  with.save = what;
+  saved.reset();
+  if (what != Save::none) saved.emplace(forward_saved_bytes(with, tensors));
+  if (saved) tensors.saved = saved->c();
+  spoil(o), spoil(final_state);
+  const Scratch scratch(forward_workspace_bytes(with, tensors));
+  forward(with, tensors, scratch.c());
+  EXPECT_TRUE(scratch.sentinels_intact()) << "written behind the workspace";
+  EXPECT_TRUE(!saved || saved->sentinels_intact()) << "written behind what was saved";
+}
+
 void GradientCall::backward(const std::string& impl, int32_t threads,
                             const std::vector<int>& asked) {
   BackwardTensors tensors{.forward = inputs(), .d_o = d_o.view(), .d_final_state = d_final.view()};
+  if (saved) tensors.forward.saved = saved->c();
   TensorView* gradients[] = {
       &tensors.dq, &tensors.dk,     &tensors.dv,       &tensors.dbeta,
       &tensors.dg, &tensors.dA_log, &tensors.ddt_bias, &tensors.d_initial_state};
@@ -308,6 +328,32 @@ void GradientCall::copy_inputs(const GradientCall& from) {
   for (size_t i = 0; i < kNumInputs; ++i) copy(from.x[i], x[i]);
   copy(from.d_o, d_o);
   copy(from.d_final, d_final);
+}
+
+std::vector<std::string> takers(const GradientSetup& setup, bool with_oracle) {
+  const GradientCall call(setup);
+  std::vector<std::string> names;
+  for (const std::string& impl : runnable(Op::backward)) {
+    if (impl == "reference" && !with_oracle) continue;
+    Options options = call.options;
+    options.impl = impl;
+    try {
+      backward_workspace_bytes(options, {.forward = call.inputs()});
+      names.push_back(impl);
+    } catch (const Error& refused) {
+      EXPECT_EQ(refused.kind(), ErrorKind::unsupported) << refused.what();
+    }
+  }
+  EXPECT_FALSE(names.empty());
+  return names;
+}
+
+std::vector<std::vector<uint8_t>> all_gradients(const GradientCall& call) {
+  std::vector<std::vector<uint8_t>> bytes;
+  for (const Buffer& gradient : call.dx) {
+    bytes.push_back(gradient ? gradient.all_bytes() : std::vector<uint8_t>());
+  }
+  return bytes;
 }
 
 std::vector<int64_t> offsets(const Buffer& b) {

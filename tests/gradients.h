@@ -41,6 +41,7 @@ struct GradientSetup {
   StateLayout layout = StateLayout::kv;
   bool has_initial = true, has_d_o = true, has_d_final = true;
   std::optional<float> scale{};
+  int32_t chunk = 64;
   // q k v d_o | g | beta | A_log dt_bias | initial_state | d_initial_state d_final_state
   DType dtype = DType::f64, gate_dtype = DType::f64, beta_dtype = DType::f64,
         param_dtype = DType::f64, state_dtype = DType::f64, d_state_dtype = DType::f64;
@@ -54,8 +55,11 @@ struct GradientCall {
 
   // o and the final state; then their product with d_o and d_final: what backward differentiates.
   double loss();
+  // o and the final state by an implementation that keeps `what` in `saved`.
+  void forward_keeping(const std::string& impl, int32_t threads, Save what);
   // Gradients and workspace are filled with NaN first; checks that nothing else is written and that
-  // padding is zero. Gradients not in `asked` are left out. Throws what the library throws.
+  // padding is zero. Gradients not in `asked` are left out. Takes `saved`, if there is some. Throws
+  // what the library throws.
   void backward(const std::string& impl, int32_t threads = 1,
                 const std::vector<int>& asked = {kQ, kK, kV, kBeta, kG, kALog, kDtBias, kInitial});
   // The inputs' values, elementwise; shapes must agree.
@@ -69,8 +73,14 @@ struct GradientCall {
   std::array<Buffer, kNumInputs> x{}, dx{};  // inputs and their gradients
   Buffer o{}, final_state{}, d_o{}, d_final{}, cu{};
   Options options{};
+  std::optional<Scratch> saved{};
   Tensors inputs() const;
 };
+
+// Implementations of backward that take such a call; the oracle takes all.
+std::vector<std::string> takers(const GradientSetup& setup, bool with_oracle = false);
+// The bytes of every gradient.
+std::vector<std::vector<uint8_t>> all_gradients(const GradientCall& call);
 
 // Offsets of all elements, last index fastest.
 std::vector<int64_t> offsets(const Buffer& b);

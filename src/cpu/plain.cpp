@@ -11,6 +11,7 @@
 #include "core/block_math.h"
 #include "core/recurrence.h"
 #include "core/recurrence_backward.h"
+#include "cpu/saved.h"
 
 namespace deltic::cpu {
 namespace {
@@ -128,7 +129,6 @@ bool is_recurrence(const Problem& p) { return p.op == DELTIC_FORWARD || p.op == 
 const char* nothing_missing() { return nullptr; }
 
 const char* refuse_call(const Problem& p) {
-  if (p.save != DELTIC_SAVE_NONE) return "keeps nothing for backward";
   const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
   for (const Rows* rows :
        {&p.q, &p.k,  &p.v,  &p.o,    &p.beta, &p.g,  &p.gv, &p.x,  &p.a,     &p.out, &p.w,
@@ -147,8 +147,13 @@ size_t workspace_bytes(const Problem& p) {
   return Slice(p, nullptr).bytes * static_cast<size_t>(p.threads);
 }
 
+// Backward here starts from the first token, whatever was kept: the header is all it looks at.
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
-  if (p.op == DELTIC_BACKWARD) return recurrence_backward::run<float>(p, workspace);
+  if (p.op == DELTIC_BACKWARD) {
+    check_saved_header(p, Arithmetic::recurrence);
+    return recurrence_backward::run<float>(p, workspace);
+  }
+  if (p.save != DELTIC_SAVE_NONE) write_saved_header(p, p.save, Arithmetic::recurrence);
   is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run<float>(p, workspace);
 }
 

@@ -32,7 +32,7 @@ int64_t bits(float x) {
   return u;
 }
 
-void facts(const Problem& p, deltic_save save, bool tiles, Header::Fact (&f)[Header::kFacts]) {
+void facts(const Problem& p, deltic_save save, Arithmetic how, Header::Fact (&f)[Header::kFacts]) {
   const Header::Fact all[Header::kFacts] = {
       {"version", kVersion},
       {"save", save},
@@ -52,7 +52,7 @@ void facts(const Problem& p, deltic_save save, bool tiles, Header::Fact (&f)[Hea
       {"packed", p.packed ? 1 : 0},
       {"scale (bits)", bits(p.scale)},
       {"lower_bound (bits)", bits(p.lower_bound)},
-      {"products of cpu.amx", tiles ? 1 : 0},
+      {"arithmetic (0 fp32, 1 cpu.amx, 2 cpu.plain)", static_cast<int64_t>(how)},
   };
   std::copy(std::begin(all), std::end(all), std::begin(f));
 }
@@ -98,16 +98,16 @@ void count_saved(const Problem& p, int64_t segment, int64_t* first_state, int64_
   }
 }
 
-void write_saved_header(const Problem& p, deltic_save save, bool tiles) {
+void write_saved_header(const Problem& p, deltic_save save, Arithmetic how) {
   Header h;
   std::memcpy(h.magic, kMagic, sizeof(kMagic));
   Header::Fact f[Header::kFacts];
-  facts(p, save, tiles, f);
+  facts(p, save, how, f);
   for (int i = 0; i < Header::kFacts; ++i) h.values[i] = f[i].value;
   std::memcpy(p.saved.data, &h, sizeof(h));
 }
 
-deltic_save check_saved_header(const Problem& p, bool tiles) {
+deltic_save check_saved_header(const Problem& p, Arithmetic how) {
   if (p.saved.bytes == 0) return DELTIC_SAVE_NONE;
   Header h;
   if (p.saved.data == nullptr || p.saved.bytes < kHeaderBytes) {
@@ -124,7 +124,7 @@ deltic_save check_saved_header(const Problem& p, bool tiles) {
     fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected save states or all, got ", save);
   }
   Header::Fact f[Header::kFacts];
-  facts(p, static_cast<deltic_save>(save), tiles, f);
+  facts(p, static_cast<deltic_save>(save), how, f);
   for (int i = 0; i < Header::kFacts; ++i) {
     if (h.values[i] != f[i].value) {
       fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", f[i].name, " = ", f[i].value,

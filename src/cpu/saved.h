@@ -26,10 +26,12 @@ struct SavedLayout {
 // The first kept state and the first chunk of each sequence: [N + 1] each.
 void count_saved(const Problem& p, int64_t segment, int64_t* first_state, int64_t* first_chunk);
 
-// Writes the header, or throws with the first difference between it and the call. `tiles`: the
-// products were formed on bf16 tiles; backward forms states again with the same products.
-void write_saved_header(const Problem& p, deltic_save save, bool tiles);
-deltic_save check_saved_header(const Problem& p, bool tiles);
+// How states were computed: backward computes them again from what was kept, in the same way.
+enum class Arithmetic : int64_t { fp32_chunks = 0, bf16_tiles = 1, recurrence = 2 };
+
+// Writes the header, or throws with the first difference between it and the call.
+void write_saved_header(const Problem& p, deltic_save save, Arithmetic how);
+deltic_save check_saved_header(const Problem& p, Arithmetic how);
 float* saved_payload(const deltic_buffer& saved);
 
 }  // namespace deltic::cpu

@@ -46,7 +46,7 @@ class Backward {
   }
 
   void run(std::span<std::byte> workspace) const {
-    const deltic_save saved = check_saved_header(p_, Chain::kTiles);
+    const deltic_save saved = check_saved_header(p_, Chain::kArithmetic);
     const SavedLayout layout(p_, saved);
     if (p_.saved.bytes < layout.bytes) {
       fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", layout.bytes, " bytes, got ",
@@ -104,8 +104,8 @@ class Backward {
       first_state = m.take<int64_t>(b.p_.N + 1), first_chunk = m.take<int64_t>(b.p_.N + 1);
       params = m.take<double>(b.has_params() ? b.p_.N * b.p_.HV * (1 + b.shape_.Kp) : 0);
       threads = m.take<std::byte>(static_cast<int64_t>(thread_bytes) * b.threads_);
-      segments = m.take<std::byte>(static_cast<int64_t>(std::max(
-          team.used(), segment_bytes * static_cast<size_t>(b.whole_tasks_at_once()))));
+      segments = m.take<std::byte>(static_cast<int64_t>(
+          std::max(team.used(), segment_bytes * static_cast<size_t>(b.whole_tasks_at_once()))));
     }
   };
   bool has_params() const { return p_.gate_form != DELTIC_GATE_LOG_DECAY; }
@@ -157,7 +157,8 @@ class Backward {
       gradient.take<float>(s.panels * (s.panel_floats() + kPanel * s.C));
       chunk_bytes = chunk.used(), gradient_bytes = team ? gradient.used() : 0;
       chunks = m.take<std::byte>(static_cast<int64_t>(chunk_bytes) * b.segment_);
-      gradients = m.take<std::byte>(static_cast<int64_t>(gradient.used()) * (team ? b.segment_ : 1));
+      gradients =
+          m.take<std::byte>(static_cast<int64_t>(gradient.used()) * (team ? b.segment_ : 1));
       dq = m.take<float>(b.segment_ * s.C * s.Kp), dk = m.take<float>(b.segment_ * s.C * s.Kp);
       dS = m.take<float>(b.group_ * b.state_floats());
       starts = m.take<float>(
@@ -180,7 +181,8 @@ class Backward {
   Chunk chunk(const SegmentMemory& seg, int64_t j) const {
     Scratch m(seg.chunks + static_cast<size_t>(j) * seg.chunk_bytes);
     Chunk c(m, shape_);
-    c.states.dS = reinterpret_cast<float*>(seg.gradients + static_cast<size_t>(j) * seg.gradient_bytes);
+    c.states.dS =
+        reinterpret_cast<float*>(seg.gradients + static_cast<size_t>(j) * seg.gradient_bytes);
     c.states.dX = c.states.dS + shape_.panels * shape_.panel_floats();
     return c;
   }
@@ -224,8 +226,8 @@ class Backward {
       if (segment == 0) return load_state(p_.state_in, s.read_slot, head0 + h, shape_, panel, S);
       if (saved == DELTIC_SAVE_STATES) {
         const int64_t index = memory.first_state[n] + segment - 1;
-        return load_saved(saved_payload(p_.saved) + (index * p_.HV + head0 + h) * layout.state_floats,
-                          panel, S);
+        return load_saved(
+            saved_payload(p_.saved) + (index * p_.HV + head0 + h) * layout.state_floats, panel, S);
       }
       const float* from = seg.starts + (h * (max_segments() - 1) + segment - 1) * state_floats();
       std::memcpy(S, from + panel * shape_.panel_floats(),
@@ -367,7 +369,8 @@ class Backward {
   // A panel of a saved state: K rounded up to 16 rows there, to this engine's Kp here.
   void load_saved(const float* state, int64_t panel, float* S) const {
     const int64_t width = shape_.panel_width(panel), rows = padded(p_.K);
-    std::memcpy(S, state + panel * rows * kPanel, static_cast<size_t>(rows * width) * sizeof(float));
+    std::memcpy(S, state + panel * rows * kPanel,
+                static_cast<size_t>(rows * width) * sizeof(float));
     std::fill(S + rows * width, S + shape_.Kp * width, 0.0f);
   }
   // A chunk whose state, new values, inverse and scores were kept: only its rows are formed again.

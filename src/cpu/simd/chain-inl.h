@@ -10,6 +10,7 @@
 #define DELTIC_CPU_SIMD_CHAIN_INL_H_
 #endif
 
+#include "cpu/saved.h"
 #include "cpu/simd/prepare-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -89,6 +90,7 @@ struct ChainScratch {
 struct Fp32Engine {
   static constexpr int64_t kKeyAlign = 16;
   static constexpr bool kTiles = false;
+  static constexpr Arithmetic kArithmetic = Arithmetic::fp32_chunks;
 
   struct Operands {
     float *kd, *qd, *kg;      // [C][Kp]

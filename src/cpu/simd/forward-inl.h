@@ -45,7 +45,7 @@ class Forward {
     const Memory memory(arena, *this);
     const TaskOrder order = order_tasks(p_, plan_.threads, p_.HV, memory.order, memory.loads);
     if (p_.save != DELTIC_SAVE_NONE) {
-      write_saved_header(p_, p_.save, Engine::kTiles);
+      write_saved_header(p_, p_.save, Engine::kArithmetic);
       count_saved(p_, saved_.segment, memory.first_state, memory.first_chunk);
     }
     std::atomic<int64_t> next{0};

@@ -15,12 +15,12 @@ namespace HWY_NAMESPACE {
 
 // Scratch of one thread for the gradients of a chunk.
 struct GradientScratch {
-  float *prefix, *suffix;           // exp(G), exp(G_last - G): [C][Kp] per channel, else [C]
-  float *row_f[2], *col_f[2];       // [C][Kp] products inside blocks of 16, 32 (per channel)
-  float *dk_row, *dk_col, *dq_row;  // [C][Kp] pairs inside the chunk: i's part, j's part
-  float *dk_in, *dk_out, *dq_in;    // [C][Kp] through the incoming and the outgoing state
-  float* dG;                        // [C][Kp] per channel, else [C]
-  float *N, *W;                     // [C][C]
+  float *prefix, *suffix;                // exp(G), exp(G_last - G): [C][Kp] per channel, else [C]
+  float *row_f[2], *col_f[2];            // [C][Kp] products inside blocks of 16, 32 (per channel)
+  float *dk_row, *dk_col, *dq_row;       // [C][Kp] pairs inside the chunk: i's part, j's part
+  float *dk_in, *dk_out, *dq_in;         // [C][Kp] through the incoming and the outgoing state
+  float* dG;                             // [C][Kp] per channel, else [C]
+  float *N, *W;                          // [C][C]
   float *dbeta, *diagonal, *pair_decay;  // [C]
   float *state_dot, *to_last;            // [Kp]
 
@@ -182,9 +182,9 @@ inline void pair_dG(const PrepareScratch& s, const GradientScratch& g, int64_t r
   }
 }
 
-// fp32 products. An engine of gradients has: the chain's engine, whose states it computes again; the
-// operands of a chunk and how they are packed; the products of the chain of gradients (pull), of the
-// contractions over value columns (contract_values), and of pairs of tokens (add_pairs).
+// fp32 products. An engine of gradients has: the chain's engine, whose states it computes again;
+// the operands of a chunk and how they are packed; the products of the chain of gradients (pull),
+// of the contractions over value columns (contract_values), and of pairs of tokens (add_pairs).
 struct Fp32Gradients {
   using Chain = Fp32Engine;
   using Operands = Fp32Engine::Operands;

@@ -185,8 +185,7 @@ inline float residual_dot(const PrepareScratch& s, const GradientScratch& g, con
     for (int64_t v = 0; v < shape.panel_columns(panel); ++v) {
       float z = load_f32(p.v.data, p.v.dtype,
                          p.v.at(at.batch, at.begin + i, at.head) + panel * kPanel + v);
-      for (int64_t d = 0; d < shape.K; ++d)
-        z -= s.k[i * Kp + d] * prefix(i, d) * S[d * width + v];
+      for (int64_t d = 0; d < shape.K; ++d) z -= s.k[i * Kp + d] * prefix(i, d) * S[d * width + v];
       for (int64_t j = 0; j < i; ++j) z -= pair[j] * Y[j * width + v];
       dot += static_cast<double>(z) * static_cast<double>(dX[i * width + v]);
     }
@@ -200,8 +199,7 @@ inline void row_dots(const ChunkStates& c, const Shape& shape, int64_t length, f
   for (int64_t t = 0; t < length; ++t) {
     Vec sum = hn::Zero(d);
     for (int64_t panel = 0; panel < shape.panels; ++panel) {
-      const int64_t width = shape.panel_width(panel),
-                    from = panel * kPanel * shape.C + t * width;
+      const int64_t width = shape.panel_width(panel), from = panel * kPanel * shape.C + t * width;
       for (int64_t v = 0; v < width; v += kLanes) {
         sum = hn::MulAdd(hn::LoadU(d, c.dX + from + v), hn::LoadU(d, c.Y + from + v), sum);
       }
@@ -262,8 +260,8 @@ inline void sum_dG(const float* e, int64_t length, int64_t Kp, const GradientScr
 template <Gate kGate, class Engine>
 inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape& shape,
                             const PrepareScratch& s, const GradientScratch& g,
-                            const typename Engine::Room& room, const ChunkStates& c,
-                            float* dq_sum, float* dk_sum) {
+                            const typename Engine::Room& room, const ChunkStates& c, float* dq_sum,
+                            float* dk_sum) {
   const F32 d;
   const int64_t C = shape.C, Kp = shape.Kp, rows = rows_of(at.length);
   factor_rows<kGate>(s.e, rows, Kp, g);
@@ -324,8 +322,8 @@ inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape&
 // Stores dv, dbeta and dg of a chunk and head.
 template <Gate kGate>
 inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape& shape,
-                            const PrepareScratch& s, const GradientScratch& g,
-                            const ChunkStates& c, double* d_param) {
+                            const PrepareScratch& s, const GradientScratch& g, const ChunkStates& c,
+                            double* d_param) {
   if (p.dv) {
     for (int64_t panel = 0; panel < shape.panels; ++panel) {
       const int64_t width = shape.panel_width(panel);

@@ -68,11 +68,11 @@ std::span<const SimdDoor> tile_backward_doors();
 
 // The same for AMX tiles.
 #if HWY_TARGETS & HWY_AVX3
-#define DELTIC_TILE_TABLE(op)                                                                 \
-  std::span<const SimdDoor> tile_##op##_doors() {                                             \
-    static const SimdDoor doors[] = {                                                         \
+#define DELTIC_TILE_TABLE(op)                                                              \
+  std::span<const SimdDoor> tile_##op##_doors() {                                          \
+    static const SimdDoor doors[] = {                                                      \
         {"cpu.amx", amx_missing, N_AVX3::tile_##op##_workspace, N_AVX3::tile_##op##_run}}; \
-    return doors;                                                                             \
+    return doors;                                                                          \
   }
 #else
 #define DELTIC_TILE_TABLE(op) \

@@ -116,6 +116,7 @@ HWY_INLINE void for_row_blocks(int64_t rows, const Body& body) {
 struct TileEngine {
   static constexpr int64_t kKeyAlign = 32;
   static constexpr bool kTiles = true;
+  static constexpr Arithmetic kArithmetic = Arithmetic::bf16_tiles;
   static int64_t depth(int64_t tokens) { return (tokens + 31) / 32 * 32; }
 
   struct Operands {

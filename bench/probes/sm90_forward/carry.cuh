@@ -1,0 +1,294 @@
+// The state chain: a warpgroup carries 64 value columns of S (V x K, fp32 accumulators) through the
+// chunks of its CTA's positions. Packets arrive by bulk copy from the ring.
+//
+// S goes into the products negated: then v - k S starts from v as accumulator, and o comes out as
+// -o (Aqk and the scale of o are negated by the preparing role).
+#pragma once
+#include "plan.cuh"
+#include "ptx.cuh"
+#include "smem.h"
+
+namespace deltic::gpu {
+
+enum Kind { kForward = 0, kValues = 0, kIdentity = 1 };  // jobs of a transfer: E, M
+
+__device__ inline int num_positions(const Plan& plan, int carrier) {
+  return max(0, min(plan.total - carrier * plan.steps, plan.steps));
+}
+__device__ inline Place place_of(const Params& params, const Plan& plan, int position) {
+  const int kinds = params.is_transfer ? 2 : 1;
+  return locate(plan, params.chunk_prefix, params.num_value_heads * kinds, kinds, position);
+}
+
+// One thread: packets and values of every position of carrier i.
+__device__ inline void load_packets(CarrySmem& s, const Params& params, const Plan& plan,
+                                    const CUtensorMap* map_v, int carrier) {
+  const int count = num_positions(plan, carrier);
+  int token = 0, head = 0, left = 0;
+  bool has_v = true;
+#pragma unroll 1
+  for (int n = 0; n < count; n++) {
+    if (left == 0) {  // the next job, or part of one
+      const Place p = place_of(params, plan, carrier * plan.steps + n);
+      token = params.cu_seqlens[p.seq] + p.chunk * kChunk, head = p.head;
+      left = p.end - p.begin, has_v = !(params.is_transfer && p.kind == kIdentity);
+    }
+    const int ka = n % kKeyStages, ra = n % kRestStages, slot = n % params.ring_slots;
+    const Packet* packet = params.ring + int64_t(carrier) * params.ring_slots + slot;
+    wait_flag(ready_flag(params, carrier, slot), n + 1);
+    fence_async_proxy_global();  // written by ordinary stores
+    barrier_wait(&s.keys_empty[ka], (n / kKeyStages & 1) ^ 1);
+    barrier_expect(&s.keys_full[ka], sizeof(PacketKeys));
+    bulk_load(&s.keys[ka], &packet->keys, sizeof(PacketKeys), &s.keys_full[ka]);
+    barrier_wait(&s.rest_empty[ra], (n / kRestStages & 1) ^ 1);
+    barrier_expect(&s.rest_full[ra], sizeof(PacketRest) + (has_v ? kTile : 0));
+    if (has_v) {
+      tensor_load(s.v[ra][0], map_v, 0, head, token, &s.rest_full[ra]);
+      tensor_load(s.v[ra][1], map_v, 64, head, token, &s.rest_full[ra]);
+    }
+    bulk_load(&s.rest[ra], &packet->rest, sizeof(PacketRest), &s.rest_full[ra]);
+    token += kChunk, left--;
+  }
+}
+
+__device__ inline int carry_tid() {  // read anew: addresses are not kept across chunks
+  int t;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+  return t;
+}
+// Lane's byte offset for ldmatrix / stmatrix of token groups 0, 1 in a 64 x 64 half tile of v or o.
+__device__ inline uint32_t fragment_offset(int tid) {
+  const int lane = tid % 32, token = (lane >> 4) * 8 + lane % 8;
+  return swizzled(token, 2 * ((tid / 32) & 3) + ((lane >> 3) & 1));
+}
+
+// acc = v |k| as V x token accumulators: the inverse carries the matching 1/|k|.
+__device__ inline void load_values(CarrySmem& s, int st, int rest, float (&acc)[32]) {
+  const int tid = carry_tid(), x = tid % 4;
+  uint8_t* tile = s.v[st][tid / 128];
+  if (rest < kChunk) {  // rows past the sequence's end are replaced, not multiplied away
+    const int row = tid % 128 / 2;
+    if (row >= rest)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        reinterpret_cast<uint4*>(tile + row * 128)[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+    named_sync(1 + tid / 128, 128);
+  }
+  const uint32_t vb = smem_u32(tile) + fragment_offset(tid);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    uint32_t r[4];
+    ldmatrix_x4_trans(r, vb + i * 2048);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float2 f = *reinterpret_cast<const float2*>(
+          &s.rest[st].v_scale[16 * i + 8 * (j >> 1) + 2 * x]);
+      acc[8 * i + 2 * j] = bf16_lo(r[j]) * f.x;
+      acc[8 * i + 2 * j + 1] = bf16_hi(r[j]) * f.y;
+    }
+  }
+}
+// o of one chunk: scaled, through shared memory, out. Frees the packet's second part.
+__device__ inline void store_output(CarrySmem& s, int st, int token, int rest, int head,
+                                    const float (&o)[32], const Params& params,
+                                    const CUtensorMap* map) {
+  const int tid = carry_tid(), x = tid % 4, wg = tid / 128;
+  uint32_t r[4][4];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float2 f = *reinterpret_cast<const float2*>(
+          &s.rest[st].o_scale[16 * i + 8 * (j >> 1) + 2 * x]);
+      r[i][j] = pack_bf16(o[8 * i + 2 * j] * f.x, o[8 * i + 2 * j + 1] * f.y);
+    }
+  barrier_arrive(&s.rest_empty[st]);
+  if (params.is_transfer) return;
+  if (tid % 128 == 0) tensor_store_wait_read();
+  named_sync(1 + wg, 128);  // the copy of the chunk before has left the tile
+  const uint32_t ob = smem_u32(s.o[wg]) + fragment_offset(tid);
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(ob + i * 2048),
+        "r"(r[i][0]), "r"(r[i][1]), "r"(r[i][2]), "r"(r[i][3])
+        : "memory");
+  fence_async_proxy();
+  named_sync(1 + wg, 128);  // the tile is complete
+  if (rest >= kChunk) {
+    if (tid % 128 == 0) tensor_store(map, s.o[wg], 64 * wg, head, token);
+  } else {
+    const int row = tid % 128 / 2;
+    if (row < rest) {
+      auto* dst =
+          params.o + (int64_t(token + row) * params.num_value_heads + head) * kWidth + 64 * wg;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int chunk16 = 4 * (tid % 2) + i;
+        reinterpret_cast<uint4*>(dst)[chunk16] =
+            *reinterpret_cast<uint4*>(s.o[wg] + swizzled(row, chunk16));
+      }
+    }
+    named_sync(1 + wg, 128);  // read before the next job writes the tile
+  }
+}
+
+// First element of the thread's rows in a V-first state; columns are channels 8 j + 2 x (+ 1).
+__device__ inline int64_t state_offset() {
+  const int tid = carry_tid();
+  return int64_t(16 * (tid / 32) + tid % 32 / 4) * kWidth + 2 * (tid % 4);
+}
+__device__ inline void load_state(const float* from, float (&S)[64]) {
+#pragma unroll
+  for (int i = 0; i < 32; i++) {
+    float2 f = make_float2(0.f, 0.f);
+    if (from)
+      f = __ldcg(reinterpret_cast<const float2*>(from + state_offset() + (i & 1) * 8 * kWidth +
+                                                 (i >> 1) * 8));
+    S[2 * i] = f.x, S[2 * i + 1] = f.y;
+  }
+}
+__device__ inline void identity_state(float (&S)[64]) {
+  const int64_t at = state_offset();
+#pragma unroll
+  for (int i = 0; i < 32; i++) {
+    const int e = int(at) + (i & 1) * 8 * kWidth + (i >> 1) * 8;
+    S[2 * i] = e / kWidth == e % kWidth ? 1.f : 0.f;
+    S[2 * i + 1] = e / kWidth == e % kWidth + 1 ? 1.f : 0.f;
+  }
+}
+__device__ inline void store_state(float* to, const float (&S)[64]) {
+#pragma unroll
+  for (int i = 0; i < 32; i++)
+    *reinterpret_cast<float2*>(to + state_offset() + (i & 1) * 8 * kWidth + (i >> 1) * 8) =
+        make_float2(S[2 * i], S[2 * i + 1]);
+}
+
+// Two warpgroups: every position of the carrier.
+__device__ inline void carry_state(CarrySmem& s, const Params& params, const Plan& plan,
+                                   const CUtensorMap* map_o, int carrier) {
+  const int count = num_positions(plan, carrier);
+  float S[64], acc[32], O[32] = {};
+  uint32_t av[16];
+  auto pack_acc = [&] {
+#pragma unroll
+    for (int i = 0; i < 16; i++) av[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
+  };
+#pragma unroll 1
+  for (int n = 0; n < count;) {
+    const Place p = place_of(params, plan, carrier * plan.steps + n);
+    const int first = params.cu_seqlens[p.seq], len = params.cu_seqlens[p.seq + 1] - first;
+    const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
+    if (p.begin > 0) {  // the state comes from the next carrier
+      if (carry_tid() % 128 == 0) wait_flag(handoff_flag(params, carrier + 1), 2);
+      named_sync(1 + carry_tid() / 128, 128);
+      load_state(params.handoff + int64_t(carrier + 1) * kWidth * kWidth, S);
+    } else if (params.is_transfer) {
+      if (p.kind == kIdentity)
+        identity_state(S);
+      else
+        load_state(nullptr, S);
+    } else {
+      load_state(params.state_in ? params.state_in + job * kWidth * kWidth : nullptr, S);
+    }
+    const int chunks = p.end - p.begin;
+    const bool has_v = !(params.is_transfer && p.kind == kIdentity);
+    auto begin_values = [&](int i) {  // chunk i of this part
+      const int st = (n + i) % kRestStages;
+      barrier_wait(&s.rest_full[st], ((n + i) / kRestStages) & 1);
+      if (has_v) {
+        load_values(s, st, len - (p.begin + i) * kChunk, acc);
+      } else {
+#pragma unroll
+        for (int j = 0; j < 32; j++) acc[j] = 0.f;
+      }
+    };
+    begin_values(0);
+#pragma unroll 1
+    for (int c = 0; c < chunks; c++) {
+      const int ks = (n + c) % kKeyStages, st = (n + c) % kRestStages;
+      barrier_wait(&s.keys_full[ks], ((n + c) / kKeyStages) & 1);
+      if (carry_tid() == 0) store_release(consumed_flag(params, carrier), n + c + 1);
+      const uint32_t ka = smem_u32(s.keys[ks].kd), qa = smem_u32(s.keys[ks].qd);
+      const PacketRest& rest = s.rest[st];
+      uint32_t as[32];
+#pragma unroll
+      for (int i = 0; i < 32; i++) as[i] = pack_bf16(-S[2 * i], -S[2 * i + 1]);
+      fence_operands(acc);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int j = 0; j < 8; j++)  // v - (k exp(G)) S
+        wgmma<MmaN64>(acc, &as[4 * j], tile_desc(ka + (j / 4) * kHalf + (j % 4) * 32, 16, 1024));
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();  // o of the chunk before
+      fence_operands(O);
+      if (c > 0) {
+        store_output(s, st ^ 1, first + (p.begin + c - 1) * kChunk, kChunk, p.head, O, params,
+                     map_o);
+      }
+      fence_operands(O);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int j = 0; j < 8; j++)  // -(q exp(G)) S
+        wgmma<MmaN64>(O, &as[4 * j], tile_desc(qa + (j / 4) * kHalf + (j % 4) * 32, 16, 1024),
+                      j > 0);
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>();
+      fence_operands(acc);
+      pack_acc();
+      const uint32_t ta = smem_u32(rest.t), aa = smem_u32(rest.aqk), ra = smem_u32(rest.kr);
+      fence_operands(acc);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int j = 0; j < 4; j++)  // v_new = T (v - k S)
+        wgmma<MmaN64>(acc, &av[4 * j], tile_desc(ta + j * 32, 16, 1024), j > 0);
+      cute::warpgroup_commit_batch();
+      {
+        const float* decay = &rest.decay[2 * (carry_tid() % 4)];
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+          const float2 d = *reinterpret_cast<const float2*>(decay + 8 * j);
+          S[4 * j] *= d.x, S[4 * j + 1] *= d.y, S[4 * j + 2] *= d.x, S[4 * j + 3] *= d.y;
+        }
+      }
+      cute::warpgroup_wait<0>();
+      fence_operands(acc);
+      fence_operands(O);
+      barrier_arrive(&s.keys_empty[ks]);
+      pack_acc();
+      fence_operands(S);
+      fence_operands(O);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int j = 0; j < 4; j++)  // S += (k exp(G_last - G))^T v_new
+        wgmma<MmaN128>(S, &av[4 * j], tile_desc(ra + j * 2048, kHalf, 1024));
+      cute::warpgroup_commit_batch();
+#pragma unroll
+      for (int j = 0; j < 4; j++)  // -o
+        wgmma<MmaN64>(O, &av[4 * j], tile_desc(aa + j * 32, 16, 1024));
+      cute::warpgroup_commit_batch();
+      if (c + 1 < chunks) begin_values(c + 1);
+      cute::warpgroup_wait<1>();
+      fence_operands(S);
+    }
+    cute::warpgroup_wait<0>();
+    fence_operands(O);
+    store_output(s, (n + chunks - 1) % kRestStages, first + (p.end - 1) * kChunk,
+                 len - (p.end - 1) * kChunk, p.head, O, params, map_o);
+    if (p.end < p.count) {  // the first part of a job: its rest is the carrier before
+      store_state(params.handoff + int64_t(carrier) * kWidth * kWidth, S);
+      __threadfence();
+      named_sync(1 + carry_tid() / 128, 128);
+      if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, carrier), 1u);
+    } else if (params.state_out) {
+      const int64_t all = int64_t(params.num_seqs) * params.num_value_heads;
+      store_state(params.state_out + (params.is_transfer ? p.kind * all + job : job) * kWidth *
+                                         kWidth,
+                  S);
+    }
+    n += chunks;
+  }
+  if (carry_tid() % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+}  // namespace deltic::gpu

@@ -1,0 +1,463 @@
+// Stand-alone check and timing of the forward probe: `probe check | time | once`.
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kernel.cuh"
+
+using namespace deltic::gpu;
+using bf16 = __nv_bfloat16;
+
+#define CHECK(x)                                                                      \
+  do {                                                                                \
+    cudaError_t e_ = (x);                                                             \
+    if (e_ != cudaSuccess) {                                                          \
+      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); \
+      std::exit(1);                                                                   \
+    }                                                                                 \
+  } while (0)
+
+struct Config {
+  Gate gate = Gate::kChannel;
+  GateForm form = GateForm::kBounded;
+};
+struct Tensors {
+  bf16 *q, *k, *v, *g, *beta, *o;
+  float *a_log, *dt_bias, *state_in, *state_out;
+  int* cu;
+  int tokens, heads, value_heads, seqs;
+  std::vector<int> lens;
+  // workspace
+  void* workspace;
+};
+
+// --- inputs --------------------------------------------------------------------------------------
+__device__ uint32_t hash32(uint64_t x) {
+  x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
+  return uint32_t(x);
+}
+__device__ float uniform(uint64_t i) { return (hash32(i) + 0.5f) * (1.f / 4294967296.f); }
+__device__ float normal(uint64_t i) {
+  return sqrtf(-2.f * logf(uniform(2 * i))) * cospif(2.f * uniform(2 * i + 1));
+}
+enum Fill { kNormal, kGateMix, kGateSlow, kGateSoftplus, kGateDeep, kCorrelated, kStateFill };
+// width: elements per head (128, or 1 for gates per head)
+template <class X>
+__global__ void fill(X* p, int64_t n, uint64_t seed, int kind, int heads, int width) {
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n;
+       i += int64_t(gridDim.x) * blockDim.x) {
+    uint64_t s = seed * 0x9E3779B97F4A7C15ull + i;
+    float r = normal(s), u = uniform(s ^ 0x5555555555ull);
+    int channel = i % width, head = (i / width) % heads;
+    bool slow = head % 4 == 0 || (width > 1 && channel % 4 == 0);
+    float x = r;
+    if (kind == kGateMix)
+      x = u < .3f    ? -1e-4f
+          : u < .6f  ? -5.f * uniform(s + 7)
+          : u < .8f  ? -20.f * uniform(s + 9)
+          : u < .95f ? -.05f
+                     : -1000.f;
+    if (kind == kGateSlow) x = slow ? -1e-4f : -5.f / (1.f + expf(-r));
+    if (kind == kGateSoftplus) x = -(1.f + 15.f * uniform(head + 77)) * log1pf(expf(r));
+    if (kind == kGateDeep) x = -5.4f;
+    if (kind == kCorrelated) x = .45f * r + .9f * normal(channel + 1000 * head + 12345);
+    if (kind == kStateFill) x = .3f * r;
+    p[i] = X(x);
+  }
+}
+
+// --- reference: the recurrence in fp64, one block per (sequence, head), a thread per value column
+__global__ void reference(Tensors t, Config cfg, float scale, float lower_bound, double* state,
+                          double* o) {
+  __shared__ double k[128], q[128], e[128], red[2];
+  int head = blockIdx.x % t.value_heads, seq = blockIdx.x / t.value_heads, d = threadIdx.x;
+  int qk_head = head / (t.value_heads / t.heads);
+  double* S = state + (int64_t(blockIdx.x) * 128 + d) * 128;  // [V][K]
+  for (int i = 0; i < 128; i++)
+    S[i] = t.state_in ? double(t.state_in[(int64_t(blockIdx.x) * 128 + d) * 128 + i]) : 0.;
+  for (int n = t.cu[seq]; n < t.cu[seq + 1]; n++) {
+    int64_t at = (int64_t(n) * t.value_heads + head) * 128 + d;
+    int64_t qk = (int64_t(n) * t.heads + qk_head) * 128 + d;
+    __syncthreads();
+    k[d] = double(float(t.k[qk])), q[d] = double(float(t.q[qk]));
+    double g = 0;
+    if (cfg.gate != Gate::kNone) {
+      bool per_head = cfg.gate == Gate::kHead;
+      g = double(float(t.g[per_head ? at / 128 : at]));
+      double bias = double(t.dt_bias[per_head ? head : head * 128 + d]);
+      double a = exp(double(t.a_log[head]));
+      if (cfg.form == GateForm::kBounded) g = lower_bound / (1. + exp(-a * (g + bias)));
+      if (cfg.form == GateForm::kSoftplus) g = -a * log1p(exp(g + bias));
+    }
+    e[d] = exp(g);
+    __syncthreads();
+    if (d < 2) {
+      double s = 1e-6;
+      for (int i = 0; i < 128; i++) s += d ? q[i] * q[i] : k[i] * k[i];
+      red[d] = 1. / sqrt(s);
+    }
+    __syncthreads();
+    double beta = 1. / (1. + exp(-double(float(t.beta[int64_t(n) * t.value_heads + head]))));
+    double dot = 0;
+    for (int i = 0; i < 128; i++) S[i] *= e[i], dot += S[i] * k[i] * red[0];
+    double u = beta * (double(float(t.v[at])) - dot), out = 0;
+    for (int i = 0; i < 128; i++) S[i] += k[i] * red[0] * u, out += S[i] * q[i] * red[1];
+    o[at] = out * scale;
+  }
+}
+
+// --- launch --------------------------------------------------------------------------------------
+CUtensorMap make_map(const bf16* p, int tokens, int heads) {
+  static PFN_cuTensorMapEncodeTiled_v12000 encode = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult r;
+    CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
+                                           &r));
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
+  }();
+  CUtensorMap m;
+  cuuint64_t dims[3] = {128, cuuint64_t(heads), cuuint64_t(tokens)};
+  cuuint64_t strides[2] = {256, cuuint64_t(heads) * 256};
+  cuuint32_t box[3] = {64, 1, 64}, ones[3] = {1, 1, 1};
+  CUresult r = encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(p), dims, strides,
+                      box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (r != CUDA_SUCCESS) std::printf("tensor map: error %d\n", int(r)), std::exit(1);
+  return m;
+}
+
+int g_ctas = 132, g_ring = 8;
+float g_carry_us = 0, g_prepare_us = 0;  // other costs for the policy, for experiments
+
+int64_t align(int64_t n) { return (n + 1023) / 1024 * 1024; }
+struct Workspace {
+  int64_t flags, prefix, handoff, ring, bytes;
+};
+Workspace workspace_of(int seqs) {
+  Workspace w;
+  w.flags = 1024;
+  w.prefix = w.flags + align(flag_words(g_ctas) * 4);
+  w.handoff = w.prefix + align((seqs + 1) * 4);
+  w.ring = w.handoff + int64_t(g_ctas) * kWidth * kWidth * 4;
+  w.bytes = w.ring + int64_t(g_ctas) * g_ring * sizeof(Packet);
+  return w;
+}
+
+template <Gate kGate, GateForm kForm>
+void launch_kernel(const Tensors& t, Params p, cudaStream_t stream) {
+  auto kernel = delta_forward<kGate, kForm>;
+  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
+  auto map = [&](bf16* x, int heads) { return make_map(x, t.tokens, heads); };
+  Costs costs = costs_of(kGate);
+  if (g_carry_us > 0) costs = {g_carry_us, g_prepare_us};
+  make_plan<512><<<1, 512, 0, stream>>>(p, costs, g_ctas);
+  kernel<<<g_ctas, kThreads, kSmemBytes, stream>>>(
+      map(t.q, t.heads), map(t.k, t.heads), map(t.v, t.value_heads),
+      map(kGate == Gate::kChannel ? t.g : t.v, t.value_heads), map(t.o, t.value_heads), p);
+  CHECK(cudaGetLastError());
+}
+void launch(const Tensors& t, Config cfg, float scale, float lower_bound, cudaStream_t stream) {
+  const Workspace w = workspace_of(t.seqs);
+  auto* base = static_cast<uint8_t*>(t.workspace);
+  Params p{};
+  p.cu_seqlens = t.cu, p.beta = t.beta, p.a_log = t.a_log, p.dt_bias = t.dt_bias, p.o = t.o;
+  p.g_head = t.g;
+  p.state_in = t.state_in, p.state_out = t.state_out, p.scale = scale;
+  p.lower_bound = lower_bound;
+  p.num_seqs = t.seqs, p.num_heads = t.heads, p.num_value_heads = t.value_heads;
+  p.ring_slots = g_ring;
+  p.plan = reinterpret_cast<Plan*>(base);
+  p.flags = reinterpret_cast<uint32_t*>(base + w.flags);
+  p.chunk_prefix = reinterpret_cast<int*>(base + w.prefix);
+  p.handoff = reinterpret_cast<float*>(base + w.handoff);
+  p.ring = reinterpret_cast<Packet*>(base + w.ring);
+  if (cfg.gate == Gate::kNone)
+    launch_kernel<Gate::kNone, GateForm::kLogDecay>(t, p, stream);
+  else if (cfg.gate == Gate::kHead && cfg.form == GateForm::kLogDecay)
+    launch_kernel<Gate::kHead, GateForm::kLogDecay>(t, p, stream);
+  else if (cfg.gate == Gate::kHead && cfg.form == GateForm::kSoftplus)
+    launch_kernel<Gate::kHead, GateForm::kSoftplus>(t, p, stream);
+  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kLogDecay)
+    launch_kernel<Gate::kChannel, GateForm::kLogDecay>(t, p, stream);
+  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kSoftplus)
+    launch_kernel<Gate::kChannel, GateForm::kSoftplus>(t, p, stream);
+  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kBounded)
+    launch_kernel<Gate::kChannel, GateForm::kBounded>(t, p, stream);
+  else
+    std::printf("no such instantiation\n"), std::exit(1);
+}
+
+struct Fills {
+  int g = kNormal, k = kNormal;
+  bool state = true;
+};
+Tensors make_tensors(std::vector<int> lens, int heads, int value_heads, Config cfg, Fills f,
+                     uint64_t seed) {
+  Tensors t{};
+  std::vector<int> cu{0};
+  for (int n : lens) cu.push_back(cu.back() + n);
+  t.lens = lens;
+  t.tokens = cu.back(), t.heads = heads, t.value_heads = value_heads, t.seqs = int(lens.size());
+  int64_t nk = int64_t(t.tokens) * heads * 128, n = int64_t(t.tokens) * value_heads * 128;
+  int64_t m = int64_t(t.seqs) * value_heads * 128 * 128;
+  auto gen = [&](bf16*& p, int64_t count, int kind, int s, int h, int width) {
+    CHECK(cudaMalloc(&p, count * 2));
+    fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, h, width);
+  };
+  gen(t.q, nk, kNormal, 1, heads, 128), gen(t.k, nk, f.k, 2, heads, 128);
+  gen(t.v, n, kNormal, 3, value_heads, 128);
+  if (cfg.gate == Gate::kHead)
+    gen(t.g, n / 128, f.g, 4, value_heads, 1);
+  else
+    gen(t.g, n, f.g, 4, value_heads, 128);
+  gen(t.beta, n / 128, kNormal, 5, value_heads, 1), gen(t.o, n, kNormal, 6, value_heads, 128);
+  auto genf = [&](float*& p, int64_t count, int kind, int s) {
+    CHECK(cudaMalloc(&p, count * 4));
+    fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, value_heads, 128);
+  };
+  genf(t.a_log, value_heads, kStateFill, 7), genf(t.dt_bias, value_heads * 128, kStateFill, 8);
+  if (f.state) genf(t.state_in, m, kStateFill, 9);
+  genf(t.state_out, m, kNormal, 10);
+  CHECK(cudaMalloc(&t.cu, cu.size() * 4));
+  CHECK(cudaMemcpy(t.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
+  CHECK(cudaMalloc(&t.workspace, workspace_of(t.seqs).bytes));
+  CHECK(cudaDeviceSynchronize());
+  return t;
+}
+void free_tensors(Tensors& t) {
+  for (void* p : {(void*)t.q, (void*)t.k, (void*)t.v, (void*)t.g, (void*)t.beta, (void*)t.o,
+                  (void*)t.a_log, (void*)t.dt_bias, (void*)t.state_in, (void*)t.state_out,
+                  (void*)t.cu, t.workspace})
+    CHECK(cudaFree(p));
+}
+template <class X>
+std::vector<X> fetch(const X* p, int64_t n) {
+  std::vector<X> h(n);
+  CHECK(cudaMemcpy(h.data(), p, n * sizeof(X), cudaMemcpyDeviceToHost));
+  return h;
+}
+template <class X>
+double rms_error(const std::vector<X>& x, const std::vector<double>& ref) {
+  double a = 0, b = 0;
+  for (size_t i = 0; i < x.size(); i++) {
+    double d = double(float(x[i])) - ref[i];
+    a += d * d, b += ref[i] * ref[i];
+  }
+  return std::isfinite(a) ? std::sqrt(a / b) : INFINITY;
+}
+
+bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int value_heads, Fills f,
+           double limit) {
+  Tensors t = make_tensors(lens, heads, value_heads, cfg, f, 42);
+  int64_t n = int64_t(t.tokens) * value_heads * 128, m = int64_t(t.seqs) * value_heads * 128 * 128;
+  float scale = 1.f / std::sqrt(128.f), lb = -5.f;
+  double *rs, *ro;
+  CHECK(cudaMalloc(&rs, m * 8));
+  CHECK(cudaMalloc(&ro, n * 8));
+  auto run = [&](std::vector<bf16>& o, std::vector<float>& s) {
+    CHECK(cudaMemset(t.o, 0xff, n * 2));
+    CHECK(cudaMemset(t.state_out, 0xff, m * 4));
+    launch(t, cfg, scale, lb, nullptr);
+    CHECK(cudaDeviceSynchronize());
+    o = fetch(t.o, n), s = fetch(t.state_out, m);
+  };
+  reference<<<t.seqs * value_heads, 128>>>(t, cfg, scale, lb, rs, ro);
+  std::vector<bf16> o1, o2, o3;
+  std::vector<float> s1, s2, s3;
+  run(o1, s1);
+  double eo = rms_error(o1, fetch(ro, n)), es = rms_error(s1, fetch(rs, m));
+  run(o2, s2);
+  // Other roles: the bits must not depend on who prepares and who carries what.
+  const float c = g_carry_us, pr = g_prepare_us;
+  const int ctas = g_ctas, ring = g_ring;
+  g_carry_us = 1.f, g_prepare_us = 9.f, g_ring = 3, g_ctas = 29;
+  run(o3, s3);
+  g_carry_us = c, g_prepare_us = pr, g_ring = ring, g_ctas = ctas;
+  auto equal = [&](auto& a, auto& b) {
+    return std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+  };
+  bool same = equal(o1, o2) && equal(s1, s2), roles = equal(o1, o3) && equal(s1, s3);
+  // Packing: the last sequence alone.
+  bool alone = true;
+  if (lens.size() > 1) {
+    const int last = int(lens.size()) - 1, from = t.tokens - lens[last];
+    int host[2] = {from, t.tokens};
+    Tensors u = t;
+    u.seqs = 1;
+    CHECK(cudaMalloc(&u.cu, 8));
+    CHECK(cudaMemcpy(u.cu, host, 8, cudaMemcpyHostToDevice));
+    int64_t skip = int64_t(last) * value_heads * 128 * 128;
+    if (u.state_in) u.state_in += skip;
+    u.state_out += skip;
+    CHECK(cudaMemset(t.o, 0xff, n * 2));
+    launch(u, cfg, scale, lb, nullptr);
+    CHECK(cudaDeviceSynchronize());
+    auto o = fetch(t.o, n);
+    auto s = fetch(t.state_out, m);
+    int64_t at = int64_t(from) * value_heads * 128;
+    alone = std::memcmp(&o[at], &o1[at], (n - at) * 2) == 0 &&
+            std::memcmp(&s[skip], &s1[skip], (m - skip) * 4) == 0;
+    CHECK(cudaFree(u.cu));
+  }
+  // Every token from the middle of each sequence on replaced: the same bits before.
+  int64_t row = int64_t(value_heads) * 128, krow = int64_t(heads) * 128;
+  int start = 0;
+  for (int len : lens) {
+    int from = start + len / 2;
+    int64_t count = start + len - from;
+    if (count) {
+      for (bf16* p : {t.q, t.k})
+        fill<<<64, 256>>>(p + from * krow, count * krow, 977, kNormal, heads, 128);
+      fill<<<64, 256>>>(t.v + from * row, count * row, 979, kNormal, value_heads, 128);
+      int w = cfg.gate == Gate::kHead ? 1 : 128;
+      fill<<<64, 256>>>(t.g + from * value_heads * w, count * value_heads * w, 978,
+                        cfg.form == GateForm::kLogDecay ? kGateSoftplus : kNormal, value_heads, w);
+    }
+    start += len;
+  }
+  run(o2, s2);
+  bool causal = true;
+  start = 0;
+  for (int len : lens) {
+    causal &= std::memcmp(&o1[start * row], &o2[start * row], (len / 2) * row * 2) == 0;
+    start += len;
+  }
+  bool ok = eo < limit && es < limit && same && causal && roles && alone;
+  std::printf("check %-40s o %.3f %%  state %.3f %%  again %s  roles %s  alone %s  causal %s  %s\n",
+              name, eo * 100, es * 100, same ? "=" : "NO", roles ? "=" : "NO", alone ? "=" : "NO",
+              causal ? "=" : "NO", ok ? "ok" : "FAIL");
+  std::fflush(stdout);
+  CHECK(cudaFree(rs));
+  CHECK(cudaFree(ro));
+  free_tensors(t);
+  return ok;
+}
+
+double time_case(std::vector<int> lens, int heads, int value_heads, const char* name, int g_fill,
+                 Config cfg, double anchor) {
+  int64_t tokens = 0, chunks = 0;
+  for (int n : lens) tokens += n, chunks += (n + 63) / 64;
+  const double bytes = cfg.gate == Gate::kChannel
+                           ? double(tokens) * heads * (5 * 256 + 2)
+                           : double(tokens) * (heads * 512. + value_heads * 516.);
+  // Sets of inputs beyond the 60 MB of L2 together.
+  int sets = std::max(1, std::min(8, int(std::ceil(150e6 / bytes))));
+  std::vector<Tensors> t;
+  Fills f;
+  f.g = g_fill;
+  for (int i = 0; i < sets; i++) t.push_back(make_tensors(lens, heads, value_heads, cfg, f, 7 + i));
+  cudaStream_t stream;
+  CHECK(cudaStreamCreate(&stream));
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  const int per_graph = 8;
+  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  for (int i = 0; i < per_graph; i++)
+    launch(t[i % sets], cfg, 1.f / std::sqrt(128.f), -5.f, stream);
+  CHECK(cudaStreamEndCapture(stream, &graph));
+  CHECK(cudaGraphInstantiate(&exec, graph, 0));
+  cudaEvent_t a, b;
+  CHECK(cudaEventCreate(&a));
+  CHECK(cudaEventCreate(&b));
+  std::vector<float> ms;
+  for (int i = 0; i < 26; i++) {
+    CHECK(cudaEventRecord(a, stream));
+    CHECK(cudaGraphLaunch(exec, stream));
+    CHECK(cudaEventRecord(b, stream));
+    CHECK(cudaEventSynchronize(b));
+    float x;
+    CHECK(cudaEventElapsedTime(&x, a, b));
+    if (i >= 5) ms.push_back(x / per_graph);
+  }
+  std::sort(ms.begin(), ms.end());
+  const double med = ms[ms.size() / 2];
+  const Plan plan = fetch(static_cast<Plan*>(t[0].workspace), 1)[0];
+  std::printf(
+      "time %zu x %6d H %3d/%3d %-9s %.4f ms (%.4f..%.4f) %.2f TB/s carriers %d steps %d: %.2f "
+      "us/step, prepare %.2f us  anchor %.3f: %.2fx\n",
+      lens.size(), lens[0], heads, value_heads, name, med, ms.front(), ms.back(),
+      bytes / med * 1e-9, plan.carriers, plan.steps, med * 1e3 / plan.steps,
+      med * 1e3 * (g_ctas - plan.carriers) / plan.total, anchor, anchor / med);
+  std::fflush(stdout);
+  CHECK(cudaGraphExecDestroy(exec));
+  CHECK(cudaGraphDestroy(graph));
+  CHECK(cudaStreamDestroy(stream));
+  for (auto& x : t) free_tensors(x);
+  return med;
+}
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "check";
+  int device_sms = 0;
+  CHECK(cudaDeviceGetAttribute(&device_sms, cudaDevAttrMultiProcessorCount, 0));
+  g_ctas = device_sms;
+  const Config kda{}, log{Gate::kChannel, GateForm::kLogDecay},
+      soft{Gate::kChannel, GateForm::kSoftplus}, gdn{Gate::kHead, GateForm::kLogDecay},
+      gdn_soft{Gate::kHead, GateForm::kSoftplus}, none{Gate::kNone, GateForm::kLogDecay};
+  if (what == "small") {  // for the sanitizers
+    bool ok = check("bounded, ragged", kda, {70, 1, 0, 130}, 2, 2, {}, 6e-3);
+    ok &= check("gdn, ragged, 1/2", gdn, {70, 1, 0, 130}, 1, 2, {.g = kGateMix}, 6e-3);
+    return !ok;
+  }
+  if (what == "check") {
+    bool ok = true;
+    const std::vector<int> ragged{200, 1, 63, 0, 65, 129, 8};
+    ok &= check("bounded, 1 x 64", kda, {64}, 2, 2, {}, 6e-3);
+    ok &= check("bounded, 1 x 64, no state", kda, {64}, 2, 2, {.state = false}, 6e-3);
+    ok &= check("bounded, 1 x 1024", kda, {1024}, 2, 2, {}, 6e-3);
+    ok &= check("bounded, ragged", kda, ragged, 3, 3, {}, 6e-3);
+    ok &= check("bounded, 2 x 1000", kda, {1000, 1000}, 4, 4, {}, 6e-3);
+    ok &= check("bounded, 2 x 1000, 40 heads", kda, {1000, 1000}, 40, 40, {}, 6e-3);
+    ok &= check("softplus inside, ragged", soft, ragged, 2, 4, {}, 6e-3);
+    ok &= check("slow, ragged", log, {300, 17, 512}, 4, 4, {.g = kGateSlow}, 6e-3);
+    ok &= check("slow, 1 x 2048", log, {2048}, 8, 8, {.g = kGateSlow}, 6e-3);
+    ok &= check("softplus, 1 x 1000", log, {1000}, 8, 8, {.g = kGateSoftplus}, 6e-3);
+    ok &= check("-1e-4..-1000, ragged", log, ragged, 4, 4, {.g = kGateMix}, 6e-3);
+    ok &= check("-1e-4..-1000, 1 x 1000", log, {1000}, 8, 8, {.g = kGateMix}, 6e-3);
+    ok &= check("-5.4 everywhere, 1 x 500", log, {500}, 4, 4, {.g = kGateDeep}, 6e-3);
+    ok &= check("per head, slow, ragged, 2/6", gdn, ragged, 2, 6, {.g = kGateSlow}, 6e-3);
+    ok &= check("per head, -1e-4..-1000, 1 x 1000", gdn, {1000}, 4, 8, {.g = kGateMix}, 6e-3);
+    ok &= check("per head, softplus inside, 2 x 1000", gdn_soft, {1000, 1000}, 4, 8, {}, 6e-3);
+    ok &= check("no gate, ragged", none, ragged, 2, 4, {}, 6e-3);
+    check("correlated keys, slow, 1 x 500 (info)", log, {500}, 4, 4,
+          {.g = kGateSlow, .k = kCorrelated}, 1);
+    std::printf("%s\n", ok ? "ALL OK" : "SOME FAILED");
+    return !ok;
+  }
+  if (what == "time") {
+    struct Row {
+      std::vector<int> lens;
+      int heads;
+      double anchor;
+    };
+    for (int i = 2; i + 1 < argc; i += 2) {
+      if (argv[i][0] == 'r') g_ring = std::atoi(argv[i + 1]);
+      if (argv[i][0] == 'c') g_carry_us = std::atof(argv[i + 1]), g_prepare_us = 2.6f;
+      if (argv[i][0] == 'p') g_prepare_us = std::atof(argv[i + 1]);
+    }
+    const Row rows[] = {{{8192}, 96, 1.395},  {{8192}, 64, 1.183}, {{8192}, 32, .974},
+                        {{8192}, 8, .813},    {{32768}, 8, 3.174}, {{131072}, 4, 12.08}};
+    for (const Row& r : rows) time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor);
+    for (int i = 0; i < 4; i++)
+      time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor);
+    time_case({8192}, 16, 32, "gdn slow", kGateSlow, gdn, .232);
+    time_case({8192}, 16, 64, "gdn slow", kGateSlow, gdn, .357);
+    time_case({8192, 8192, 8192, 8192}, 16, 32, "gdn slow", kGateSlow, gdn, .401);
+    time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236);
+  }
+  if (what == "once") {
+    const int heads = argc > 2 ? std::atoi(argv[2]) : 96;
+    Tensors t = make_tensors({4096}, heads, heads, kda, {.state = false}, 1);
+    launch(t, kda, .1f, -5.f, nullptr);
+    launch(t, kda, .1f, -5.f, nullptr);
+    CHECK(cudaDeviceSynchronize());
+  }
+  return 0;
+}

@@ -1,0 +1,211 @@
+// Operands of a chunk, element by element (warpgroups 0 and 1 of a preparing CTA).
+//
+// A thread owns 16 consecutive tokens of two adjacent channels, so products of decays run along
+// registers. For a pair i > j the level h is the highest bit in which i and j differ; the row
+// factor is the product of decays from the level's boundary to i, the column factor from j + 1 to
+// the boundary: nothing above 1 is formed for g <= 0, and only tokens j + 1 .. i are looked at.
+// Every level has 32 row tokens and 32 column tokens: one 64 x 32 x 128 product for k and q rows.
+#pragma once
+#include "ptx.cuh"
+#include "smem.h"
+
+namespace deltic::gpu {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+// exp(g) from raw g, one channel. slope and bias carry log2(e).
+template <GateForm kForm>
+__device__ inline float decay_of(float raw, float slope, float bias, float bound) {
+  if constexpr (kForm == GateForm::kBounded) {  // 2^inf = inf, 1/inf = 0: no clamp needed
+    return exp2_approx(bound * rcp_approx(1.f + exp2_approx(fmaf(raw, slope, bias))));
+  } else if constexpr (kForm == GateForm::kSoftplus) {
+    const float y = fmaf(raw, kLog2e, bias);
+    return exp2_approx(slope * (fmaxf(y, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(y)))));
+  } else {
+    return exp2_approx(raw * kLog2e);
+  }
+}
+
+struct Rows {
+  uint32_t k[16], q[16];
+  float fs[16][2];  // product from the start of the token's block to the token
+  float te[16][2];  // product from after the token to the end of its block
+};
+
+// Operands of level h inside 16 tokens, then blocks of 2 h.
+template <int h>
+__device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uint32_t lane4) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const int tr = i / h * 2 * h + h + i % h, tc = i / h * 2 * h + i % h;
+    const uint32_t at = i * 128 + (lane4 ^ (i << 4));
+    const uint32_t f = pack_bf16(r.fs[tr][0], r.fs[tr][1]);
+    store_shared(rows + at, mul_bf16x2(r.k[tr], f));
+    store_shared(rows + 32 * 128 + at, mul_bf16x2(r.q[tr], f));
+    uint32_t c = r.k[tc];
+    if (i % h != h - 1) c = mul_bf16x2(c, pack_bf16(r.te[tc][0], r.te[tc][1]));
+    store_shared(columns + at, c);
+  }
+#pragma unroll
+  for (int b = 0; b < 8 / h; b++)
+#pragma unroll
+    for (int ch = 0; ch < 2; ch++) {
+      const float lower = r.fs[2 * h * b + h - 1][ch], upper = r.fs[2 * h * b + 2 * h - 1][ch];
+#pragma unroll
+      for (int i = 0; i < h; i++) {
+        float& te = r.te[2 * h * b + i][ch];
+        te = i == h - 1 ? upper : te * upper;
+        r.fs[2 * h * b + h + i][ch] *= lower;
+      }
+    }
+}
+// Operands of 16 tokens whose boundary lies `f` further on: rows (k and q) or columns (k).
+template <bool kOne>
+__device__ inline void far_rows(const Rows& r, float f0, float f1, uint32_t rows, uint32_t lane4) {
+#pragma unroll
+  for (int t = 0; t < 16; t++) {
+    const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
+    const uint32_t f = kOne ? pack_bf16(r.fs[t][0], r.fs[t][1])
+                            : pack_bf16(r.fs[t][0] * f0, r.fs[t][1] * f1);
+    store_shared(rows + at, mul_bf16x2(r.k[t], f));
+    store_shared(rows + 32 * 128 + at, mul_bf16x2(r.q[t], f));
+  }
+}
+template <bool kOne>
+__device__ inline void far_columns(const Rows& r, float f0, float f1, uint32_t columns,
+                                   uint32_t lane4) {
+#pragma unroll
+  for (int t = 0; t < 16; t++) {
+    const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
+    uint32_t c = r.k[t];
+    if (!kOne || t < 15)
+      c = mul_bf16x2(c, kOne ? pack_bf16(r.te[t][0], r.te[t][1])
+                             : pack_bf16((t < 15 ? r.te[t][0] : 1.f) * f0,
+                                         (t < 15 ? r.te[t][1] : 1.f) * f1));
+    store_shared(columns + at, c);
+  }
+}
+
+template <Gate kGate, GateForm kForm>
+__device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
+  const int tid = threadIdx.x, warp = tid / 32;
+  const int half = warp & 1, b = warp >> 1;  // 64 channels; 16 tokens
+  const uint32_t lane4 = 4 * (tid % 32);
+  const int channel = 64 * half + 2 * (tid % 32);
+  int level = 0;  // running number of level buffers filled
+  auto fill_level = [&](auto write) {
+    const int n = level % kLevelBuffers;
+    barrier_wait(&s.level_empty[n], (level / kLevelBuffers & 1) ^ 1);
+    write(s.level[n]);
+    fence_async_proxy();
+    barrier_arrive(&s.level_full[n]);
+    level++;
+  };
+#pragma unroll 1
+  for (int n = 0; n < num_items; n++) {
+    const int st = n % kRawStages;
+    barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
+    const Stage& stage = s.stage[st];
+    Packet* const out = stage.item.packet;
+    uint8_t* const packet = reinterpret_cast<uint8_t*>(out) + half * kHalf + 16 * b * 128;
+    const int rest = stage.item.rest - 16 * b;
+    const uint32_t raw = half * kHalf + 16 * b * 128;
+    const uint32_t k_addr = smem_u32(s.k[st]) + raw, q_addr = smem_u32(s.q[st]) + raw;
+    auto put = [&](int64_t tile, int t, uint32_t v) {
+      *reinterpret_cast<uint32_t*>(packet + tile + t * 128 + (lane4 ^ ((t & 7) << 4))) = v;
+    };
+    if constexpr (kGate == Gate::kChannel) {
+      Rows r;
+      const uint32_t g_addr = smem_u32(s.g[st]) + raw;
+      const float slope = stage.slope, bound = params.lower_bound * kLog2e;
+      const float2 bias = *reinterpret_cast<const float2*>(&stage.bias[channel]);
+#pragma unroll
+      for (int t = 0; t < 16; t++) {
+        const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
+        const uint32_t g = load_shared(g_addr + at);
+        r.k[t] = load_shared(k_addr + at), r.q[t] = load_shared(q_addr + at);
+        r.fs[t][0] = decay_of<kForm>(bf16_lo(g), slope, bias.x, bound);
+        r.fs[t][1] = decay_of<kForm>(bf16_hi(g), slope, bias.y, bound);
+      }
+      barrier_arrive(&s.raw_empty[st]);
+      if (rest < 16) {  // past the end: k = q = 0, decay 1
+#pragma unroll
+        for (int t = 0; t < 16; t++)
+          if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
+      }
+      auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
+      auto cols_at = [&](Level& l, int row) {
+        return smem_u32(l.columns) + half * 4096 + row * 128;
+      };
+      fill_level([&](Level& l) { local_level<1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      fill_level([&](Level& l) { local_level<2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      fill_level([&](Level& l) { local_level<4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      fill_level([&](Level& l) { local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) =
+          make_float2(r.fs[15][0], r.fs[15][1]);
+      named_sync(1, kRowThreads);  // totals of all four blocks
+      auto total = [&](int i) {
+        return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
+      };
+      fill_level([&](Level& l) {  // level 16
+        if (b & 1)
+          far_rows<true>(r, 1.f, 1.f, rows_at(l, 8 * (b - 1)), lane4);
+        else
+          far_columns<true>(r, 1.f, 1.f, cols_at(l, 8 * b), lane4);
+      });
+      fill_level([&](Level& l) {  // level 32
+        if (b == 3) {
+          const float2 f = total(2);
+          far_rows<false>(r, f.x, f.y, rows_at(l, 16), lane4);
+        } else if (b == 2) {
+          far_rows<true>(r, 1.f, 1.f, rows_at(l, 0), lane4);
+        } else if (b == 1) {
+          far_columns<true>(r, 1.f, 1.f, cols_at(l, 16), lane4);
+        } else {
+          const float2 f = total(1);
+          far_columns<false>(r, f.x, f.y, cols_at(l, 0), lane4);
+        }
+      });
+      float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float2 f = total(i);
+        if (i < b) p0 *= f.x, p1 *= f.y;
+        if (i > b) s0 *= f.x, s1 *= f.y;
+      }
+#pragma unroll
+      for (int t = 0; t < 16; t++) {
+        const uint32_t f = pack_bf16(r.fs[t][0] * p0, r.fs[t][1] * p1);
+        put(offsetof(PacketKeys, kd), t, mul_bf16x2(r.k[t], f));
+        put(offsetof(PacketKeys, qd), t, mul_bf16x2(r.q[t], f));
+        put(sizeof(PacketKeys) + offsetof(PacketRest, kr), t,
+            mul_bf16x2(r.k[t], pack_bf16((t < 15 ? r.te[t][0] : 1.f) * s0,
+                                         (t < 15 ? r.te[t][1] : 1.f) * s1)));
+      }
+      if (b == 0)
+        *reinterpret_cast<float2*>(&out->rest.decay[channel]) =
+            make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
+    } else {
+#pragma unroll 8
+      for (int t = 0; t < 16; t++) {
+        const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
+        uint32_t k = load_shared(k_addr + at), q = load_shared(q_addr + at);
+        if (t >= rest) k = q = 0;
+        const uint32_t f = stage.f[16 * b + t];
+        put(offsetof(PacketKeys, kd), t, mul_bf16x2(k, f));
+        put(offsetof(PacketKeys, qd), t, mul_bf16x2(q, f));
+        put(sizeof(PacketKeys) + offsetof(PacketRest, kr), t,
+            mul_bf16x2(k, stage.h[16 * b + t]));
+      }
+      if (b == 0) {
+        const float f = exp2_approx(stage.g_sum[kChunk - 1]);
+        *reinterpret_cast<float2*>(&out->rest.decay[channel]) = make_float2(f, f);
+      }
+      barrier_arrive(&s.raw_empty[st]);
+    }
+    fence_async_proxy_global();  // the carrying CTA reads the packet by bulk copy
+    barrier_arrive(&s.rows_done[n & 1]);
+  }
+}
+
+}  // namespace deltic::gpu

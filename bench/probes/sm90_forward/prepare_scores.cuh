@@ -1,0 +1,315 @@
+// Norms, scores and the inverse of a chunk (warpgroups 2 and 3 of a preparing CTA, every other chunk
+// each). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1.
+#pragma once
+#include "prepare_rows.cuh"
+
+namespace deltic::gpu {
+
+struct Lane {
+  int id, g, x;
+  __device__ explicit Lane(int tid) : id(tid % 32), g(id / 4), x(id % 4) {}
+};
+
+// Row scales of the warp's 16 tokens from diagonals of k k^T, q q^T; the diagonal of Aqk.
+__device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t* k_tile,
+                                   const uint8_t* q_tile, Packet* out, float scale, int warp,
+                                   const Lane& ln) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int slab = 2 * warp + i, token = 8 * slab + ln.g;
+    const uint32_t base = (8 * slab + ln.id % 8) * 128;
+    float kq[4] = {}, qq[4] = {};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const uint32_t at = base + (n >> 1) * kHalf +
+                          (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4);
+      uint32_t k[4], q[4];
+      ldmatrix_x4(k, smem_u32(k_tile) + at);
+      ldmatrix_x4(q, smem_u32(q_tile) + at);
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        mma_bf16(kq, k[j], q[j], k[j + 1], q[j + 1], k[j], k[j + 1]);
+        mma_bf16(qq, q[j], 0, q[j + 1], 0, q[j], q[j + 1]);
+      }
+    }
+    // The diagonal of 8 x 8 lies in lane 4 g + g / 2.
+    if (ln.x == ln.g >> 1) {
+      const int n = ln.g & 1;
+      const bool is_in = token < stage.item.rest;
+      const float kk = (n ? kq[1] : kq[0]) + 1e-6f, rk = is_in ? rsqrtf(kk) : 1.f;
+      const float rq = is_in ? rsqrtf((n ? qq[1] : qq[0]) + 1e-6f) : 1.f;
+      s.k_scale[token] = rk;
+      s.beta_k[token] = stage.beta[token] * rk;
+      out->rest.v_scale[token] = is_in ? kk * rk : 1.f;
+      out->rest.o_scale[token] = -scale * rq;
+      const float d = is_in ? -(n ? kq[3] : kq[2]) : 0.f;
+      *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
+          __float2bfloat16_rn(d);
+    }
+  }
+}
+
+// Two scores of adjacent columns: to L with its scales (warps 0, 1), or to Aqk (warps 2, 3).
+__device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a, float b) {
+  if (is_q) {
+    *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) =
+        pack_bf16(-a, -b);
+  } else {
+    const float f = s.beta_k[row];
+    const float2 c = *reinterpret_cast<const float2*>(&s.k_scale[col]);
+    *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) = make_float2(a * f * c.x, b * f * c.y);
+  }
+}
+__device__ inline void put_one(Scores& s, bool is_q, int row, int col, float a) {
+  if (is_q)
+    *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) =
+        __float2bfloat16_rn(-a);
+  else
+    s.l[row * kPitch + col] = a * s.beta_k[row] * s.k_scale[col];
+}
+// What level h owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place.
+template <int h>
+__device__ inline void put_level(Scores& s, const float (&acc)[16], int warp, const Lane& ln) {
+  const bool is_q = warp >= 2;
+  const int upper = warp & 1;  // rows 16 .. 31
+  if constexpr (h == 32) {
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+        put_pair(s, is_q, 32 + 16 * upper + 8 * i + ln.g, 8 * j + 2 * ln.x, acc[4 * j + 2 * i],
+                 acc[4 * j + 2 * i + 1]);
+  } else if constexpr (h == 16) {
+#pragma unroll
+    for (int j = 0; j < 2; j++)
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int at = 4 * j + 2 * i;
+        put_pair(s, is_q, 32 * upper + 16 + 8 * i + ln.g, 32 * upper + 8 * j + 2 * ln.x,
+                 upper ? acc[8 + at] : acc[at], upper ? acc[8 + at + 1] : acc[at + 1]);
+      }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {  // 16 tokens: 8 x 8 on the diagonal, blocks of h
+      const int base = 32 * upper + 16 * i, at = 6 * i;
+      const float a = upper ? acc[8 + at] : acc[at], b = upper ? acc[9 + at] : acc[1 + at];
+      const int row = base + ln.g / h * 2 * h + h + ln.g % h;
+      if constexpr (h == 1) {
+        if (ln.g >> 1 == ln.x) put_one(s, is_q, row, row - 1, ln.g & 1 ? b : a);
+      } else {
+        const int col = base + 2 * ln.x / h * 2 * h + 2 * ln.x % h;
+        if (ln.g / h == 2 * ln.x / h) put_pair(s, is_q, row, col, a, b);
+      }
+    }
+  }
+}
+
+// Inverse of a 16 x 16 diagonal block of I + L by substitution in fp32; a lane holds a column.
+__device__ inline void invert_block(float* block, const Lane& ln) {
+  const int c = ln.id % 16;
+  float x[16];
+#pragma unroll
+  for (int r = 0; r < 16; r++) {
+    float sum = c == r ? 1.f : 0.f, odd = 0.f;
+#pragma unroll
+    for (int i = 0; i < r; i += 4) {
+      const float4 l = *reinterpret_cast<const float4*>(block + r * kPitch + i);
+      sum -= l.x * x[i];
+      if (i + 1 < r) odd -= l.y * x[i + 1];
+      if (i + 2 < r) sum -= l.z * x[i + 2];
+      if (i + 3 < r) odd -= l.w * x[i + 3];
+    }
+    x[r] = sum + odd;
+  }
+  __syncwarp();
+  if (ln.id < 16) {
+#pragma unroll
+    for (int r = 0; r < 16; r++) block[r * kPitch + c] = x[r];
+  }
+  __syncwarp();
+}
+// A 16 x 16 block as two operands or accumulators of 16 x 8.
+struct Block {
+  float m[2][4];
+};
+__device__ inline Block load_block(const float* p, const Lane& ln) {
+  Block b;
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float2 f =
+          *reinterpret_cast<const float2*>(p + (8 * i + ln.g) * kPitch + 8 * j + 2 * ln.x);
+      b.m[j][2 * i] = f.x, b.m[j][2 * i + 1] = f.y;
+    }
+  return b;
+}
+__device__ inline void store_negative(float* p, const Block& b, const Lane& ln) {
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      *reinterpret_cast<float2*>(p + (8 * i + ln.g) * kPitch + 8 * j + 2 * ln.x) =
+          make_float2(-b.m[j][2 * i], -b.m[j][2 * i + 1]);
+}
+// d += a b, b in shared memory.
+__device__ inline void multiply(Block& d, const Block& a, const float* b, const Lane& ln) {
+#pragma unroll
+  for (int k = 0; k < 2; k++)
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const float* p = b + (8 * k + 2 * ln.x) * kPitch + 8 * j + ln.g;
+      mma_tf32(d.m[j], a.m[k], p[0], p[kPitch]);
+    }
+}
+// (I + L)^-1 in place: 16 x 16 blocks, then T21 = -(T22 L21) T11 for blocks of 16 and of 32.
+__device__ inline void invert(float* l, int warp, int barrier, const Lane& ln) {
+  auto block = [&](int i, int j) { return l + (16 * i) * kPitch + 16 * j; };
+  invert_block(block(warp, warp), ln);
+  named_sync(barrier, kScoreThreads);
+  if (warp & 1) {
+    Block y = {}, z = {};
+    multiply(y, load_block(block(warp, warp), ln), block(warp, warp - 1), ln);
+    multiply(z, y, block(warp - 1, warp - 1), ln);
+    __syncwarp();
+    store_negative(block(warp, warp - 1), z, ln);
+  }
+  named_sync(barrier, kScoreThreads);
+  // Warp (row of blocks, column of blocks).
+  const int row = 2 + (warp & 1), col = warp >> 1;
+  Block y[2] = {}, z = {};
+#pragma unroll
+  for (int i = 2; i < 4; i++) {
+    if (i > row) break;
+    const Block a = load_block(block(row, i), ln);
+    if (col == 0) multiply(y[0], a, block(i, 0), ln);
+    multiply(y[1], a, block(i, 1), ln);
+  }
+  if (col == 0) multiply(z, y[0], block(0, 0), ln);
+  multiply(z, y[1], block(1, col), ln);
+  named_sync(barrier, kScoreThreads);  // L of the lower half has been read
+  store_negative(block(row, col), z, ln);
+  named_sync(barrier, kScoreThreads);
+}
+
+// T with its scales, and Aqk, to the packet: 16 bytes per access, zeros above the diagonal.
+__device__ inline void write_tiles(const Scores& s, Packet* out, int tid) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int row = 16 * i + tid / 8, j = tid % 8, at = row * 128 + ((j ^ (row & 7)) << 4);
+    *reinterpret_cast<uint4*>(out->rest.aqk + at) = *reinterpret_cast<const uint4*>(s.aqk + at);
+    const float rk = s.k_scale[row];
+    uint32_t t[4];
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+      const float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + 8 * j + 4 * n]);
+      const float4 c = *reinterpret_cast<const float4*>(&s.beta_k[8 * j + 4 * n]);
+      const int left = row - 8 * j - 4 * n;  // columns up to the diagonal, less one
+      const float x = left >= 0 ? a.x * rk * c.x : 0.f, y = left >= 1 ? a.y * rk * c.y : 0.f;
+      const float z = left >= 2 ? a.z * rk * c.z : 0.f, w = left >= 3 ? a.w * rk * c.w : 0.f;
+      t[2 * n] = pack_bf16(x, y), t[2 * n + 1] = pack_bf16(z, w);
+    }
+    *reinterpret_cast<uint4*>(out->rest.t + at) = make_uint4(t[0], t[1], t[2], t[3]);
+  }
+}
+
+// Gates per head or none: both products straight from the raw tiles, decays by pairs.
+__device__ inline void pair_scores(Scores& s, const Stage& stage, const uint8_t* k_tile,
+                                   const uint8_t* q_tile, int warp, const Lane& ln) {
+#pragma unroll
+  for (int is_q = 0; is_q < 2; is_q++) {
+    float acc[32];
+    const uint32_t a = smem_u32(is_q ? q_tile : k_tile), b = smem_u32(k_tile);
+    fence_operands(acc);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      const int at = (j / 4) * kHalf + (j % 4) * 32;
+      wgmma<ScoreN64>(acc, tile_desc(a + at, 16, 1024), tile_desc(b + at, 16, 1024), j > 0);
+    }
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<0>();
+    fence_operands(acc);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int row = 16 * warp + 8 * i + ln.g;
+      const float g = stage.g_sum[row];
+      const bool is_in = row < stage.item.rest;
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        const int col = 8 * j + 2 * ln.x;
+        if (j > 2 * warp + i) break;
+        const float2 c = *reinterpret_cast<const float2*>(&stage.g_sum[col]);
+        const float x = acc[4 * j + 2 * i] * exp2_approx(g - c.x);
+        const float y = acc[4 * j + 2 * i + 1] * exp2_approx(g - c.y);
+        const bool has_x = is_in && row >= col + 1 - is_q, has_y = is_in && row >= col + 2 - is_q;
+        put_pair(s, is_q, row, col, has_x ? x : 0.f, has_y ? y : 0.f);
+      }
+    }
+  }
+}
+
+template <Gate kGate>
+__device__ inline void prepare_scores(PrepareSmem& s, const Params& params, int num_items) {
+  const int which = threadIdx.x / 128 - 2, tid = threadIdx.x % 128, warp = tid / 32;
+  const int barrier = 2 + which;
+  const Lane ln(tid);
+  Scores& sc = s.scores[which];
+  for (int i = tid; i < kHalf / 16; i += kScoreThreads)
+    reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
+  named_sync(barrier, kScoreThreads);
+#pragma unroll 1
+  for (int n = which; n < num_items; n += 2) {
+    const int st = n % kRawStages;
+    barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
+    const Stage& stage = s.stage[st];
+    Packet* const out = stage.item.packet;
+    uint32_t* const ready = stage.item.ready;
+    const uint32_t ready_value = stage.item.ready_value;
+    token_norms(sc, stage, s.k[st], s.q[st], out, params.scale, warp, ln);
+    named_sync(barrier, kScoreThreads);  // scales of all tokens
+    if constexpr (kGate == Gate::kChannel) {
+      barrier_arrive(&s.raw_empty[st]);
+      int level = 6 * n;
+      auto one_level = [&](auto put) {
+        const int buffer = level % kLevelBuffers;
+        barrier_wait(&s.level_full[buffer], (level / kLevelBuffers) & 1);
+        const uint32_t a = smem_u32(s.level[buffer].rows), b = smem_u32(s.level[buffer].columns);
+        float acc[16];
+        fence_operands(acc);
+        cute::warpgroup_arrive();
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+          wgmma<ScoreN32>(acc, tile_desc(a + (j / 4) * 8192 + (j % 4) * 32, 16, 1024),
+                          tile_desc(b + (j / 4) * 4096 + (j % 4) * 32, 16, 1024), j > 0);
+        cute::warpgroup_commit_batch();
+        cute::warpgroup_wait<0>();
+        fence_operands(acc);
+        barrier_arrive(&s.level_empty[buffer]);
+        put(acc);
+        level++;
+      };
+      one_level([&](const float(&acc)[16]) { put_level<1>(sc, acc, warp, ln); });
+      one_level([&](const float(&acc)[16]) { put_level<2>(sc, acc, warp, ln); });
+      one_level([&](const float(&acc)[16]) { put_level<4>(sc, acc, warp, ln); });
+      one_level([&](const float(&acc)[16]) { put_level<8>(sc, acc, warp, ln); });
+      one_level([&](const float(&acc)[16]) { put_level<16>(sc, acc, warp, ln); });
+      one_level([&](const float(&acc)[16]) { put_level<32>(sc, acc, warp, ln); });
+    } else {
+      pair_scores(sc, stage, s.k[st], s.q[st], warp, ln);
+      barrier_arrive(&s.raw_empty[st]);
+    }
+    named_sync(barrier, kScoreThreads);  // L complete
+    invert(sc.l, warp, barrier, ln);
+    write_tiles(sc, out, tid);
+    fence_async_proxy_global();
+    barrier_wait(&s.rows_done[which], (n / 2) & 1);
+    named_sync(barrier, kScoreThreads);  // all of the packet is written
+    if (tid == 0) {
+      __threadfence();
+      store_release(ready, ready_value);
+    }
+  }
+}
+
+}  // namespace deltic::gpu

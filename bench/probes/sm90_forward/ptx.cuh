@@ -1,0 +1,224 @@
+// Thin wrappers over the PTX that the forward probe uses: barriers, bulk copies, matrix
+// instructions, packed bf16.
+#pragma once
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <cstdint>
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <utility>
+
+namespace deltic::gpu {
+
+__device__ inline uint32_t smem_u32(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// --- mbarriers -----------------------------------------------------------------------------------
+__device__ inline void barrier_init(uint64_t* b, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_u32(b)), "r"(arrivals));
+}
+__device__ inline void barrier_arrive(uint64_t* b) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_u32(b)) : "memory");
+}
+__device__ inline void barrier_expect(uint64_t* b, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_u32(b)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void barrier_wait(uint64_t* b, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred P;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 P, [%0], %1;\n@P bra "
+      "DONE;\n"
+      "bra WAIT;\nDONE:\n}" ::"r"(smem_u32(b)),
+      "r"(parity)
+      : "memory");
+}
+__device__ inline void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ inline void fence_async_proxy_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// --- flags in global memory
+// -------------------------------------------------------------------------
+__device__ inline uint32_t load_acquire(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ inline void store_release(uint32_t* p, uint32_t v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+// Ends the kernel instead of hanging when a flag never comes (about two seconds).
+__device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
+  for (int n = 0; load_acquire(p) < at_least; n++)
+    if (n > 4000000) __trap();
+}
+
+// --- bulk copies of contiguous bytes
+// ----------------------------------------------------------------
+__device__ inline void bulk_load(void* dst, const void* src, int bytes, uint64_t* bar) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(smem_u32(dst)),
+      "l"(src), "r"(bytes), "r"(smem_u32(bar))
+      : "memory");
+}
+
+// --- bulk tensor copies, maps of (channel, head, token)
+// --------------------------------------------
+__device__ inline void tensor_load(void* dst, const CUtensorMap* map, int channel, int head,
+                                   int token, uint64_t* bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4}], [%5];" ::"r"(smem_u32(dst)),
+      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(smem_u32(bar))
+      : "memory");
+}
+__device__ inline void tensor_store(const CUtensorMap* map, const void* src, int channel, int head,
+                                    int token) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];\n"
+      "cp.async.bulk.commit_group;" ::"l"(map),
+      "r"(channel), "r"(head), "r"(token), "r"(smem_u32(src))
+      : "memory");
+}
+__device__ inline void tensor_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+// Shared memory read again instead of a register held.
+template <class X>
+__device__ inline X reread(const X& x) {
+  return *reinterpret_cast<const volatile X*>(&x);
+}
+
+// --- numbers
+// ---------------------------------------------------------------------------------------
+__device__ inline float exp2_approx(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ inline float rcp_approx(float x) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ inline float log2_approx(float x) {
+  float r;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+__device__ inline uint32_t pack_bf16(float lo, float hi) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+__device__ inline float bf16_lo(uint32_t v) { return __uint_as_float(v << 16); }
+__device__ inline float bf16_hi(uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
+__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t r;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ inline uint32_t to_tf32(float x) {
+  uint32_t r;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
+  return r;
+}
+
+// --- mma.sync
+// -------------------------------------------------------------------------------------- Rows 0..7
+// of A are (k_lo, k_hi), rows 8..15 (q_lo, q_hi); lo / hi are contraction indices 0..7 / 8..15.
+__device__ inline void mma_bf16(float (&d)[4], uint32_t k_lo, uint32_t q_lo, uint32_t k_hi,
+                                uint32_t q_hi, uint32_t b_lo, uint32_t b_hi) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
+}
+// d (16 x 8) += a (16 x 8) b (8 x 8); contraction index 2x, 2x + 1 of lane x stands for x, x + 4, in
+// both operands, so that an accumulator is an operand as it stands.
+__device__ inline void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(to_tf32(a[0])), "r"(to_tf32(a[2])), "r"(to_tf32(a[1])), "r"(to_tf32(a[3])),
+        "r"(to_tf32(b0)), "r"(to_tf32(b1)));
+}
+__device__ inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(addr)
+               : "memory");
+}
+__device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(addr)
+               : "memory");
+}
+__device__ inline void store_shared(uint32_t addr, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
+}
+__device__ inline uint32_t load_shared(uint32_t addr) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
+  return v;
+}
+// Byte offset of 16 bytes in a 64-channel half tile.
+__device__ inline uint32_t swizzled(int row, int chunk16) {
+  return row * 128 + ((chunk16 ^ (row & 7)) << 4);
+}
+
+// --- wgmma: A in registers (64 rows of V), B in shared memory, fp32 accumulators
+// ---------------------
+namespace gmma = cute::SM90::GMMA;
+using MmaN64 = gmma::MMA_64x64x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
+using MmaN128 = gmma::MMA_64x128x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::MN>;
+
+using ScoreN32 = gmma::MMA_64x32x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
+using ScoreN64 = gmma::MMA_64x64x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
+
+template <int N>
+__device__ inline void fence_operands(float (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) cute::warpgroup_fence_operand(r[i]);
+}
+// 128-byte swizzle; strides in bytes.
+__device__ inline uint64_t tile_desc(uint32_t addr, uint32_t lead, uint32_t stride) {
+  return uint64_t((addr & 0x3FFFF) >> 4) | (uint64_t(lead >> 4) << 16) |
+         (uint64_t(stride >> 4) << 32) | (uint64_t(1) << 62);
+}
+template <class Mma, int N, int... I>
+__device__ inline void wgmma_(float (&d)[N], const uint32_t* a, uint64_t b, bool keep,
+                              std::integer_sequence<int, I...>) {
+  Mma::fma(a[0], a[1], a[2], a[3], b, d[I]..., keep ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
+}
+template <class Mma, int N>
+__device__ inline void wgmma(float (&d)[N], const uint32_t* a, uint64_t b, bool keep = true) {
+  wgmma_<Mma>(d, a, b, keep, std::make_integer_sequence<int, N>{});
+}
+
+template <class Mma, int N, int... I>
+__device__ inline void wgmma_(float (&d)[N], uint64_t a, uint64_t b, bool keep,
+                              std::integer_sequence<int, I...>) {
+  Mma::fma(a, b, d[I]..., keep ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
+}
+template <class Mma, int N>
+__device__ inline void wgmma(float (&d)[N], uint64_t a, uint64_t b, bool keep = true) {
+  wgmma_<Mma>(d, a, b, keep, std::make_integer_sequence<int, N>{});
+}
+
+}  // namespace deltic::gpu
