@@ -247,7 +247,7 @@ class Backward {
               [&](int64_t j, int64_t panel) {
                 float* S = state(panel);
                 if (j == 0) start(segment, h, panel, S);
-                carry(at(j), chunk(seg, j), panel, mine.chain.y, S, S, mine);
+                carry(at(j), chunk(seg, j), panel, mine.chain.y, S, S, nullptr, mine);
               });
         }
       }
@@ -263,16 +263,27 @@ class Backward {
       for (int64_t h = 0; h < group_; ++h) {
         const int64_t head = head0 + h;
         const auto at = [&](int64_t j) { return place(s, head, first + j); };
+        // A single thread fetches the next chunk's rows between the products of this one.
+        Ahead ahead;
+        const auto look_ahead = [&](auto... add) {
+          if constexpr (kTeam) return;
+          ahead = Ahead();
+          (add(), ...);
+          ahead.spread(shape_.panels * Chain::kPauses);
+        };
         through_segment<kTeam>(
             count,
             [&](int64_t j) {
-              if (!kTeam) prefetch_rows(at(j), p_.d_o, head, p_.V);
-              if (!kTeam && j + 1 < count) prefetch_chunk<kGate>(p_, at(j + 1));
               if (saved == DELTIC_SAVE_ALL) {
                 restore(layout, memory.first_chunk[n] + first + j, at(j), chunk(seg, j), mine);
               } else {
                 prepare(at(j), chunk(seg, j), mine);
               }
+              look_ahead([&] {
+                if (j + 1 == count) return add_rows(at(j), p_.d_o, head, p_.V, &ahead);
+                add_keys<kGate>(p_, at(j + 1), &ahead);
+                add_rows(at(j + 1), p_.v, head, p_.V, &ahead);
+              });
             },
             [&](int64_t j, int64_t panel) {
               if (saved == DELTIC_SAVE_ALL) return;
@@ -282,10 +293,11 @@ class Backward {
               float* next = j + 1 < count
                                 ? chunk(seg, j + 1).states.S + panel * shape_.panel_floats()
                                 : nullptr;
-              carry(at(j), chunk(seg, j), panel, c.Y + panel * kPanel * shape_.C, S, next, mine);
+              carry(at(j), chunk(seg, j), panel, c.Y + panel * kPanel * shape_.C, S, next, &ahead,
+                    mine);
             });
         const auto pull_panel = [&](int64_t j, int64_t panel) {
-          pull(at(j), chunk(seg, j), panel, mine, gradient_state(seg, h, panel));
+          pull(at(j), chunk(seg, j), panel, mine, gradient_state(seg, h, panel), &ahead);
         };
         const auto give = [&](int64_t j) {
           const Chunk c = chunk(seg, j);
@@ -302,6 +314,11 @@ class Backward {
           for_each<true>(count, give);
         } else {
           for (int64_t j = count - 1; j >= 0; --j) {
+            look_ahead([&] {
+              add_rows(at(j), p_.dv, head, p_.V, &ahead);
+              if (kGate == Gate::channel) add_rows(at(j), p_.dg, head, p_.K, &ahead);
+              if (j > 0) add_rows(at(j - 1), p_.d_o, head, p_.V, &ahead);
+            });
             for (int64_t panel = 0; panel < shape_.panels; ++panel) pull_panel(j, panel);
             give(j);
           }
@@ -396,22 +413,22 @@ class Backward {
   // The forward's chain without outputs: y and the state after the chunk (to `next`, may be S
   // itself).
   void carry(const ChunkPlace& at, const Chunk& c, int64_t panel, float* y, const float* S,
-             float* next, const ThreadMemory& mine) const {
+             float* next, Ahead* ahead, const ThreadMemory& mine) const {
     with_width(shape_.panel_width(panel), [&](auto width) {
-      Chain::template values<width()>(p_, at, shape_, c.operands, panel, mine.chain, S, y, nullptr);
+      Chain::template values<width()>(p_, at, shape_, c.operands, panel, mine.chain, S, y, ahead);
       if (next == nullptr) return;
-      Chain::template advance<width()>(at, shape_, c.operands, mine.chain, y, S, next, nullptr);
+      Chain::template advance<width()>(at, shape_, c.operands, mine.chain, y, S, next, ahead);
     });
   }
 
   // One chunk of the chain of gradients on one panel; c.states keeps the gradient after the chunk.
   void pull(const ChunkPlace& at, const Chunk& c, int64_t panel, const ThreadMemory& mine,
-            float* dS) const {
+            float* dS, Ahead* ahead) const {
     with_width(shape_.panel_width(panel), [&](auto width) {
       std::memcpy(c.states.dS + panel * shape_.panel_floats(), dS,
                   static_cast<size_t>(shape_.Kp * width()) * sizeof(float));
       Engine::template pull<width()>(p_, at, shape_, c.operands, panel, mine.chain,
-                                     c.states.dX + panel * kPanel * shape_.C, dS);
+                                     c.states.dX + panel * kPanel * shape_.C, dS, ahead);
     });
   }
 

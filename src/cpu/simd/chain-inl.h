@@ -91,6 +91,7 @@ struct Fp32Engine {
   static constexpr int64_t kKeyAlign = 16;
   static constexpr bool kTiles = false;
   static constexpr Arithmetic kArithmetic = Arithmetic::fp32_chunks;
+  static constexpr int64_t kPauses = 320 / kBlockRows;  // calls of Ahead::some per panel
 
   struct Operands {
     float *kd, *qd, *kg;      // [C][Kp]
@@ -201,26 +202,19 @@ HWY_INLINE void with_width(int64_t width, const Use& use) {
   }
 }
 
-// Rows of a chunk to come: they lie a whole token apart, which the hardware does not see coming.
-inline void prefetch_rows(const ChunkPlace& at, const Rows& x, int64_t head, int64_t width) {
+// Rows of a chunk to come, fetched between blocks of products.
+inline void add_rows(const ChunkPlace& at, const Rows& x, int64_t head, int64_t width,
+                     Ahead* ahead) {
   if (!x) return;
-  const int64_t bytes = width * size_of(x.dtype);
-  for (int64_t t = 0; t < at.length; ++t) {
-    const auto* row = static_cast<const std::byte*>(x.data) +
-                      x.at(at.batch, at.begin + t, head) * size_of(x.dtype);
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b, 0, 2);
-  }
+  const int64_t size = size_of(x.dtype);
+  ahead->add(static_cast<const std::byte*>(x.data) + x.at(at.batch, at.begin, head) * size,
+             at.length, x.st * size, width * size);
 }
 template <Gate kGate>
-inline void prefetch_keys(const Problem& p, const ChunkPlace& at) {
-  prefetch_rows(at, p.k, p.k_head(at.head), p.K);
-  prefetch_rows(at, p.q, p.k_head(at.head), p.K);
-  if (kGate == Gate::channel) prefetch_rows(at, p.g, at.head, p.K);
-}
-template <Gate kGate>
-inline void prefetch_chunk(const Problem& p, const ChunkPlace& at) {
-  prefetch_keys<kGate>(p, at);
-  prefetch_rows(at, p.v, at.head, p.V);
+inline void add_keys(const Problem& p, const ChunkPlace& at, Ahead* ahead) {
+  add_rows(at, p.k, p.k_head(at.head), p.K, ahead);
+  add_rows(at, p.q, p.k_head(at.head), p.K, ahead);
+  if (kGate == Gate::channel) add_rows(at, p.g, at.head, p.K, ahead);
 }
 
 }  // namespace HWY_NAMESPACE

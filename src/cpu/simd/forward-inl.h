@@ -253,10 +253,17 @@ class Forward {
       for (int64_t panel = 0; panel < shape_.panels; ++panel)
         begin(s, head, panel, panel_state(state, panel));
       for (int64_t chunk = 0; chunk < chunks(s); ++chunk) {
-        if (chunk + 1 < chunks(s)) prefetch_chunk<kGate>(p_, place(s, head, chunk + 1));
         prepare(s, head, chunk, operands, mine);
+        Ahead ahead;
+        if (chunk + 1 < chunks(s)) {
+          const ChunkPlace next_chunk = place(s, head, chunk + 1);
+          add_keys<kGate>(p_, next_chunk, &ahead);
+          add_rows(next_chunk, p_.v, head, p_.V, &ahead);
+          add_rows(next_chunk, p_.o, head, p_.V, &ahead);
+          ahead.spread(shape_.panels * Engine::kPauses);
+        }
         for (int64_t panel = 0; panel < shape_.panels; ++panel) {
-          carry(s, head, chunk, panel, operands, mine, panel_state(state, panel));
+          carry(s, head, chunk, panel, operands, mine, panel_state(state, panel), &ahead);
         }
       }
       for (int64_t panel = 0; panel < shape_.panels; ++panel)
@@ -306,9 +313,11 @@ class Forward {
               // Half of the next chunk's operands lie in other cores' caches: fetched meanwhile.
               Ahead ahead;
               if (chunk + 1 < last) {
-                ahead.next = buffer_at(slot, round, chunk + 1 - round * block);
-                ahead.end = ahead.next + memory.operand_bytes;
-                prefetch_rows(place(s, head, chunk + 1), p_.v, head, p_.V);
+                ahead.add(buffer_at(slot, round, chunk + 1 - round * block), 1, 0,
+                          static_cast<int64_t>(memory.operand_bytes));
+                add_rows(place(s, head, chunk + 1), p_.v, head, p_.V, &ahead);
+                add_rows(place(s, head, chunk + 1), p_.o, head, p_.V, &ahead);
+                ahead.spread((end_panel - begin_panel) * Engine::kPauses);
               }
               const Operands operands = buffer(slot, round, chunk - round * block);
               each_panel([&](int64_t panel, float* S) {
@@ -322,8 +331,11 @@ class Forward {
             const int64_t j = item % block, chunk = (round + 1) * block + j;
             // Probably this thread's next one.
             const int64_t next = chunk + plan_.threads;
-            if (next < chunks(s)) prefetch_keys<kGate>(p_, place(s, head, next));
             if (chunk < chunks(s)) prepare(s, head, chunk, buffer(slot, round + 1, j), mine);
+            Ahead ahead;
+            if (next < chunks(s)) add_keys<kGate>(p_, place(s, head, next), &ahead);
+            ahead.spread(1);
+            ahead.some();
           }
         }
       }

@@ -54,9 +54,10 @@ struct GradientProducts {
 
   // y = a^T x + b S with a lower triangular [rows][a_row], b [rows][b_row].
   static HWY_NOINLINE void pull(const float* a, int64_t a_row, int64_t rows, const float* x,
-                                const float* b, int64_t b_row, int64_t n, const float* S,
-                                float* y) {
+                                const float* b, int64_t b_row, int64_t n, const float* S, float* y,
+                                Ahead* ahead) {
     for (int64_t i = 0; i < rows; i += kBlockRows) {
+      if (ahead != nullptr) ahead->some();
       Block acc;
       clear(acc);
       accumulate<kVecs, false>(acc, a + i * a_row + i, 1, a_row, x + i * kWidth, kWidth, rows - i);
@@ -66,8 +67,9 @@ struct GradientProducts {
   }
   // y = a^T x with a lower triangular.
   static HWY_NOINLINE void lower_transposed(const float* a, int64_t a_row, int64_t rows,
-                                            const float* x, float* y) {
+                                            const float* x, float* y, Ahead* ahead) {
     for (int64_t i = 0; i < rows; i += kBlockRows) {
+      if (ahead != nullptr) ahead->some();
       Block acc;
       clear(acc);
       accumulate<kVecs, false>(acc, a + i * a_row + i, 1, a_row, x + i * kWidth, kWidth, rows - i);
@@ -77,8 +79,9 @@ struct GradientProducts {
   // S = decay S + a^T x - b^T y, contraction over tokens.
   static HWY_NOINLINE void push(const float* decay, const float* a, const float* b, int64_t ab_row,
                                 int64_t tokens, int64_t width, const float* x, const float* y,
-                                float* S) {
+                                float* S, Ahead* ahead) {
     for (int64_t r = 0; r < width; r += kBlockRows) {
+      if (ahead != nullptr) ahead->some();
       Block acc;
       load_block(acc, S + r * kWidth, kWidth);
       scale_block(acc, decay + r);
@@ -206,14 +209,14 @@ struct Fp32Gradients {
   // One chunk of the chain of gradients on one panel: dX, and dS from after the chunk to before it.
   template <int64_t kWidth>
   static void pull(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* dX, float* dS) {
+                   int64_t panel, const ChainScratch& scratch, float* dX, float* dS, Ahead* ahead) {
     using Products = GradientProducts<kWidth>;
     const int64_t rows = rows_of(at.length), Kp = s.Kp;
     float *d_o = scratch.x, *dY = scratch.y;
     load_panel_rows(p.d_o, at, s, panel, nullptr, d_o);
-    Products::pull(ops.scores, s.C, rows, d_o, ops.kg, Kp, s.K, dS, dY);
-    Products::lower_transposed(ops.inverse, s.C, rows, dY, dX);
-    Products::push(ops.decay, ops.qd, ops.kd, Kp, at.length, Kp, d_o, dX, dS);
+    Products::pull(ops.scores, s.C, rows, d_o, ops.kg, Kp, s.K, dS, dY, ahead);
+    Products::lower_transposed(ops.inverse, s.C, rows, dY, dX, ahead);
+    Products::push(ops.decay, ops.qd, ops.kd, Kp, at.length, Kp, d_o, dX, dS, ahead);
   }
 
   // N = dX Y^T and W = dO Y^T (blocks that reach below the diagonal), dq_in = dO S^T, dk_in = dX

@@ -79,14 +79,38 @@ HWY_INLINE void scale_block(Vec (&acc)[kBlockRows][kVecs], const float* factor) 
 }
 
 // Memory that will be needed soon, fetched a few lines at a time between blocks of a product: a
-// core has 16 fill buffers, and a longer burst of prefetches would only wait for them.
-struct Ahead {
-  const std::byte *next = nullptr, *end = nullptr;
-  static constexpr int kLines = 26;  // 130 KB of operands over the 80 blocks of two panels
+// core has 16 fill buffers, and what it loads itself would wait behind a longer burst of
+// prefetches. Rows of a chunk lie a whole token apart, which the hardware does not see coming.
+class Ahead {
+ public:
+  // `count` rows of `bytes`, `stride` bytes apart.
+  void add(const void* first, int64_t count, int64_t stride, int64_t bytes) {
+    if (count <= 0 || bytes <= 0) return;
+    pieces_[size_++] = {static_cast<const std::byte*>(first), count, stride, bytes};
+    lines_ += count * ((bytes + 63) / 64);
+  }
+  // All that was added goes into this many calls of some().
+  void spread(int64_t calls) { at_once_ = (lines_ + calls - 1) / std::max<int64_t>(calls, 1); }
 
   HWY_INLINE void some() {
-    for (int i = 0; i < kLines && next < end; ++i, next += 64) __builtin_prefetch(next, 0, 2);
+    for (int64_t i = 0; i < at_once_ && piece_ < size_; ++i) {
+      const Piece& p = pieces_[piece_];
+      __builtin_prefetch(p.first + row_ * p.stride + offset_, 0, 2);
+      offset_ += 64;
+      if (offset_ < p.bytes) continue;
+      offset_ = 0;
+      if (++row_ == p.count) row_ = 0, ++piece_;
+    }
   }
+
+ private:
+  struct Piece {
+    const std::byte* first;
+    int64_t count, stride, bytes;
+  };
+  Piece pieces_[6] = {};
+  int size_ = 0, piece_ = 0;
+  int64_t lines_ = 0, at_once_ = 0, row_ = 0, offset_ = 0;
 };
 
 // The products of one chunk on one panel. kWidth: 32 or 16 columns. All panels have row stride

@@ -117,6 +117,7 @@ struct TileEngine {
   static constexpr int64_t kKeyAlign = 32;
   static constexpr bool kTiles = true;
   static constexpr Arithmetic kArithmetic = Arithmetic::bf16_tiles;
+  static constexpr int64_t kPauses = 10;  // calls of Ahead::some per panel
   static int64_t depth(int64_t tokens) { return (tokens + 31) / 32 * 32; }
 
   struct Operands {

@@ -92,7 +92,7 @@ struct TileGradients {
 
   template <int64_t kWidth>
   static void pull(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* dX, float* dS) {
+                   int64_t panel, const ChainScratch& scratch, float* dX, float* dS, Ahead* ahead) {
     const int64_t rows = rows_of(at.length), tokens = TileEngine::depth(s.C), Kp = s.Kp;
     const int64_t depth = TileEngine::depth(rows);
     uint16_t *d_o = scratch.x_pairs, *dYX = scratch.y_pairs;
@@ -101,6 +101,7 @@ struct TileGradients {
     round_to_pairs(dS, kWidth, Kp, kWidth, scratch.S_pairs);
     for_row_blocks(rows, [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
+      if (ahead != nullptr) ahead->some();
       tile_clear<kRows, kWidth>();
       tile_block<kRows, kWidth>(ops.scores_T + i * tokens + i, tokens, d_o + i * kWidth, kWidth,
                                 depth - i);
@@ -110,6 +111,7 @@ struct TileGradients {
     TileEngine::to_pairs<kWidth>(scratch.y, rows, dYX);
     for_row_blocks(rows, [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
+      if (ahead != nullptr) ahead->some();
       tile_clear<kRows, kWidth>();
       tile_block<kRows, kWidth>(ops.inverse_T + i * tokens + i, tokens, dYX + i * kWidth, kWidth,
                                 depth - i);
@@ -118,6 +120,7 @@ struct TileGradients {
     TileEngine::to_pairs<kWidth>(dX, rows, dYX);
     TileEngine::scale_state<kWidth>(ops.decay, Kp, dS, dS);
     for (int64_t c = 0; c < Kp; c += 32) {
+      if (ahead != nullptr) ahead->some();
       tile_read<32, kWidth>(dS + c * kWidth, kWidth);
       tile_block<32, kWidth>(ops.qd_T + c * tokens, tokens, d_o, kWidth, depth);
       tile_block<32, kWidth>(ops.minus_kd_T + c * tokens, tokens, dYX, kWidth, depth);
