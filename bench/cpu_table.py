@@ -112,6 +112,52 @@ def rows(groups):
                 ratio >= 1.5,
             )
         )
+
+    ratio_row("train_f32_4096", "GDN forward and backward, T=4096, fp32", 15, 25)
+    ratio_row("train_bf16_4096", "GDN forward and backward, T=4096, bf16", 15, 25)
+    ratio_row("train_f32_1024", "GDN forward and backward, T=1024, fp32", 4, 8)
+    for dtype, needed in (("f32", 0.4), ("bf16", 0.8)):
+        m = groups[f"train_{dtype}_4096"]["memory"]
+        ratio = m["deltic"] / m["inputs"]
+        theirs = "unknown" if m["fallback"] is None else f"{m['fallback'] / 1e6:.0f} MB"
+        out.append(
+            (
+                f"extra memory of that, {dtype.replace('f32', 'fp32')}",
+                f"{m['deltic'] / 1e6:.3g} MB",
+                f"fallback {theirs}; q, k, v, g, o {m['inputs'] / 1e6:.3g} MB",
+                f"{ratio:.2f} times q, k, v, g, o",
+                f"at most {needed}",
+                f"{needed / 2}",
+                ratio <= needed,
+            )
+        )
+    for dtype in ("f32", "bf16"):
+        g, written = groups[f"backward_{dtype}"], dtype.replace("f32", "fp32")
+        for side, needed, aim in (("states", 3.5, 3.0), ("all", 2.8, 2.5)):
+            ratio = ms(g, f"backward {side}") / ms(g, "forward")
+            out.append(
+                (
+                    f"GDN backward, T=4096, {written}, keeping {side}",
+                    spread(g, f"backward {side}"),
+                    "forward " + spread(g, "forward"),
+                    f"{ratio:.2f} times the forward",
+                    f"at most {needed}",
+                    f"{aim}",
+                    ratio <= needed,
+                )
+            )
+        ratio = ms(g, "kda") / ms(g, "gdn")
+        out.append(
+            (
+                f"KDA forward and backward, T=4096, {written}",
+                spread(g, "kda"),
+                "our GDN " + spread(g, "gdn"),
+                f"{ratio:.2f} times our GDN",
+                "at most 1.6",
+                "1.3",
+                ratio <= 1.6,
+            )
+        )
     return out
 
 
@@ -138,7 +184,8 @@ def full_paper(run, table):
         "brackets the 10th and 90th percentile. The fallback is `torch_chunk_gated_delta_rule`",
         "(decode: `torch_recurrent_gated_delta_rule`) of transformers, on the same tensors; both",
         "sides normalise q and k inside. The copy moves the bytes that decode must move: the pool",
-        "once in, once out.",
+        "once in, once out. Backward beside autograd through the same function; its memory is what",
+        "the process grows by at most, ours the saved bytes and the workspace.",
         "",
         "| work | deltic | beside it | result | needed | aim | met |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -146,16 +193,16 @@ def full_paper(run, table):
     lines += [f"| {' | '.join(row[:6])} | {'yes' if row[6] else 'no'} |" for row in table]
     lines += [
         "",
-        "Difference between the outputs, `rms(ours - theirs) / rms(theirs)`, and what ran:",
+        "Differences, `rms(ours - theirs) / rms(theirs)`, of outputs or gradients, and what ran:",
         "",
-        "| case | implementation | o | state |",
-        "| --- | --- | --- | --- |",
+        "| case | implementation | difference |",
+        "| --- | --- | --- |",
     ]
     for name, g in groups.items():
         if "difference" in g:
-            d = g["difference"]
-            state = f"{d['state']:.1e}" if "state" in d else ""
-            lines.append(f"| {name} | `{g['impl']}` | {d['o']:.1e} | {state} |")
+            grad = "d" if name.startswith("train") else ""
+            each = ", ".join(f"{grad}{key} {value:.1e}" for key, value in g["difference"].items())
+            lines.append(f"| {name} | `{g['impl']}` | {each} |")
     return "\n".join(lines) + "\n"
 
 

@@ -61,6 +61,13 @@ class Tensors(c.Structure):
     )
 
 
+class BackwardTensors(c.Structure):
+    _fields_ = [("size", c.c_uint64), ("forward", Tensors)] + [
+        (name, Tensor)
+        for name in "d_o d_final_state dq dk dv dbeta dg dA_log ddt_bias d_initial_state".split()
+    ]
+
+
 EXPLAIN = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_int32, c.c_int32, c.c_char_p)
 INFO = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_char_p)
 OPS = {"forward": 0, "decode": 1}
@@ -76,6 +83,7 @@ class Library:
         for struct, init in (
             (Options, self.lib.deltic_options_init),
             (Tensors, self.lib.deltic_tensors_init),
+            (BackwardTensors, self.lib.deltic_backward_tensors_init),
         ):
             memory = (c.c_uint64 * 4096)()  # room, in case the library's struct is larger
             init(c.byref(memory))
@@ -100,28 +108,40 @@ class Library:
         return Call(self, op, threads, tensors)
 
 
+def fill(struct, tensors):
+    """Views of torch tensors in the fields of these names."""
+    for name, tensor in tensors.items():
+        view = getattr(struct, name)
+        view.data = tensor.data_ptr()
+        view.dtype = DTYPES[tensor.dtype]
+        view.rank = tensor.dim()
+        for i in range(tensor.dim()):
+            view.shape[i] = tensor.shape[i]
+            view.strides[i] = tensor.stride(i)
+
+
+class Memory:
+    """64-byte aligned bytes, written once so that they are there."""
+
+    def __init__(self, size):
+        self.storage = torch.zeros(size + 64, dtype=torch.uint8)
+        start = (self.storage.data_ptr() + 63) // 64 * 64
+        self.buffer = Buffer(start if size > 0 else None, size)
+
+
 class Call:
-    def __init__(self, library, op, threads, tensors):
+    def __init__(self, library, op, threads, tensors, save=0):
         self.library = library
         self.keep = tensors  # the views own nothing
-        self.options = Options(size=c.sizeof(Options), qk_l2norm=1, num_threads=threads)
+        self.options = Options(size=c.sizeof(Options), qk_l2norm=1, num_threads=threads, save=save)
         self.tensors = Tensors(size=c.sizeof(Tensors))
-        for name, tensor in tensors.items():
-            view = getattr(self.tensors, name)
-            view.data = tensor.data_ptr()
-            view.dtype = DTYPES[tensor.dtype]
-            view.rank = tensor.dim()
-            for i in range(tensor.dim()):
-                view.shape[i] = tensor.shape[i]
-                view.strides[i] = tensor.stride(i)
+        fill(self.tensors, tensors)
         lib = library.lib
         self.run = getattr(lib, f"deltic_{op}")
-        need = c.c_uint64()
-        workspace_query = getattr(lib, f"deltic_{op}_workspace")
-        library.check(workspace_query(c.byref(self.options), c.byref(self.tensors), c.byref(need)))
-        self.scratch = torch.empty(need.value + 64, dtype=torch.uint8)
-        start = (self.scratch.data_ptr() + 63) // 64 * 64
-        self.workspace = Buffer(start, need.value)
+        if save:
+            self.saved = Memory(self.query(lib.deltic_forward_saved))
+            self.tensors.saved = self.saved.buffer
+        self.workspace = Memory(self.query(getattr(lib, f"deltic_{op}_workspace")))
         self.impl = None
 
         def note(_, name, accepts, chosen, sentence):
@@ -134,7 +154,46 @@ class Call:
             )
         )
 
+    def query(self, function):
+        need = c.c_uint64()
+        self.library.check(function(c.byref(self.options), c.byref(self.tensors), c.byref(need)))
+        return need.value
+
     def __call__(self):
         self.library.check(
-            self.run(c.byref(self.options), c.byref(self.tensors), c.byref(self.workspace), None)
+            self.run(
+                c.byref(self.options),
+                c.byref(self.tensors),
+                c.byref(self.workspace.buffer),
+                None,
+            )
         )
+
+
+class Training:
+    """Forward that keeps what `save` says (1: states, 2: all), and the backward call after it."""
+
+    def __init__(self, library, threads, tensors, d_o, gradients, save):
+        self.forward = Call(library, "forward", threads, tensors, save)
+        self.backward = Call.__new__(Call)
+        back = self.backward
+        back.library, back.run = library, library.lib.deltic_backward
+        back.keep = (d_o, gradients)
+        back.options = Options(size=c.sizeof(Options), qk_l2norm=1, num_threads=threads)
+        back.tensors = BackwardTensors(size=c.sizeof(BackwardTensors))
+        back.tensors.forward.size = c.sizeof(Tensors)
+        fill(back.tensors.forward, {n: t for n, t in tensors.items() if n != "o"})
+        back.tensors.forward.saved = self.forward.saved.buffer
+        fill(back.tensors, {"d_o": d_o} | {f"d{name}": t for name, t in gradients.items()})
+        back.workspace = Memory(back.query(library.lib.deltic_backward_workspace))
+        self.impl = self.forward.impl
+
+    @property
+    def extra_bytes(self):
+        """Saved bytes and the larger workspace: all the memory besides inputs and gradients."""
+        work = max(self.forward.workspace.buffer.bytes, self.backward.workspace.buffer.bytes)
+        return self.forward.saved.buffer.bytes + work
+
+    def __call__(self):
+        self.forward()
+        self.backward()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from deltic_c import Library
+from deltic_c import Library, Training
 from transformers.models.qwen3_next import modeling_qwen3_next as peer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -83,6 +83,22 @@ def inputs(B, T, H, dtype, gate="head", K=128, V=128):
     }
 
 
+def peak_memory(function):
+    """Bytes by which the process grows at most while the function runs; None if Linux won't say."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    except OSError:
+        return None
+
+    def status(key):
+        text = Path("/proc/self/status").read_text()
+        return 1024 * int(re.search(rf"^{key}:\s*(\d+) kB", text, re.M).group(1))
+
+    before = status("VmRSS")
+    function()
+    return status("VmHWM") - before
+
+
 def relative_error(x, ref):
     x, ref = x.double(), ref.double()
     return float(((x - ref).square().mean() / ref.square().mean()).sqrt())
@@ -99,7 +115,7 @@ class Runner:
     def rounds(self, n):
         return 2 if self.quick else n
 
-    def add(self, name, sides, rounds, bytes_moved=None, errors=None, impl=None):
+    def add(self, name, sides, rounds, bytes_moved=None, errors=None, impl=None, memory=None):
         result = measure(sides, self.rounds(rounds))
         group = {"name": name, "sides": result}
         if bytes_moved is not None:
@@ -108,6 +124,8 @@ class Runner:
             group["difference"] = errors
         if impl is not None:
             group["impl"] = impl
+        if memory is not None:
+            group["memory"] = memory
         self.groups.append(group)
         medians = ", ".join(f"{side} {value['median_ms']:.3f} ms" for side, value in result.items())
         print(f"{name}: {medians}", file=sys.stderr, flush=True)
@@ -115,9 +133,9 @@ class Runner:
     def ours(self, op, threads=None, **tensors):
         return self.library.call(op, threads or self.threads, **tensors)
 
-    def compare(self, name, x, ref, dtype):
+    def compare(self, name, x, ref, dtype, factor=1):
         error = relative_error(x, ref)
-        if not error <= AGREEMENT[dtype]:
+        if not error <= factor * AGREEMENT[dtype]:
             print(f"{name}: outputs differ by {error:.2e}", file=sys.stderr)
             self.agree = False
         return error
@@ -143,6 +161,62 @@ class Runner:
             errors={"o": error},
             impl=call.impl,
         )
+
+    def training(self, t, save):
+        o, d_o = torch.empty_like(t["v"]), torch.randn_like(t["v"])
+        gradients = {name: torch.empty_like(x) for name, x in t.items()}
+        return Training(self.library, self.threads, t | {"o": o}, d_o, gradients, save)
+
+    def training_beside_autograd(self, name, T, dtype, rounds):
+        """Forward and backward, keeping states, beside autograd through the fallback."""
+        t = inputs(1, T, 16, dtype)
+        ours = self.training(t, 1)
+        d_o, gradients = ours.backward.keep
+        leaves = {key: x.clone().requires_grad_() for key, x in t.items()}
+
+        @torch.enable_grad()
+        def fallback():
+            for x in leaves.values():
+                x.grad = None
+            o, _ = peer.torch_chunk_gated_delta_rule(*leaves.values(), use_qk_l2norm_in_kernel=True)
+            o.backward(d_o)
+
+        ours()
+        memory = peak_memory(fallback)
+        errors = {
+            key: self.compare(f"{name} d{key}", gradients[key], leaves[key].grad, dtype, 3)
+            for key in t
+        }
+        kept = sum(t[key].nbytes for key in "qkvg") + t["v"].nbytes
+        self.add(
+            name,
+            {"deltic": ours, "fallback": fallback},
+            rounds,
+            errors=errors,
+            impl=ours.impl,
+            memory={"deltic": ours.extra_bytes, "fallback": memory, "inputs": kept},
+        )
+
+    def backward_beside_forward(self, name, dtype, rounds):
+        """GDN: forward alone, backward in both memory modes; KDA: forward and backward."""
+        gdn = inputs(1, 4096, 16, dtype)
+        kda = inputs(1, 4096, 16, dtype, gate="channel")
+        states, everything = self.training(gdn, 1), self.training(gdn, 2)
+        states()
+        everything.backward.keep[0].copy_(states.backward.keep[0])
+        everything()
+        for key, x in states.backward.keep[1].items():
+            if not torch.equal(x, everything.backward.keep[1][key]):
+                print(f"{name}: bits of d{key} depend on what is kept", file=sys.stderr)
+                self.agree = False
+        sides = {
+            "forward": self.ours("forward", **gdn, o=torch.empty_like(gdn["v"])),
+            "backward states": states.backward,
+            "backward all": everything.backward,
+            "gdn": self.training(gdn, 1),
+            "kda": self.training(kda, 1),
+        }
+        self.add(name, sides, rounds, impl=states.impl)
 
     def kda_beside_gdn(self, name, dtype, rounds):
         gdn = inputs(1, 4096, 16, dtype)
@@ -266,6 +340,12 @@ def main():
     runner.decode_beside_copy("decode_256", 256, 11)
     runner.threads_on_one_head("one_head_f32", f32, 9)
     runner.threads_on_one_head("one_head_bf16", bf16, 9)
+
+    runner.training_beside_autograd("train_f32_4096", 4096, f32, 5)
+    runner.training_beside_autograd("train_bf16_4096", 4096, bf16, 5)
+    runner.training_beside_autograd("train_f32_1024", 1024, f32, 11)
+    runner.backward_beside_forward("backward_f32", f32, 9)
+    runner.backward_beside_forward("backward_bf16", bf16, 9)
 
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"],
