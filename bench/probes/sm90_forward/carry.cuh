@@ -25,28 +25,30 @@ __device__ inline void load_packets(CarrySmem& s, const Params& params, const Pl
                                     const CUtensorMap* map_v, int carrier) {
   const int count = num_positions(plan, carrier);
   int token = 0, head = 0, left = 0;
-  bool has_v = true;
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     if (left == 0) {  // the next job, or part of one
       const Place p = place_of(params, plan, carrier * plan.steps + n);
       token = params.cu_seqlens[p.seq] + p.chunk * kChunk, head = p.head;
-      left = p.end - p.begin, has_v = !(params.is_transfer && p.kind == kIdentity);
+      left = p.end - p.begin;
+      if (params.is_transfer && p.kind == kIdentity) token = 1 << 30;  // outside: zeros arrive
     }
-    const int ka = n % kKeyStages, ra = n % kRestStages, slot = n % params.ring_slots;
+    const int ks = n % kKeyStages, rs = n % kRestStages, slot = n % params.ring_slots;
     const Packet* packet = params.ring + int64_t(carrier) * params.ring_slots + slot;
     wait_flag(ready_flag(params, carrier, slot), n + 1);
     fence_async_proxy_global();  // written by ordinary stores
-    barrier_wait(&s.keys_empty[ka], (n / kKeyStages & 1) ^ 1);
-    barrier_expect(&s.keys_full[ka], sizeof(PacketKeys));
-    bulk_load(&s.keys[ka], &packet->keys, sizeof(PacketKeys), &s.keys_full[ka]);
-    barrier_wait(&s.rest_empty[ra], (n / kRestStages & 1) ^ 1);
-    barrier_expect(&s.rest_full[ra], sizeof(PacketRest) + (has_v ? kTile : 0));
-    if (has_v) {
-      tensor_load(s.v[ra][0], map_v, 0, head, token, &s.rest_full[ra]);
-      tensor_load(s.v[ra][1], map_v, 64, head, token, &s.rest_full[ra]);
-    }
-    bulk_load(&s.rest[ra], &packet->rest, sizeof(PacketRest), &s.rest_full[ra]);
+    barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+    barrier_expect(&s.keys_full[ks], sizeof(PacketKeys) + sizeof(packet->v_scale) + kTile);
+    bulk_load(&s.keys[ks], &packet->keys, sizeof(PacketKeys), &s.keys_full[ks]);
+    bulk_load(s.v_scale[ks], packet->v_scale, sizeof(packet->v_scale), &s.keys_full[ks]);
+    tensor_load(s.v[ks][0], map_v, 0, head, token, &s.keys_full[ks]);
+    tensor_load(s.v[ks][1], map_v, 64, head, token, &s.keys_full[ks]);
+    barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
+    barrier_expect(&s.rest_full[rs], sizeof(PacketRest));
+    bulk_load(s.kr[rs], packet->rest.kr, kTile, &s.rest_full[rs]);
+    bulk_load(s.t[rs], packet->rest.t, kHalf, &s.rest_full[rs]);
+    bulk_load(s.aqk[rs], packet->rest.aqk, kHalf, &s.rest_full[rs]);
+    bulk_load(s.decay_and_o[rs], packet->rest.decay, sizeof(s.decay_and_o[0]), &s.rest_full[rs]);
     token += kChunk, left--;
   }
 }
@@ -62,18 +64,24 @@ __device__ inline uint32_t fragment_offset(int tid) {
   return swizzled(token, 2 * ((tid / 32) & 3) + ((lane >> 3) & 1));
 }
 
-// acc = v |k| as V x token accumulators: the inverse carries the matching 1/|k|.
-__device__ inline void load_values(CarrySmem& s, int st, int rest, float (&acc)[32]) {
-  const int tid = carry_tid(), x = tid % 4;
-  uint8_t* tile = s.v[st][tid / 128];
-  if (rest < kChunk) {  // rows past the sequence's end are replaced, not multiplied away
-    const int row = tid % 128 / 2;
+// Waits for v. Rows past the sequence's end are replaced, not multiplied away.
+__device__ inline void wait_values(CarrySmem& s, int n, int rest) {
+  barrier_wait(&s.keys_full[n % kKeyStages], (n / kKeyStages) & 1);
+  if (rest < kChunk) {
+    const int tid = carry_tid(), row = tid % 128 / 2;
+    uint8_t* tile = s.v[n % kKeyStages][tid / 128];
     if (row >= rest)
 #pragma unroll
       for (int i = 0; i < 4; i++)
         reinterpret_cast<uint4*>(tile + row * 128)[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
     named_sync(1 + tid / 128, 128);
   }
+}
+// acc = v |k| as V x token accumulators: the inverse carries the matching 1/|k|. No branch: runs
+// while products are under way.
+__device__ inline void load_values(CarrySmem& s, int st, float (&acc)[32]) {
+  const int tid = carry_tid(), x = tid % 4;
+  uint8_t* tile = s.v[st][tid / 128];
   const uint32_t vb = smem_u32(tile) + fragment_offset(tid);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
@@ -82,7 +90,7 @@ __device__ inline void load_values(CarrySmem& s, int st, int rest, float (&acc)[
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const float2 f = *reinterpret_cast<const float2*>(
-          &s.rest[st].v_scale[16 * i + 8 * (j >> 1) + 2 * x]);
+          &s.v_scale[st][16 * i + 8 * (j >> 1) + 2 * x]);
       acc[8 * i + 2 * j] = bf16_lo(r[j]) * f.x;
       acc[8 * i + 2 * j + 1] = bf16_hi(r[j]) * f.y;
     }
@@ -93,26 +101,28 @@ __device__ inline void store_output(CarrySmem& s, int st, int token, int rest, i
                                     const float (&o)[32], const Params& params,
                                     const CUtensorMap* map) {
   const int tid = carry_tid(), x = tid % 4, wg = tid / 128;
-  uint32_t r[4][4];
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      const float2 f = *reinterpret_cast<const float2*>(
-          &s.rest[st].o_scale[16 * i + 8 * (j >> 1) + 2 * x]);
-      r[i][j] = pack_bf16(o[8 * i + 2 * j] * f.x, o[8 * i + 2 * j + 1] * f.y);
-    }
-  barrier_arrive(&s.rest_empty[st]);
-  if (params.is_transfer) return;
+  if (params.is_transfer) {
+    barrier_arrive(&s.rest_empty[st]);
+    return;
+  }
   if (tid % 128 == 0) tensor_store_wait_read();
   named_sync(1 + wg, 128);  // the copy of the chunk before has left the tile
   const uint32_t ob = smem_u32(s.o[wg]) + fragment_offset(tid);
 #pragma unroll
-  for (int i = 0; i < 4; i++)
+  for (int i = 0; i < 4; i++) {
+    uint32_t r[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float2 f = *reinterpret_cast<const float2*>(
+          &s.decay_and_o[st][kWidth + 16 * i + 8 * (j >> 1) + 2 * x]);
+      r[j] = pack_bf16(o[8 * i + 2 * j] * f.x, o[8 * i + 2 * j + 1] * f.y);
+    }
     asm volatile(
         "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(ob + i * 2048),
-        "r"(r[i][0]), "r"(r[i][1]), "r"(r[i][2]), "r"(r[i][3])
+        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
         : "memory");
+  }
+  barrier_arrive(&s.rest_empty[st]);
   fence_async_proxy();
   named_sync(1 + wg, 128);  // the tile is complete
   if (rest >= kChunk) {
@@ -176,41 +186,36 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
   };
 #pragma unroll 1
   for (int n = 0; n < count;) {
-    const Place p = place_of(params, plan, carrier * plan.steps + n);
-    const int first = params.cu_seqlens[p.seq], len = params.cu_seqlens[p.seq + 1] - first;
-    const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
-    if (p.begin > 0) {  // the state comes from the next carrier
-      if (carry_tid() % 128 == 0) wait_flag(handoff_flag(params, carrier + 1), 2);
-      named_sync(1 + carry_tid() / 128, 128);
-      load_state(params.handoff + int64_t(carrier + 1) * kWidth * kWidth, S);
-    } else if (params.is_transfer) {
-      if (p.kind == kIdentity)
-        identity_state(S);
-      else
-        load_state(nullptr, S);
-    } else {
-      load_state(params.state_in ? params.state_in + job * kWidth * kWidth : nullptr, S);
-    }
-    const int chunks = p.end - p.begin;
-    const bool has_v = !(params.is_transfer && p.kind == kIdentity);
-    auto begin_values = [&](int i) {  // chunk i of this part
-      const int st = (n + i) % kRestStages;
-      barrier_wait(&s.rest_full[st], ((n + i) / kRestStages) & 1);
-      if (has_v) {
-        load_values(s, st, len - (p.begin + i) * kChunk, acc);
-      } else {
-#pragma unroll
-        for (int j = 0; j < 32; j++) acc[j] = 0.f;
+    int chunks;
+    {
+      const Place p = place_of(params, plan, carrier * plan.steps + n);
+      const int first = params.cu_seqlens[p.seq], len = params.cu_seqlens[p.seq + 1] - first;
+      const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
+      named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
+      if (carry_tid() % 128 == 0) {
+        if (p.begin > 0) wait_flag(handoff_flag(params, carrier + 1), 2);
+        s.part[carry_tid() / 128] = {first + p.begin * kChunk, len - p.begin * kChunk, p.head};
       }
-    };
-    begin_values(0);
+      named_sync(1 + carry_tid() / 128, 128);
+      if (p.begin > 0) {  // the state comes from the next carrier
+        load_state(params.handoff + int64_t(carrier + 1) * kWidth * kWidth, S);
+      } else if (params.is_transfer) {
+        if (p.kind == kIdentity)
+          identity_state(S);
+        else
+          load_state(nullptr, S);
+      } else {
+        load_state(params.state_in ? params.state_in + job * kWidth * kWidth : nullptr, S);
+      }
+      chunks = p.end - p.begin;
+    }
+    const Part& part = s.part[carry_tid() / 128];
+    wait_values(s, n, part.rest);
+    load_values(s, n % kKeyStages, acc);
 #pragma unroll 1
     for (int c = 0; c < chunks; c++) {
       const int ks = (n + c) % kKeyStages, st = (n + c) % kRestStages;
-      barrier_wait(&s.keys_full[ks], ((n + c) / kKeyStages) & 1);
-      if (carry_tid() == 0) store_release(consumed_flag(params, carrier), n + c + 1);
       const uint32_t ka = smem_u32(s.keys[ks].kd), qa = smem_u32(s.keys[ks].qd);
-      const PacketRest& rest = s.rest[st];
       uint32_t as[32];
 #pragma unroll
       for (int i = 0; i < 32; i++) as[i] = pack_bf16(-S[2 * i], -S[2 * i + 1]);
@@ -220,11 +225,12 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
       for (int j = 0; j < 8; j++)  // v - (k exp(G)) S
         wgmma<MmaN64>(acc, &as[4 * j], tile_desc(ka + (j / 4) * kHalf + (j % 4) * 32, 16, 1024));
       cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();  // o of the chunk before
-      fence_operands(O);
+      barrier_wait(&s.rest_full[st], ((n + c) / kRestStages) & 1);
+      if (carry_tid() == 0)  // all of the packet is here: its place in the ring is free
+        store_release(consumed_flag(params, carrier), n + c + 1);
       if (c > 0) {
-        store_output(s, st ^ 1, first + (p.begin + c - 1) * kChunk, kChunk, p.head, O, params,
-                     map_o);
+        store_output(s, st ^ 1, reread(part.token) + (c - 1) * kChunk, kChunk, reread(part.head), O,
+                     params, map_o);
       }
       fence_operands(O);
       cute::warpgroup_arrive();
@@ -236,7 +242,7 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
       cute::warpgroup_wait<1>();
       fence_operands(acc);
       pack_acc();
-      const uint32_t ta = smem_u32(rest.t), aa = smem_u32(rest.aqk), ra = smem_u32(rest.kr);
+      const uint32_t ta = smem_u32(s.t[st]), aa = smem_u32(s.aqk[st]), ra = smem_u32(s.kr[st]);
       fence_operands(acc);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -244,17 +250,19 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
         wgmma<MmaN64>(acc, &av[4 * j], tile_desc(ta + j * 32, 16, 1024), j > 0);
       cute::warpgroup_commit_batch();
       {
-        const float* decay = &rest.decay[2 * (carry_tid() % 4)];
+        const float* decay = &s.decay_and_o[st][2 * (carry_tid() % 4)];
 #pragma unroll
         for (int j = 0; j < 16; j++) {
           const float2 d = *reinterpret_cast<const float2*>(decay + 8 * j);
           S[4 * j] *= d.x, S[4 * j + 1] *= d.y, S[4 * j + 2] *= d.x, S[4 * j + 3] *= d.y;
         }
       }
+      // The next chunk's values, long there; after the last chunk this one's again, not used.
+      const int next = c + 1 < chunks ? c + 1 : c;
+      wait_values(s, n + next, reread(part.rest) - next * kChunk);
       cute::warpgroup_wait<0>();
       fence_operands(acc);
       fence_operands(O);
-      barrier_arrive(&s.keys_empty[ks]);
       pack_acc();
       fence_operands(S);
       fence_operands(O);
@@ -267,14 +275,15 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
       for (int j = 0; j < 4; j++)  // -o
         wgmma<MmaN64>(O, &av[4 * j], tile_desc(aa + j * 32, 16, 1024));
       cute::warpgroup_commit_batch();
-      if (c + 1 < chunks) begin_values(c + 1);
-      cute::warpgroup_wait<1>();
+      load_values(s, (n + next) % kKeyStages, acc);
+      cute::warpgroup_wait<0>();
       fence_operands(S);
+      fence_operands(O);
+      barrier_arrive(&s.keys_empty[ks]);
     }
-    cute::warpgroup_wait<0>();
-    fence_operands(O);
-    store_output(s, (n + chunks - 1) % kRestStages, first + (p.end - 1) * kChunk,
-                 len - (p.end - 1) * kChunk, p.head, O, params, map_o);
+    store_output(s, (n + chunks - 1) % kRestStages, part.token + (chunks - 1) * kChunk,
+                 part.rest - (chunks - 1) * kChunk, part.head, O, params, map_o);
+    const Place p = place_of(params, plan, carrier * plan.steps + n);
     if (p.end < p.count) {  // the first part of a job: its rest is the carrier before
       store_state(params.handoff + int64_t(carrier) * kWidth * kWidth, S);
       __threadfence();
@@ -282,6 +291,7 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
       if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, carrier), 1u);
     } else if (params.state_out) {
       const int64_t all = int64_t(params.num_seqs) * params.num_value_heads;
+      const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
       store_state(params.state_out + (params.is_transfer ? p.kind * all + job : job) * kWidth *
                                          kWidth,
                   S);

@@ -406,6 +406,9 @@ int main(int argc, char** argv) {
     ok &= check("gdn, ragged, 1/2", gdn, {70, 1, 0, 130}, 1, 2, {.g = kGateMix}, 6e-3);
     return !ok;
   }
+  if (what == "case") {
+    return !check("bounded, 2 x 1000, 40 heads", kda, {1000, 1000}, 40, 40, {}, 6e-3);
+  }
   if (what == "check") {
     bool ok = true;
     const std::vector<int> ragged{200, 1, 63, 0, 65, 129, 8};

@@ -16,19 +16,19 @@ constexpr int kTile = 2 * kHalf;
 
 // Operands of one chunk and head, as the carrying CTA wants them in shared memory.
 struct PacketKeys {
-  uint8_t kd[kTile];  // k exp(G)
-  uint8_t qd[kTile];  // q exp(G)
+  uint8_t kd[kTile];      // k exp(G)
+  uint8_t qd[kTile];      // q exp(G)
 };
 struct PacketRest {
   uint8_t kr[kTile];      // k exp(G_last - G)
   uint8_t t[kHalf];       // diag(1/|k|) (I + L)^-1 diag(beta/|k|)
   uint8_t aqk[kHalf];     // -q k^T with decays, i >= j
   float decay[kWidth];    // exp(G_last)
-  float v_scale[kChunk];  // |k|
   float o_scale[kChunk];  // -scale/|q|
 };
 struct Packet {
   PacketKeys keys;
+  float v_scale[kChunk];  // |k|
   PacketRest rest;
 };
 static_assert(sizeof(Packet) == 65 * 1024 && sizeof(PacketRest) % 16 == 0);

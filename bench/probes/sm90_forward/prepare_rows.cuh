@@ -166,6 +166,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
           far_columns<false>(r, f.x, f.y, cols_at(l, 0), lane4);
         }
       });
+      barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
       float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -176,9 +177,9 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
 #pragma unroll
       for (int t = 0; t < 16; t++) {
         const uint32_t f = pack_bf16(r.fs[t][0] * p0, r.fs[t][1] * p1);
-        put(offsetof(PacketKeys, kd), t, mul_bf16x2(r.k[t], f));
-        put(offsetof(PacketKeys, qd), t, mul_bf16x2(r.q[t], f));
-        put(sizeof(PacketKeys) + offsetof(PacketRest, kr), t,
+        put(offsetof(Packet, keys.kd), t, mul_bf16x2(r.k[t], f));
+        put(offsetof(Packet, keys.qd), t, mul_bf16x2(r.q[t], f));
+        put(offsetof(Packet, rest.kr), t,
             mul_bf16x2(r.k[t], pack_bf16((t < 15 ? r.te[t][0] : 1.f) * s0,
                                          (t < 15 ? r.te[t][1] : 1.f) * s1)));
       }
@@ -186,15 +187,16 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
         *reinterpret_cast<float2*>(&out->rest.decay[channel]) =
             make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
     } else {
+      barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
 #pragma unroll 8
       for (int t = 0; t < 16; t++) {
         const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
         uint32_t k = load_shared(k_addr + at), q = load_shared(q_addr + at);
         if (t >= rest) k = q = 0;
         const uint32_t f = stage.f[16 * b + t];
-        put(offsetof(PacketKeys, kd), t, mul_bf16x2(k, f));
-        put(offsetof(PacketKeys, qd), t, mul_bf16x2(q, f));
-        put(sizeof(PacketKeys) + offsetof(PacketRest, kr), t,
+        put(offsetof(Packet, keys.kd), t, mul_bf16x2(k, f));
+        put(offsetof(Packet, keys.qd), t, mul_bf16x2(q, f));
+        put(offsetof(Packet, rest.kr), t,
             mul_bf16x2(k, stage.h[16 * b + t]));
       }
       if (b == 0) {

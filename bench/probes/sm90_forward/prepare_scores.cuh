@@ -1,7 +1,7 @@
 // Norms, scores and the inverse of a chunk (warpgroups 2 and 3 of a preparing CTA, every other chunk
 // each). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1.
 #pragma once
-#include "prepare_rows.cuh"
+#include "load_item.cuh"
 
 namespace deltic::gpu {
 
@@ -12,8 +12,7 @@ struct Lane {
 
 // Row scales of the warp's 16 tokens from diagonals of k k^T, q q^T; the diagonal of Aqk.
 __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t* k_tile,
-                                   const uint8_t* q_tile, Packet* out, float scale, int warp,
-                                   const Lane& ln) {
+                                   const uint8_t* q_tile, float scale, int warp, const Lane& ln) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int slab = 2 * warp + i, token = 8 * slab + ln.g;
@@ -40,8 +39,7 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
       const float rq = is_in ? rsqrtf((n ? qq[1] : qq[0]) + 1e-6f) : 1.f;
       s.k_scale[token] = rk;
       s.beta_k[token] = stage.beta[token] * rk;
-      out->rest.v_scale[token] = is_in ? kk * rk : 1.f;
-      out->rest.o_scale[token] = -scale * rq;
+      s.o_scale[token] = -scale * rq;
       const float d = is_in ? -(n ? kq[3] : kq[2]) : 0.f;
       *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
           __float2bfloat16_rn(d);
@@ -194,6 +192,10 @@ __device__ inline void invert(float* l, int warp, int barrier, const Lane& ln) {
 
 // T with its scales, and Aqk, to the packet: 16 bytes per access, zeros above the diagonal.
 __device__ inline void write_tiles(const Scores& s, Packet* out, int tid) {
+  if (tid < kChunk)
+    out->v_scale[tid] = 1.f / s.k_scale[tid];
+  else
+    out->rest.o_scale[tid - kChunk] = s.o_scale[tid - kChunk];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int row = 16 * i + tid / 8, j = tid % 8, at = row * 128 + ((j ^ (row & 7)) << 4);
@@ -249,8 +251,9 @@ __device__ inline void pair_scores(Scores& s, const Stage& stage, const uint8_t*
   }
 }
 
-template <Gate kGate>
-__device__ inline void prepare_scores(PrepareSmem& s, const Params& params, int num_items) {
+template <Gate kGate, GateForm kForm>
+__device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
+                                      int num_items) {
   const int which = threadIdx.x / 128 - 2, tid = threadIdx.x % 128, warp = tid / 32;
   const int barrier = 2 + which;
   const Lane ln(tid);
@@ -258,6 +261,12 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, int 
   for (int i = tid; i < kHalf / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
   named_sync(barrier, kScoreThreads);
+  // Raw tiles have two places, one for each of the two warpgroups; its last warp fills it.
+  auto load = [&](int n) {
+    if (warp == 3 && n < num_items) load_item<kGate, kForm>(s, params, maps, n);
+    __syncwarp();
+  };
+  load(which);
 #pragma unroll 1
   for (int n = which; n < num_items; n += 2) {
     const int st = n % kRawStages;
@@ -265,11 +274,18 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, int 
     const Stage& stage = s.stage[st];
     Packet* const out = stage.item.packet;
     uint32_t* const ready = stage.item.ready;
-    const uint32_t ready_value = stage.item.ready_value;
-    token_norms(sc, stage, s.k[st], s.q[st], out, params.scale, warp, ln);
+    const int step = stage.item.step;
+    token_norms(sc, stage, s.k[st], s.q[st], params.scale, warp, ln);
+    if (tid == 0) {  // the ring's place has been read by its carrier
+      if (step >= params.ring_slots)
+        wait_flag(stage.item.consumed, step - params.ring_slots + 1);
+      barrier_arrive(&s.place_free[which]);
+    }
     named_sync(barrier, kScoreThreads);  // scales of all tokens
     if constexpr (kGate == Gate::kChannel) {
       barrier_arrive(&s.raw_empty[st]);
+      // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no more.
+      barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
       int level = 6 * n;
       auto one_level = [&](auto put) {
         const int buffer = level % kLevelBuffers;
@@ -290,14 +306,17 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, int 
         level++;
       };
       one_level([&](const float(&acc)[16]) { put_level<1>(sc, acc, warp, ln); });
+      load(n + 2);  // a filled level means that the raw tiles have been read
       one_level([&](const float(&acc)[16]) { put_level<2>(sc, acc, warp, ln); });
       one_level([&](const float(&acc)[16]) { put_level<4>(sc, acc, warp, ln); });
       one_level([&](const float(&acc)[16]) { put_level<8>(sc, acc, warp, ln); });
       one_level([&](const float(&acc)[16]) { put_level<16>(sc, acc, warp, ln); });
       one_level([&](const float(&acc)[16]) { put_level<32>(sc, acc, warp, ln); });
+      barrier_arrive(&s.turn[which ^ 1]);
     } else {
       pair_scores(sc, stage, s.k[st], s.q[st], warp, ln);
       barrier_arrive(&s.raw_empty[st]);
+      load(n + 2);
     }
     named_sync(barrier, kScoreThreads);  // L complete
     invert(sc.l, warp, barrier, ln);
@@ -307,7 +326,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, int 
     named_sync(barrier, kScoreThreads);  // all of the packet is written
     if (tid == 0) {
       __threadfence();
-      store_release(ready, ready_value);
+      store_release(ready, step + 1);
     }
   }
 }

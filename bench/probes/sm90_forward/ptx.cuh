@@ -28,6 +28,25 @@ __device__ inline void barrier_expect(uint64_t* b, int bytes) {
                : "memory");
 }
 __device__ inline void barrier_wait(uint64_t* b, uint32_t parity) {
+#ifdef DELTIC_DEBUG
+  for (int n = 0;; n++) {
+    uint32_t ok;
+    asm volatile(
+        "{\n.reg .pred P;\nmbarrier.try_wait.parity.shared::cta.b64 P, [%1], %2;\nselp.u32 %0, 1, 0, "
+        "P;\n}"
+        : "=r"(ok)
+        : "r"(smem_u32(b)), "r"(parity)
+        : "memory");
+    if (ok) return;
+    if (n > 100000) {
+      if (threadIdx.x % 32 == 0)
+        printf("CTA %d thread %d waits for barrier at %u, parity %u\n", blockIdx.x, threadIdx.x,
+               smem_u32(b), parity);
+      __nanosleep(1000000000);
+      __trap();
+    }
+  }
+#endif
   asm volatile(
       "{\n.reg .pred P;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 P, [%0], %1;\n@P bra "
       "DONE;\n"
@@ -62,7 +81,14 @@ __device__ inline void store_release(uint32_t* p, uint32_t v) {
 // Ends the kernel instead of hanging when a flag never comes (about two seconds).
 __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
   for (int n = 0; load_acquire(p) < at_least; n++)
-    if (n > 4000000) __trap();
+    if (n > 4000000) {
+#ifdef DELTIC_DEBUG
+      printf("CTA %d thread %d waits for flag %p: %u, has %u\n", blockIdx.x, threadIdx.x, p, at_least,
+             load_acquire(p));
+      __nanosleep(1000000000);
+#endif
+      __trap();
+    }
 }
 
 // --- bulk copies of contiguous bytes

@@ -4,15 +4,14 @@
 
 namespace deltic::gpu {
 
-// Preparing CTA: warpgroups 0, 1 form operands; 2, 3 (every other chunk each) scores and inverse.
-// Carrying CTA:  warpgroups 0, 1 carry 64 value columns each; 2, 3 leave.
-// In both one more warp loads.
-constexpr int kThreads = 544, kLoadWarp = 16;
-constexpr int kRowThreads = 256, kScoreThreads = 128;
-// setmaxnreg values; 544 threads start with 120 registers, so four warpgroups share 480 x 128 and
-// the loading warp keeps its own.
-constexpr int kRowRegs = 144, kScoreRegs = 96, kCarryRegs = 216, kIdleRegs = 24;
-static_assert(2 * kRowRegs + 2 * kScoreRegs <= 480 && 2 * kCarryRegs + 2 * kIdleRegs <= 480);
+// Preparing CTA: warpgroups 0, 1 form operands; 2, 3 (every other chunk each) load, scores, inverse.
+// Carrying CTA:  warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads; 3 leaves.
+constexpr int kThreads = 512;
+constexpr int kRowThreads = 256, kScoreThreads = 128, kCarryThreads = 256;
+// setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
+// fifth of that: registers belong to the four quarters of an SM, and 17 warps leave 96 to each.
+constexpr int kRowRegs = 144, kScoreRegs = 112, kCarryRegs = 224, kLoadRegs = 32;
+static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoadRegs <= 512);
 
 constexpr int kRawStages = 2;
 constexpr int kLevelBuffers = 3;  // operands of three score levels between rows and scores
@@ -23,23 +22,27 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
   uint8_t columns[2 * 32 * 128];
 };
 struct Item {  // one chunk of one head to prepare
-  int token, rest, head, valid;  // first token, tokens in the chunk
+  int rest, step;  // tokens in the chunk; which of its carrier's packets it is
   Packet* packet;
-  uint32_t* ready;
-  uint32_t ready_value;
+  uint32_t *ready, *consumed;
 };
 struct Stage {
   Item item;
-  float slope;          // bounded, softplus
-  float bias[kWidth];   // kChannel: slope times bias
-  float beta[kChunk];   // 0 past the end
-  float g_sum[kChunk];  // kHead: cumulative log2 decay
-  uint32_t f[kChunk], h[kChunk];  // kHead: exp(G), exp(G_last - G), twice bf16
+  float slope;         // bounded, softplus
+  float beta[kChunk];  // 0 past the end
+  union {
+    alignas(16) float bias[kWidth];  // Gate::kChannel: slope times bias
+    struct {             // else
+      alignas(16) float g_sum[kChunk];  // cumulative log2 decay
+      uint32_t f[kChunk], h[kChunk];  // exp(G), exp(G_last - G), twice bf16
+    };
+  };
 };
 struct Scores {
   float l[kChunk * kPitch];       // L, then its inverse block by block in place
   uint8_t aqk[kHalf];             // above the diagonal zero
   float k_scale[kChunk], beta_k[kChunk];  // 1/|k|, beta/|k|
+  float o_scale[kChunk];
 };
 struct PrepareSmem {
   alignas(1024) uint8_t k[kRawStages][kTile], q[kRawStages][kTile], g[kRawStages][kTile];
@@ -48,16 +51,25 @@ struct PrepareSmem {
   float total[2][4][kWidth];  // decay of 16 tokens
   Stage stage[kRawStages];
   uint64_t raw_full[kRawStages], raw_empty[kRawStages];
-  uint64_t level_full[kLevelBuffers], level_empty[kLevelBuffers], rows_done[2];
+  uint64_t level_full[kLevelBuffers], level_empty[kLevelBuffers];
+  uint64_t place_free[2], rows_done[2], turn[2];
 };
 static_assert(sizeof(PrepareSmem) <= 232448);
 
 constexpr int kKeyStages = 3, kRestStages = 2;
+struct Part {  // of a job: first token, tokens from there on
+  int token, rest, head;
+};
 struct CarrySmem {
   alignas(1024) PacketKeys keys[kKeyStages];
-  alignas(1024) PacketRest rest[kRestStages];
-  alignas(1024) uint8_t v[kRestStages][2][kHalf];  // [warpgroup]
+  alignas(1024) uint8_t v[kKeyStages][2][kHalf];  // [warpgroup]
   alignas(1024) uint8_t o[2][kHalf];
+  alignas(1024) uint8_t kr[kRestStages][kTile];
+  uint8_t t[kRestStages][kHalf];
+  uint8_t aqk[kRestStages][kHalf];
+  float decay_and_o[kRestStages][kWidth + kChunk];  // chunk's decay, scale of o
+  float v_scale[kKeyStages][kChunk];
+  Part part[2];
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
   uint64_t rest_full[kRestStages], rest_empty[kRestStages];
 };
