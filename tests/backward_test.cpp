@@ -124,6 +124,25 @@ TEST(BackwardOracle, CentralDifferencesOfPlacements) {
   }
 }
 
+// A beta and a decay per value column, which the recurrence alone takes.
+TEST(BackwardOracle, CentralDifferencesOfValueWiseNumbers) {
+  for (const GateOption& gate : gate_options()) {
+    for (BetaForm form : {BetaForm::value, BetaForm::sigmoid, BetaForm::two_sigmoid}) {
+      for (int which : {1, 2, 3}) {
+        GradientSetup setup{.gate = gate.kind,
+                            .gate_form = gate.form,
+                            .has_A_log = gate.has_A_log,
+                            .has_dt_bias = gate.has_dt_bias,
+                            .beta_form = form,
+                            .value_beta = (which & 1) != 0,
+                            .has_gv = (which & 2) != 0};
+        place(setup, which == 3);
+        expect_central_differences(setup);
+      }
+    }
+  }
+}
+
 // At a zero row the norm's gradient is 1000 times the identity; it bends within 1e-3, so the step
 // has to be far below that.
 TEST(BackwardOracle, CentralDifferencesAtZeroRows) {
@@ -401,8 +420,8 @@ INSTANTIATE_TEST_SUITE_P(Gates, BackwardAgainstChunkedForm,
 // ---- Every implementation ----------------------------------------------------------------------
 
 // The budget of the numerical contract, in the order of Input.
-constexpr double kHalfBudget[] = {8e-3, 8e-3, 8e-3, 1.5e-2, 2e-2, 1e-2, 1e-2, 8e-3};
-constexpr double kSingleBudget[] = {1e-4, 1e-4, 1e-4, 1e-4, 2e-4, 2e-4, 2e-4, 1e-4};
+constexpr double kHalfBudget[] = {8e-3, 8e-3, 8e-3, 1.5e-2, 2e-2, 2e-2, 1e-2, 1e-2, 8e-3};
+constexpr double kSingleBudget[] = {1e-4, 1e-4, 1e-4, 1e-4, 2e-4, 2e-4, 2e-4, 2e-4, 1e-4};
 
 // The oracle on the same, already rounded inputs, with fp64 outputs.
 GradientCall oracle_of(const GradientCall& call) {
@@ -504,6 +523,26 @@ void expect_finite(const GradientSetup& setup) {
   }
 }
 
+TEST(Backward, ValueWiseNumbers) {
+  for (const auto& [type, budget] :
+       {Numerics{DType::f32, kSingleBudget}, {DType::bf16, kHalfBudget}}) {
+    for (GateKind gate : {GateKind::none, GateKind::head, GateKind::channel}) {
+      expect_close(with_dtype({.H = 1,
+                               .HV = 2,
+                               .K = 32,
+                               .V = 24,
+                               .sequences = {{1, 70}, {2, 0}, {3, 3}},
+                               .padding = 2,
+                               .gate = gate,
+                               .value_beta = true,
+                               .has_gv = true,
+                               .qk_l2norm = true},
+                              type),
+                   budget);
+    }
+  }
+}
+
 // Finite and right where formulas have their corners.
 TEST(Backward, Edges) {
   const auto single = [](GradientSetup setup) {
@@ -598,7 +637,7 @@ TEST(Backward, SequencesDoNotDependOnTheirNeighbours) {
         one.strided = true;
         GradientCall alone(one);
         alone.backward(impl, 1);
-        for (size_t i = 0; i <= kG; ++i) {
+        for (size_t i = 0; i <= kGv; ++i) {
           if (!packed.dx[i]) continue;
           EXPECT_TRUE(bytes_at(packed.dx[i], token_offsets(packed, packed.dx[i], n)) ==
                       bytes_at(alone.dx[i], token_offsets(alone, alone.dx[i], 0)))
@@ -627,7 +666,7 @@ TEST(Backward, GradientsDoNotReachLaterInputs) {
       for (int64_t at : token_offsets(call, call.d_o, 0, last + 1)) call.d_o.set(at, 0);
       for (const std::string& impl : takers(setup, true)) {
         call.backward(impl);
-        for (size_t i = 0; i <= kG; ++i) {
+        for (size_t i = 0; i <= kGv; ++i) {
           if (!call.dx[i]) continue;
           double sum = 0;
           for (int64_t at : token_offsets(call, call.dx[i], 0, last + 1)) {

@@ -324,7 +324,7 @@ const Wrong kTensorErrors[] = {
      [](World& w) {
        w.t.gv = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
      },
-     "gv: expected none (decode alone takes a value-wise decay), got a tensor"},
+     "gv: expected none (forward is chunked: decode takes a value-wise decay), got a tensor"},
     {"gv_shape", D,
      [](World& w) {
        w.t.gv = w.memory.zeros(DType::f32, {1, 8, 4, 8}).view();

@@ -10,7 +10,18 @@
 namespace deltic::test {
 namespace {
 
-enum Stream : uint64_t { kRowQ = 101, kRowK, kRowV, kRowG, kRowBeta, kOut, kIn, kFinal, kParam };
+enum Stream : uint64_t {
+  kRowQ = 101,
+  kRowK,
+  kRowV,
+  kRowG,
+  kRowBeta,
+  kOut,
+  kIn,
+  kFinal,
+  kParam,
+  kRowGv
+};
 
 Buffer rows(const GradientSetup& s, DType type, int64_t B, int64_t T, int64_t heads,
             int64_t width) {
@@ -59,10 +70,10 @@ double gate_number(const GradientSetup& s, uint64_t seed, uint64_t t, uint64_t h
   }
 }
 
-double beta_number(const GradientSetup& s, uint64_t seed, uint64_t t, uint64_t h) {
+double beta_number(const GradientSetup& s, uint64_t seed, uint64_t t, uint64_t h, uint64_t v) {
   if (s.beta_value) return *s.beta_value;
-  if (s.beta_form != BetaForm::value) return 2 * normal(seed, kRowBeta, t, h);
-  return uniform(seed, kRowBeta, t, h);
+  if (s.beta_form != BetaForm::value) return 2 * normal(seed, kRowBeta, t, h, v);
+  return uniform(seed, kRowBeta, t, h, v);
 }
 
 // Unit length, or any length where the norm is inside.
@@ -104,7 +115,14 @@ void place_tokens(GradientCall& c, int64_t n) {
         c.x[kV].set(c.x[kV].at({b, row, h, v}), normal(seed, kRowV, t, uh, uv));
         if (c.d_o) c.d_o.set(c.d_o.at({b, row, h, v}), normal(seed, kOut, t, uh, uv));
       }
-      if (c.x[kBeta]) c.x[kBeta].set(c.x[kBeta].at({b, row, h}), beta_number(s, seed, t, uh));
+      for (int64_t v = 0; c.x[kBeta] && v < (s.value_beta ? s.V : 1); ++v) {
+        c.x[kBeta].set(c.x[kBeta].at({b, row, h}) + v,
+                       beta_number(s, seed, t, uh, static_cast<uint64_t>(v)));
+      }
+      for (int64_t v = 0; c.x[kGv] && v < s.V; ++v) {
+        c.x[kGv].set(c.x[kGv].at({b, row, h, v}),
+                     -uniform(seed, kRowGv, t, uh, static_cast<uint64_t>(v)));
+      }
       if (s.gate == GateKind::head) {
         c.x[kG].set(c.x[kG].at({b, row, h}), gate_number(s, seed, t, uh, 0));
       }
@@ -147,8 +165,8 @@ std::string name(const GradientSetup& s) {
   out << "gate=" << kGates[static_cast<int>(s.gate)] << "/" << kForms[static_cast<int>(s.gate_form)]
       << "/" << static_cast<int>(s.gate_values) << "/" << s.raw_gate_scale
       << " A_log=" << s.has_A_log << " dt_bias=" << s.has_dt_bias << " beta=" << s.has_beta << "/"
-      << static_cast<int>(s.beta_form) << "/" << s.beta_value.value_or(-1)
-      << " l2norm=" << s.qk_l2norm << " keys=" << static_cast<int>(s.keys)
+      << static_cast<int>(s.beta_form) << "/" << s.beta_value.value_or(-1) << "/" << s.value_beta
+      << " gv=" << s.has_gv << " l2norm=" << s.qk_l2norm << " keys=" << static_cast<int>(s.keys)
       << " layout=" << (s.layout == StateLayout::kv ? "kv" : "vk") << " dense=" << s.dense
       << " sequences=" << s.sequences.size() << " initial=" << s.has_initial << " d_o=" << s.has_d_o
       << " d_final=" << s.has_d_final << " H=" << s.H << " HV=" << s.HV << " K=" << s.K
@@ -174,7 +192,8 @@ GradientCall::GradientCall(const GradientSetup& given) : setup(given) {
     to[kQ] = rows(s, s.dtype, B, T, s.H, s.K);
     to[kK] = rows(s, s.dtype, B, T, s.H, s.K);
     to[kV] = rows(s, s.dtype, B, T, s.HV, s.V);
-    if (s.has_beta) to[kBeta] = rows(s, s.beta_dtype, B, T, s.HV, 0);
+    if (s.has_beta) to[kBeta] = rows(s, s.beta_dtype, B, T, s.HV, s.value_beta ? s.V : 0);
+    if (s.has_gv) to[kGv] = rows(s, s.gate_dtype, B, T, s.HV, s.V);
     if (s.gate != GateKind::none) to[kG] = rows(s, s.gate_dtype, B, T, s.HV, gate_width);
     if (s.gate_form != GateForm::log_decay && s.has_A_log) {
       to[kALog] = Buffer(s.param_dtype, {1, s.HV, 1});
@@ -237,6 +256,7 @@ Tensors GradientCall::inputs() const {
           .v = x[kV].view(),
           .beta = x[kBeta].view(),
           .g = x[kG].view(),
+          .gv = x[kGv].view(),
           .A_log = x[kALog].view(),
           .dt_bias = x[kDtBias].view(),
           .cu_seqlens = cu.view(),
@@ -249,7 +269,8 @@ double GradientCall::loss() {
   tensors.final_state = final_state.view();
   options.impl = "reference";
   options.num_threads = 1;
-  forward(options, tensors);
+  // Value-wise numbers are the recurrence's alone.
+  setup.value_beta || setup.has_gv ? decode(options, tensors) : forward(options, tensors);
   const auto product = [](const Buffer& a, const Buffer& b) {
     double sum = 0;
     if (!b) return sum;
@@ -281,9 +302,9 @@ void GradientCall::backward(const std::string& impl, int32_t threads,
                             const std::vector<int>& asked) {
   BackwardTensors tensors{.forward = inputs(), .d_o = d_o.view(), .d_final_state = d_final.view()};
   if (saved) tensors.forward.saved = saved->c();
-  TensorView* gradients[] = {
-      &tensors.dq, &tensors.dk,     &tensors.dv,       &tensors.dbeta,
-      &tensors.dg, &tensors.dA_log, &tensors.ddt_bias, &tensors.d_initial_state};
+  TensorView* gradients[] = {&tensors.dq,     &tensors.dk,       &tensors.dv,
+                             &tensors.dbeta,  &tensors.dg,       &tensors.dgv,
+                             &tensors.dA_log, &tensors.ddt_bias, &tensors.d_initial_state};
   for (Buffer& gradient : dx) {
     if (gradient) spoil(gradient);
   }

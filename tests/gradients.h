@@ -12,10 +12,10 @@
 namespace deltic::test {
 
 // The differentiable inputs; a gradient has the number of its input.
-enum Input { kQ, kK, kV, kBeta, kG, kALog, kDtBias, kInitial, kNumInputs };
-inline constexpr const char* kInputNames[] = {"q", "k",     "v",       "beta",
-                                              "g", "A_log", "dt_bias", "initial_state"};
-inline constexpr bool is_per_token(int input) { return input <= kG; }
+enum Input { kQ, kK, kV, kBeta, kG, kGv, kALog, kDtBias, kInitial, kNumInputs };
+inline constexpr const char* kInputNames[] = {"q",  "k",     "v",       "beta",         "g",
+                                              "gv", "A_log", "dt_bias", "initial_state"};
+inline constexpr bool is_per_token(int input) { return input <= kGv; }
 
 struct GradientSetup {
   int64_t H = 2, HV = 4, K = 3, V = 2;
@@ -36,6 +36,7 @@ struct GradientSetup {
   bool has_beta = true;
   BetaForm beta_form = BetaForm::value;
   std::optional<double> beta_value{};
+  bool value_beta = false, has_gv = false;  // one beta, one more decay per value column
   KeyValues keys = KeyValues::random;
   bool qk_l2norm = false;
   StateLayout layout = StateLayout::kv;
@@ -61,7 +62,8 @@ struct GradientCall {
   // padding is zero. Gradients not in `asked` are left out. Takes `saved`, if there is some. Throws
   // what the library throws.
   void backward(const std::string& impl, int32_t threads = 1,
-                const std::vector<int>& asked = {kQ, kK, kV, kBeta, kG, kALog, kDtBias, kInitial});
+                const std::vector<int>& asked = {kQ, kK, kV, kBeta, kG, kGv, kALog, kDtBias,
+                                                 kInitial});
   // The inputs' values, elementwise; shapes must agree.
   void copy_inputs(const GradientCall& from);
 

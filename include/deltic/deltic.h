@@ -172,9 +172,9 @@ typedef struct deltic_tensors {
   deltic_tensor q, k;    /* [B,T,H,K] fp32, bf16 or fp16 */
   deltic_tensor v;       /* [B,T,HV,V], q's dtype */
   deltic_tensor o;       /* out [B,T,HV,V], q's dtype */
-  deltic_tensor beta;    /* [B,T,HV] any float dtype; decode also [B,T,HV,V]; absent: 1 */
+  deltic_tensor beta;    /* [B,T,HV] any float dtype; but in forward also [B,T,HV,V]; absent: 1 */
   deltic_tensor g;       /* [B,T,HV] or [B,T,HV,K] any float dtype, natural log; absent: no gate */
-  deltic_tensor gv;      /* decode only: value-wise log decay [B,T,HV,V] */
+  deltic_tensor gv;      /* but in forward: value-wise log decay [B,T,HV,V] */
   deltic_tensor A_log;   /* HV elements in any shape */
   deltic_tensor dt_bias; /* HV elements (gate per head), HV*K elements (per channel), any shape */
   /* Packed sequences: B = 1, sequence n is tokens [cu[n], cu[n+1]). Rows from cu[N] on are padding:
@@ -202,7 +202,8 @@ typedef struct deltic_tensors {
   deltic_buffer saved;
 } deltic_tensors;
 
-/* Tensors of backward: those of the forward call, what came back, and the gradients asked for.
+/* Tensors of backward: those of the forward (or decode) call, what came back, and the gradients
+ * asked for. With a value-wise beta or decay the recurrent implementation runs.
  * States are differentiable as initial_state and final_state; pools and checkpoints are not. */
 typedef struct deltic_backward_tensors {
   uint64_t size;               /* sizeof(deltic_backward_tensors) */
@@ -216,6 +217,7 @@ typedef struct deltic_backward_tensors {
   deltic_tensor dv;               /* as v */
   deltic_tensor dbeta;            /* as beta: of the raw value where beta has a form */
   deltic_tensor dg;               /* as g: of the raw value where the gate has a form */
+  deltic_tensor dgv;              /* as gv */
   deltic_tensor dA_log, ddt_bias; /* as A_log, dt_bias */
   deltic_tensor d_initial_state;  /* as initial_state, fp32 */
 } deltic_backward_tensors;

@@ -245,7 +245,7 @@ struct Tensors {
 // Tensors of backward; see deltic_backward_tensors.
 struct BackwardTensors {
   Tensors forward{};  // the inputs of the forward call and what it saved; no outputs
-  TensorView d_o{}, d_final_state{}, dq{}, dk{}, dv{}, dbeta{}, dg{}, dA_log{}, ddt_bias{},
+  TensorView d_o{}, d_final_state{}, dq{}, dk{}, dv{}, dbeta{}, dg{}, dgv{}, dA_log{}, ddt_bias{},
       d_initial_state{};
 
   deltic_backward_tensors c() const {
@@ -258,6 +258,7 @@ struct BackwardTensors {
             dv,
             dbeta,
             dg,
+            dgv,
             dA_log,
             ddt_bias,
             d_initial_state};

@@ -21,7 +21,7 @@ void check_widths(const Checker& c, const Problem& p) {
 // q, k, v, beta, g, gv and the sequences: what forward, decode and backward have in common.
 void check_inputs(Checker& c, const deltic_tensors& t) {
   Problem& p = c.p_;
-  const bool decode = p.op == DELTIC_DECODE;
+  const bool recurrent = p.op != DELTIC_FORWARD;  // one number per value column for beta and decay
   c.required(t.q, "q");
   c.float_dtype(t.q, "q");
   c.rank4(t.q, "q", "[B,T,H,K]");
@@ -44,7 +44,7 @@ void check_inputs(Checker& c, const deltic_tensors& t) {
 
   if (c.given(t.beta, "beta")) {
     c.float_dtype(t.beta, "beta");
-    if (decode && t.beta.rank == 4) {
+    if (recurrent && t.beta.rank == 4) {
       c.shape(t.beta, "beta", {p.B, p.T, p.HV, p.V});
       p.beta_kind = BetaKind::value;
     } else {
@@ -56,7 +56,10 @@ void check_inputs(Checker& c, const deltic_tensors& t) {
   }
   c.gates(t.g, t.A_log, t.dt_bias, p.K);
   if (c.given(t.gv, "gv")) {
-    if (!decode) c.bad("gv", "expected none (decode alone takes a value-wise decay), got a tensor");
+    if (!recurrent) {
+      c.bad("gv",
+            "expected none (forward is chunked: decode takes a value-wise decay), got a tensor");
+    }
     c.float_dtype(t.gv, "gv");
     c.shape(t.gv, "gv", {p.B, p.T, p.HV, p.V});
   }
@@ -196,6 +199,7 @@ Problem check_call(deltic_op op, const deltic_options* options,
   gradient(b.dv, "dv", t.v, "v");
   gradient(b.dbeta, "dbeta", t.beta, "beta");
   gradient(b.dg, "dg", t.g, "g");
+  gradient(b.dgv, "dgv", t.gv, "gv");
   gradient(b.dA_log, "dA_log", t.A_log, "A_log");
   gradient(b.ddt_bias, "ddt_bias", t.dt_bias, "dt_bias");
   if (c.given(b.d_o, "d_o")) {
@@ -216,7 +220,7 @@ Problem check_call(deltic_op op, const deltic_options* options,
   }
   c.output(b.d_initial_state, "d_initial_state");
   c.input(t.q, "q"), c.input(t.k, "k"), c.input(t.v, "v");
-  c.input(t.beta, "beta"), c.input(t.g, "g");
+  c.input(t.beta, "beta"), c.input(t.g, "g"), c.input(t.gv, "gv");
   c.input(t.A_log, "A_log"), c.input(t.dt_bias, "dt_bias");
   c.input(t.cu_seqlens, "cu_seqlens"), c.input(t.cu_seqlens_host, "cu_seqlens_host");
   c.input(t.initial_state, "initial_state"), c.input(b.d_o, "d_o");
@@ -224,6 +228,7 @@ Problem check_call(deltic_op op, const deltic_options* options,
 
   p.d_o = Checker::rows(b.d_o), p.dq = Checker::rows(b.dq), p.dk = Checker::rows(b.dk);
   p.dv = Checker::rows(b.dv), p.dbeta = Checker::rows(b.dbeta), p.dg = Checker::rows(b.dg);
+  p.dgv = Checker::rows(b.dgv);
   p.dA_log = Checker::param_view(b.dA_log), p.ddt_bias = Checker::param_view(b.ddt_bias);
   p.saved = t.saved;
   check_split(c);

@@ -58,7 +58,8 @@ inline void zero_gradient_padding(const Problem& p) {
   zero_padding(p, p.dq, p.H, p.K);
   zero_padding(p, p.dk, p.H, p.K);
   zero_padding(p, p.dv, p.HV, p.V);
-  zero_padding(p, p.dbeta, p.HV, 1);
+  zero_padding(p, p.dbeta, p.HV, beta_width(p));
+  zero_padding(p, p.dgv, p.HV, p.V);
   zero_padding(p, p.dg, p.HV, gate_width(p));
 }
 

@@ -103,7 +103,7 @@ struct Problem {
 
   // Backward: what came back, the gradients asked for, and what the forward kept.
   deltic_save save = DELTIC_SAVE_NONE;
-  Rows d_o, dq, dk, dv, dbeta, dg;
+  Rows d_o, dq, dk, dv, dbeta, dg, dgv;
   Param dA_log, ddt_bias;  // written through at()
   States d_final, d_initial;
   deltic_buffer saved = {};

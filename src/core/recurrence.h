@@ -109,6 +109,7 @@ Real log_decay(const Problem& p, Real g, Real rate, Real bias) {
 }
 
 inline int64_t gate_width(const Problem& p) { return p.gate == Gate::channel ? p.K : 1; }
+inline int64_t beta_width(const Problem& p) { return p.beta_kind == BetaKind::value ? p.V : 1; }
 
 // The log decay of one token and value head: gate_width(p) numbers. Needs a gate.
 template <class Real>

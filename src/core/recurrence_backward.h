@@ -2,8 +2,8 @@
 //
 // Forward, for one sequence and value head (K x V state S, q and k after the L2 norm):
 //
-//     S'  = a_t S_{t-1}              a_t = exp(log decay), per row of S
-//     e_t = v_t - S'^T k_t,          u_t = beta_t e_t
+//     S'  = a_t S_{t-1} b_t          a_t = exp(log decay) per row of S, b_t = exp(gv) per column
+//     e_t = v_t - S'^T k_t,          u_t = beta_t e_t     (beta_t may be one number per column)
 //     S_t = S' + k_t u_t^T
 //     o_t = scale S_t^T q_t
 //
@@ -12,12 +12,13 @@
 //     dS    += scale q_t do_t^T      now the gradient of S_t
 //     dq_t   = scale S_t do_t
 //     du     = dS^T k_t
-//     dbeta  = du . e_t
+//     dbeta  = du . e_t              per column: du e_t
 //     dv_t   = beta_t du             the gradient of e_t as well
 //     dk_t   = dS u_t - S' dv_t
 //     dS'    = dS - k_t dv_t^T
-//     da_t   = rowsum(S_{t-1} * dS'),   d(log decay) = a_t da_t, summed over rows for one per head
-//     dS     = a_t dS'               the gradient of S_{t-1}
+//     dg     = rowsum(S' * dS')      of the log decay; summed over rows for one per head
+//     dgv    = columnsum(S' * dS')
+//     dS     = a_t dS' b_t           the gradient of S_{t-1}
 //
 // Memory: S at the starts of segments is kept, the states inside a segment are computed again. That
 // changes no bit: they are the same operations on the same numbers.
@@ -60,7 +61,9 @@ class Task {
     dq_ = scratch.take<Real>(tokens * p.K);
     dk_ = scratch.take<Real>(tokens * p.K);
     for (Real** row : {&q_, &k_, &a_, &g_, &dg_}) *row = scratch.take<Real>(p.K);
-    for (Real** row : {&v_, &d_o_, &u_, &du_}) *row = scratch.take<Real>(p.V);
+    for (Real** row : {&v_, &d_o_, &u_, &du_, &b_, &beta_, &dbeta_, &dgv_}) {
+      *row = scratch.take<Real>(p.V);
+    }
     bytes_ = scratch.used();
   }
   size_t bytes() const { return bytes_; }
@@ -122,7 +125,7 @@ class Task {
   // through `this` g++ 12 makes scalar code, which took twice the time.
   void advance(const Real* before, Real* after, Real* e) {
     const int64_t K = p_.K, V = p_.V;
-    const Real *k = k_, *a = a_;
+    const Real *k = k_, *a = a_, *b = b_, *beta = beta_;
     Real* u = u_;
     std::copy_n(v_, V, e);
     for (int64_t d = 0; d < K; ++d) {
@@ -131,11 +134,11 @@ class Task {
       const Real k_d = k[d], a_d = a[d];
 #pragma omp simd
       for (int64_t c = 0; c < V; ++c) {
-        S[c] = a_d * S_in[c];
+        S[c] = a_d * S_in[c] * b[c];
         e[c] -= k_d * S[c];
       }
     }
-    for (int64_t c = 0; c < V; ++c) u[c] = beta_ * e[c];
+    for (int64_t c = 0; c < V; ++c) u[c] = beta[c] * e[c];
     for (int64_t d = 0; d < K; ++d) {
       Real* S = after + d * V;
       const Real k_d = k[d];
@@ -145,12 +148,13 @@ class Task {
   }
 
   // One token backwards: dS of S_t -> of S_{t-1}. `before` is S_{t-1}, followed by S_t. Adds to dq
-  // and dk; leaves dv in du, dbeta, and the gradient of the log decay in dg.
+  // and dk; leaves dv in du, dbeta of each column, and the gradients of the log decays in dg and
+  // dgv.
   void go_back(const Real* before, const Real* e, Real* dS, Real* dq, Real* dk) {
     const int64_t K = p_.K, V = p_.V;
     const Real* after = before + size_;
-    const Real *q = q_, *k = k_, *a = a_, *d_o = d_o_;
-    Real *u = u_, *du = du_;
+    const Real *q = q_, *k = k_, *a = a_, *b = b_, *beta = beta_, *d_o = d_o_;
+    Real *u = u_, *du = du_, *dbeta = dbeta_;
     const Real scale = static_cast<Real>(p_.scale);
     std::fill_n(du, V, Real(0));
     for (int64_t d = 0; d < K; ++d) {
@@ -166,26 +170,37 @@ class Task {
       }
       dq[d] += scale * dq_d;
     }
-    dbeta_ = 0;
     for (int64_t c = 0; c < V; ++c) {
-      dbeta_ += du[c] * e[c];
-      du[c] *= beta_;
-      u[c] = beta_ * e[c];
+      dbeta[c] = du[c] * e[c];
+      du[c] *= beta[c];
+      u[c] = beta[c] * e[c];
     }
+    if (p_.dgv) column_decay_gradient(before, dS);
     for (int64_t d = 0; d < K; ++d) {
       const Real* S = before + d * V;
       Real* dS_d = dS + d * V;
       const Real k_d = k[d], a_d = a[d];
-      Real dk_d = 0, da_d = 0;
-#pragma omp simd reduction(+ : dk_d, da_d)
+      Real dk_d = 0, dg_d = 0;
+#pragma omp simd reduction(+ : dk_d, dg_d)
       for (int64_t c = 0; c < V; ++c) {
-        dk_d += dS_d[c] * u[c] - a_d * S[c] * du[c];
+        const Real decayed = S[c] * b[c];
+        dk_d += dS_d[c] * u[c] - a_d * decayed * du[c];
         const Real after_decay = dS_d[c] - k_d * du[c];
-        da_d += S[c] * after_decay;
-        dS_d[c] = a_d * after_decay;
+        dg_d += decayed * after_decay;
+        dS_d[c] = a_d * after_decay * b[c];
       }
       dk[d] += dk_d;
-      dg_[d] = a_d * da_d;
+      dg_[d] = a_d * dg_d;
+    }
+  }
+
+  void column_decay_gradient(const Real* before, const Real* dS) {
+    std::fill_n(dgv_, p_.V, Real(0));
+    for (int64_t d = 0; d < p_.K; ++d) {
+      for (int64_t c = 0; c < p_.V; ++c) {
+        const Real after_decay = dS[d * p_.V + c] - k_[d] * du_[c];
+        dgv_[c] += a_[d] * before[d * p_.V + c] * b_[c] * after_decay;
+      }
     }
   }
 
@@ -194,7 +209,12 @@ class Task {
     load_row(p_.k, b, row, p_.k_head(h), 0, p_.K, k_);
     if (p_.l2norm) normalize(k_, p_.K);
     load_row(p_.v, b, row, h, 0, p_.V, v_);
-    load_beta(p_, b, row, h, 0, 1, &beta_);
+    load_beta(p_, b, row, h, 0, p_.V, beta_);
+    std::fill_n(b_, p_.V, Real(1));
+    if (p_.gv) {
+      load_row(p_.gv, b, row, h, 0, p_.V, b_);
+      for (int64_t c = 0; c < p_.V; ++c) b_[c] = std::exp(b_[c]);
+    }
     std::fill_n(a_, p_.K, Real(1));
     if (p_.gate == Gate::none) return;
     load_log_decay(p_, b, row, h, a_);
@@ -215,11 +235,15 @@ class Task {
     const int64_t b = s.batch, row = s.begin + t;
     if (p_.dv) store_row(p_.dv, b, row, h, 0, p_.V, du_);
     if (p_.dbeta) {
-      Real raw = 0;
-      load_row(p_.beta, b, row, h, 0, 1, &raw);
-      const Real gradient = beta_gradient(p_, raw, dbeta_);
-      store_row(p_.dbeta, b, row, h, 0, 1, &gradient);
+      const int64_t width = beta_width(p_);
+      if (width == 1) {
+        for (int64_t c = 1; c < p_.V; ++c) dbeta_[0] += dbeta_[c];
+      }
+      load_row(p_.beta, b, row, h, 0, width, u_);
+      for (int64_t c = 0; c < width; ++c) dbeta_[c] = beta_gradient(p_, u_[c], dbeta_[c]);
+      store_row(p_.dbeta, b, row, h, 0, width, dbeta_);
     }
+    if (p_.dgv) store_row(p_.dgv, b, row, h, 0, p_.V, dgv_);
     if (p_.gate == Gate::none) return;
     if (p_.gate == Gate::head) {
       for (int64_t d = 1; d < p_.K; ++d) dg_[0] += dg_[d];
@@ -271,8 +295,8 @@ class Task {
   const Problem& p_;
   int64_t group_, length_, size_;  // value heads, tokens of a segment, numbers of a state
   Real *starts_, *states_, *e_, *dS_, *dq_, *dk_;
-  Real *q_, *k_, *a_, *g_, *dg_, *v_, *d_o_, *u_, *du_;  // of one token
-  Real beta_ = 1, dbeta_ = 0;
+  Real *q_, *k_, *a_, *g_, *dg_;                            // of one token: [K]
+  Real *v_, *d_o_, *u_, *du_, *b_, *beta_, *dbeta_, *dgv_;  // [V]
   size_t bytes_;
 };
 

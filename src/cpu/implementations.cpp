@@ -18,6 +18,17 @@ const char* takes_bf16(const Problem& p) {
                                    : "q, k and v are fp16, tiles multiply bf16";
 }
 
+// Chunks know one beta and one decay for all value columns of a token.
+const char* refuse_value_wise(const Problem& p) {
+  if (p.beta_kind == BetaKind::value) return "beta is value-wise, which the recurrence alone takes";
+  if (p.gv) return "gv is value-wise, which the recurrence alone takes";
+  return nullptr;
+}
+const char* takes_bf16_backward(const Problem& p) {
+  const char* reason = refuse_value_wise(p);
+  return reason != nullptr ? reason : takes_bf16(p);
+}
+
 // Fixed room, so that the first call of a process allocates as little as the others: nothing.
 struct List {
   Implementation items[6] = {};
@@ -38,8 +49,8 @@ struct Lists {
     of[DELTIC_FORWARD].add(tile_forward_doors(), takes_bf16);
     of[DELTIC_FORWARD].add(forward_doors(), takes_all);
     of[DELTIC_DECODE].add(decode_doors(), takes_all);
-    of[DELTIC_BACKWARD].add(tile_backward_doors(), takes_bf16);
-    of[DELTIC_BACKWARD].add(backward_doors(), takes_all);
+    of[DELTIC_BACKWARD].add(tile_backward_doors(), takes_bf16_backward);
+    of[DELTIC_BACKWARD].add(backward_doors(), refuse_value_wise);
     for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i) of[i].add(block_doors(), takes_all);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) of[i].add(plain(static_cast<deltic_op>(i)));
   }

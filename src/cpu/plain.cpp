@@ -132,7 +132,7 @@ const char* refuse_call(const Problem& p) {
   const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
   for (const Rows* rows :
        {&p.q, &p.k,  &p.v,  &p.o,    &p.beta, &p.g,  &p.gv, &p.x,  &p.a,     &p.out, &p.w,
-        &p.u, &p.kg, &p.qg, &p.rstd, &p.d_o,  &p.dq, &p.dk, &p.dv, &p.dbeta, &p.dg}) {
+        &p.u, &p.kg, &p.qg, &p.rstd, &p.d_o,  &p.dq, &p.dk, &p.dv, &p.dbeta, &p.dg,  &p.dgv}) {
     if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
   }
   for (const States* states : {&p.state_in, &p.state_out, &p.ckpt, &p.d_final, &p.d_initial}) {
