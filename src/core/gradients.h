@@ -60,6 +60,8 @@ inline void zero_gradient_padding(const Problem& p) {
   zero_padding(p, p.dv, p.HV, p.V);
   zero_padding(p, p.dbeta, p.HV, 1);
   zero_padding(p, p.dg, p.HV, gate_width(p));
+  zero_padding(p, p.dx, p.H, p.K);
+  zero_padding(p, p.da, p.HV, p.chunk);
 }
 
 // ---- dA_log and ddt_bias ----
