@@ -136,45 +136,31 @@ class BlockGradients {
     }
   }
 
-  // cumsum and gate. sum: A_log, dt_bias of this head.
+  // cumsum and gate, per channel. sum: A_log, dt_bias of this head.
   void gate(const ChunkPlace& at, const GradientBlockScratch& s, double* sum) const {
-    if constexpr (kGate != Gate::none) {
-      constexpr bool kChannel = kGate == Gate::channel;
-      const int64_t row = kChannel ? Kp_ : 1, width = kChannel ? p_.K : 1;
-      for (int64_t t = 0; t < at.length; ++t) {
-        load_row(p_.d_out.data, p_.d_out.dtype, p_.d_out.at(at.batch, at.begin + t, at.head), width,
-                 row, s.up + t * row);
-      }
-      if (p_.op == DELTIC_CUMSUM) sum_back(at, s, row);
+    if constexpr (kGate == Gate::channel) {
+      load_heads(p_.d_out, at, at.head, p_.K, Kp_, false, 1.0f, s.up);
+      if (p_.op == DELTIC_CUMSUM) sum_back(at, s);
       std::fill_n(s.sums, 1 + Kp_, 0.0);
       gate_gradient<kGate>(p_, at, Kp_, s.bias, s.raw, s.up, s.sums);
-      for (int64_t i = 0; sum != nullptr && i < 1 + width; ++i) sum[i] += s.sums[i];
-      if (p_.dg) store_rows(s.up, row, width, p_.dg, at);
+      for (int64_t i = 0; sum != nullptr && i < 1 + p_.K; ++i) sum[i] += s.sums[i];
+      if (p_.dg) store_rows(s.up, Kp_, p_.K, p_.dg, at);
     }
   }
 
   // s.up becomes the gradient of the log decays: its sums from the other end, 0 below the bound.
-  void sum_back(const ChunkPlace& at, const GradientBlockScratch& s, int64_t row) const {
+  void sum_back(const ChunkPlace& at, const GradientBlockScratch& s) const {
     const F32 d;
     load_log_decays<kGate>(p_, at, C_, Kp_, s.bias, s.raw);
     const int64_t first = p_.reverse ? 0 : at.length - 1;
-    const auto place = [&](int64_t i) { return std::abs(first - i) * row; };
-    if constexpr (kGate == Gate::channel) {
-      for (int64_t c = 0; c < Kp_; c += kLanes) {
-        Vec sum = hn::Zero(d);
-        for (int64_t i = 0; i < at.length; ++i) {
-          float* x = s.up + place(i) + c;
-          sum = hn::Add(sum, hn::LoadU(d, x));
-          const auto is_below =
-              hn::Lt(hn::LoadU(d, s.raw + place(i) + c), hn::Set(d, kMinLogDecay));
-          hn::StoreU(hn::IfThenZeroElse(is_below, hn::Mul(sum, hn::Set(d, p_.scale))), d, x);
-        }
-      }
-    } else {
-      float sum = 0;
+    for (int64_t c = 0; c < Kp_; c += kLanes) {
+      Vec sum = hn::Zero(d);
       for (int64_t i = 0; i < at.length; ++i) {
-        sum += s.up[place(i)];
-        s.up[place(i)] = s.raw[place(i)] < kMinLogDecay ? 0.0f : sum * p_.scale;
+        const int64_t place = std::abs(first - i) * Kp_ + c;
+        sum = hn::Add(sum, hn::LoadU(d, s.up + place));
+        const auto is_below = hn::Lt(hn::LoadU(d, s.raw + place), hn::Set(d, kMinLogDecay));
+        hn::StoreU(hn::IfThenZeroElse(is_below, hn::Mul(sum, hn::Set(d, p_.scale))), d,
+                   s.up + place);
       }
     }
   }
