@@ -285,30 +285,6 @@ struct Call {
 
 // ---- The oracle against central differences ----------------------------------------------------
 
-constexpr double kStep = 0x1p-17;
-
-// The largest difference of `gradient` from (L(x + step) - L(x - step)) / 2 step, in units of the
-// largest gradient. An element that was never set has no influence.
-double difference_error(Buffer& x, const Buffer& gradient, const std::function<double()>& loss) {
-  const auto at = offsets(x), to = offsets(gradient);
-  double worst = 0, largest = 0;
-  for (size_t i = 0; i < at.size(); ++i) {
-    const double value = x.get(at[i]), d = gradient.get(to[i]);
-    double difference = 0;
-    if (!std::isnan(value)) {
-      x.set(at[i], value + kStep);
-      const double above = loss();
-      x.set(at[i], value - kStep);
-      difference = (above - loss()) / (2 * kStep);
-      x.set(at[i], value);
-    }
-    if (!std::isfinite(d - difference)) return INFINITY;
-    largest = std::max(largest, std::fabs(d));
-    worst = std::max(worst, std::fabs(d - difference));
-  }
-  return worst / std::max(largest, 1e-3);
-}
-
 void expect_central_differences(const BlockSetup& setup) {
   SCOPED_TRACE(name(setup));
   Call call(setup);
