@@ -286,6 +286,8 @@ struct Call {
 // ---- The oracle against central differences ----------------------------------------------------
 
 void expect_central_differences(const BlockSetup& setup) {
+  static unsigned turn = 0;
+  if (kSanitized && turn++ % 4 != 0) return;
   SCOPED_TRACE(name(setup));
   Call call(setup);
   call.backward("reference");
