@@ -195,6 +195,50 @@ TEST(Allocation, BackwardAllocatesNothing) {
   }
 }
 
+TEST(Allocation, BlockGradientAllocatesNothing) {
+  Forward f;
+  constexpr int64_t T = 70, HV = 4, C = 64;
+  std::vector<float> square(T * HV * C, 0.1f), d_square(T * HV * C), A_log(HV), dA_log(HV);
+  std::vector<float> dk(f.k.size()), dg(f.g.size());
+  const TensorView squares(square.data(), {1, T, HV, C});
+  const auto like = [](deltic_tensor of, std::vector<float>& data) {
+    of.data = data.data();
+    return TensorView(of);
+  };
+  const BlockTensors keys{.k = f.t.k, .g = f.t.g, .cu_seqlens = f.t.cu_seqlens};
+  BlockTensors with_a = keys;
+  with_a.a = squares;
+  const BlockTensors gates{
+      .g = f.t.g, .A_log = TensorView(A_log.data(), {HV}), .cu_seqlens = f.t.cu_seqlens};
+  const std::pair<Op, BlockBackwardTensors> calls[] = {
+      {Op::cumsum,
+       {.forward = gates, .d_out = f.t.g, .dg = like(f.t.g, dg), .dA_log = {dA_log.data(), {HV}}}},
+      {Op::kkt, {.forward = keys, .d_out = squares, .dk = like(f.t.k, dk), .dg = like(f.t.g, dg)}},
+      {Op::inverse, {.forward = {.a = squares}, .d_out = squares, .da = like(squares, d_square)}},
+      {Op::wy,
+       {.forward = with_a, .d_w = f.t.g, .dk = like(f.t.k, dk), .da = like(squares, d_square)}}};
+  for (const auto& [op, tensors] : calls) {
+    for (const std::string& impl : runnable(op)) {
+      if (impl == "reference") continue;  // the oracle may allocate
+      Options options{.num_threads = 2, .impl = impl};
+      if (op == Op::cumsum) options.gate_form = GateForm::softplus;
+      const deltic_options o = options.c();
+      const deltic_block_backward_tensors t = tensors.c();
+      const Workspace workspace(block_backward_workspace_bytes(op, options, tensors));
+      const deltic_workspace w = workspace.c();
+      const auto run = [&] {
+        return deltic_block_backward(static_cast<int32_t>(op), &o, &t, &w, nullptr);
+      };
+      ASSERT_EQ(run(), DELTIC_OK) << deltic_last_error();
+      const Watch watch;
+      const deltic_status status = run();
+      const long allocations = watch.allocations();
+      EXPECT_EQ(status, DELTIC_OK);
+      EXPECT_EQ(allocations, 0) << name(op) << " " << impl;
+    }
+  }
+}
+
 TEST(Allocation, HalfPrecisionRunAllocatesNothing) {
   for (const std::string& impl : runnable(Op::forward)) {
     if (impl == "reference") continue;

@@ -12,28 +12,9 @@ namespace {
 
 // ---- Central differences -----------------------------------------------------------------------
 
-// A power of two, and parameters are coarse: x +- step is exact, in fp32 as well.
-constexpr double kStep = 0x1p-17;
-
-// The largest difference of a gradient of the oracle from (L(x + step) - L(x - step)) / 2 step, in
-// units of the gradient's largest element.
 double difference_error(GradientCall& call, size_t input, double step = kStep) {
-  const auto at = offsets(call.x[input]);
-  double worst = 0, largest = 0;
-  for (int64_t i : at) {
-    const double x = call.x[input].get(i);
-    call.x[input].set(i, x + step);
-    const double above = call.loss();
-    call.x[input].set(i, x - step);
-    const double below = call.loss();
-    call.x[input].set(i, x);
-    const double gradient = call.dx[input].get(i);
-    const double difference = std::isnan(x) ? 0 : (above - below) / (2 * step);  // NaN: padding
-    largest = std::max(largest, std::fabs(gradient));
-    if (!std::isfinite(gradient - difference)) return INFINITY;
-    worst = std::max(worst, std::fabs(gradient - difference));
-  }
-  return worst / std::max(largest, 1e-3);
+  return difference_error(
+      call.x[input], call.dx[input], [&] { return call.loss(); }, step);
 }
 
 void expect_central_differences(const GradientSetup& setup) {

@@ -92,12 +92,18 @@ static void test_init(void) {
   deltic_options options;
   deltic_tensors tensors;
   deltic_block_tensors blocks;
+  deltic_block_backward_tensors gradients;
   memset(&options, 0xFF, sizeof options);
   memset(&tensors, 0xFF, sizeof tensors);
   memset(&blocks, 0xFF, sizeof blocks);
+  memset(&gradients, 0xFF, sizeof gradients);
   deltic_options_init(&options);
   deltic_tensors_init(&tensors);
   deltic_block_tensors_init(&blocks);
+  deltic_block_backward_tensors_init(&gradients);
+  deltic_block_backward_tensors_init(NULL);
+  EXPECT(gradients.size == sizeof gradients && gradients.ddt_bias.rank == 0);
+  EXPECT(gradients.forward.size == sizeof gradients.forward && gradients.forward.q.rank == 0);
   EXPECT(options.size == sizeof options && options.chunk == 0 && options.impl == NULL);
   EXPECT(tensors.size == sizeof tensors && tensors.q.rank == 0 && tensors.ckpt_states.rank == 0);
   EXPECT(blocks.size == sizeof blocks && blocks.rstd.rank == 0);
@@ -182,6 +188,42 @@ static void test_block(void) {
                 "block: op: expected a building block, got unknown operation (99)") == 0);
   EXPECT(deltic_implementation((deltic_op)99, DELTIC_CPU, 0) == NULL);
   EXPECT(deltic_implementation(DELTIC_FORWARD, (deltic_device_type)99, 0) == NULL);
+  free(workspace.data);
+}
+
+static void count_choice(void* user, const char* name, int32_t accepts, int32_t chosen,
+                         const char* sentence) {
+  EXPECT(name != NULL && sentence != NULL && (accepts || !chosen));
+  *(int*)user += chosen;
+}
+
+/* The norm's gradient: dx = r (dy - y (y . dy)). */
+static void test_block_backward(void) {
+  float x[T * K], dy[T * K], dx[T * K];
+  deltic_block_backward_tensors tensors;
+  uint64_t bytes = 0;
+  int chosen = 0;
+  for (int i = 0; i < T * K; ++i) x[i] = (float)(i % 9) - 4.0f, dy[i] = (float)(i % 7) - 2.0f;
+  deltic_block_backward_tensors_init(&tensors);
+  tensors.forward.x = tensor(x, DELTIC_F32, 4, kRow);
+  tensors.d_out = tensor(dy, DELTIC_F32, 4, kRow);
+  tensors.dx = tensor(dx, DELTIC_F32, 4, kRow);
+  EXPECT(deltic_block_backward_workspace(DELTIC_L2NORM, NULL, &tensors, &bytes) == DELTIC_OK);
+  EXPECT(deltic_block_backward_explain(DELTIC_L2NORM, NULL, &tensors, count_choice, &chosen) ==
+         DELTIC_OK);
+  EXPECT(chosen == 1);
+  deltic_workspace workspace = {workspace_memory(bytes), bytes};
+  EXPECT(deltic_block_backward(DELTIC_L2NORM, NULL, &tensors, &workspace, NULL) == DELTIC_OK);
+  for (int t = 0; t < T; ++t) {
+    double sum = 1e-6, along = 0;
+    for (int d = 0; d < K; ++d) sum += (double)x[t * K + d] * x[t * K + d];
+    for (int d = 0; d < K; ++d) along += (double)x[t * K + d] * dy[t * K + d] / sum;
+    for (int d = 0; d < K; ++d)
+      EXPECT(fabs(dx[t * K + d] - (dy[t * K + d] - along * x[t * K + d]) / sqrt(sum)) < 1e-5);
+  }
+  EXPECT(deltic_block_backward(DELTIC_DECODE, NULL, &tensors, &workspace, NULL) ==
+         DELTIC_INVALID_ARGUMENT);
+  EXPECT(strcmp(deltic_last_error(), "block: op: expected a building block, got decode (1)") == 0);
   free(workspace.data);
 }
 
@@ -343,6 +385,7 @@ int main(void) {
   test_call(deltic_forward_workspace, deltic_forward);
   test_call(deltic_decode_workspace, deltic_decode);
   test_block();
+  test_block_backward();
   test_error();
   test_threads();
   test_concurrent_calls();

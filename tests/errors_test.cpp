@@ -158,6 +158,34 @@ struct BlockWorld {
   }
 };
 
+// A sound call of each building block's gradient, made from the block's.
+struct GradientWorld : BlockWorld {
+  deltic_block_backward_tensors b;
+  const deltic_block_backward_tensors* backward_pointer = &b;
+
+  explicit GradientWorld(deltic_op op) : BlockWorld(op) {
+    deltic_block_backward_tensors_init(&b);
+    const auto like = [&](const deltic_tensor& of, bool zeros) {
+      const std::vector<int64_t> shape(of.shape, of.shape + of.rank);
+      return of.rank == 0 ? none()
+             : zeros      ? memory.zeros(DType::f32, shape).view()
+                          : memory.make(DType::f32, shape).view();
+    };
+    b.d_out = like(t.out, true), b.d_w = like(t.w, true);
+    t.out = t.w = none();
+    b.forward = t;
+    b.dq = like(t.q, false), b.dk = like(t.k, false), b.dx = like(t.x, false);
+    b.dg = like(t.g, false), b.da = like(t.a, false);
+  }
+  deltic_status call(deltic_op op) const {
+    return deltic_block_backward(op, options_pointer, backward_pointer, workspace_pointer, nullptr);
+  }
+  deltic_status query(deltic_op op) const {
+    uint64_t bytes = 0;
+    return deltic_block_backward_workspace(op, options_pointer, backward_pointer, &bytes);
+  }
+};
+
 // Runs a spoiled call and compares status, text and memory.
 template <class AnyWorld>
 void expect_error(AnyWorld& w, deltic_op op, deltic_status status, const std::string& text) {
@@ -1440,6 +1468,168 @@ const WrongBlock kBlockErrors[] = {
 INSTANTIATE_TEST_SUITE_P(Blocks, BlockError, testing::ValuesIn(kBlockErrors), [](const auto& row) {
   return std::string(deltic_op_name(row.param.op)) + "_" + row.param.name;
 });
+
+// ---- Their gradients -------------------------------------------------------------------------
+
+struct WrongGradient {
+  const char* name;
+  deltic_op op;
+  std::function<void(GradientWorld&)> spoil;
+  std::string text;  // behind `op: `
+  deltic_status status = DELTIC_INVALID_ARGUMENT;
+};
+void PrintTo(const WrongGradient& wrong, std::ostream* out) { *out << wrong.name; }
+
+class GradientError : public testing::TestWithParam<WrongGradient> {};
+
+TEST_P(GradientError, NamesArgumentExpectedAndGot) {
+  const WrongGradient& wrong = GetParam();
+  const auto w = std::make_unique<GradientWorld>(wrong.op);
+  ASSERT_EQ(w->call(wrong.op), DELTIC_OK) << deltic_last_error();
+  wrong.spoil(*w);
+  expect_error(*w, wrong.op, wrong.status,
+               std::string(deltic_op_name(wrong.op)) + ": " + wrong.text);
+}
+
+using G = GradientWorld;
+const WrongGradient kGradientErrors[] = {
+    {"null_tensors", DELTIC_KKT, [](G& w) { w.backward_pointer = nullptr; },
+     "tensors: expected a struct, got a null pointer"},
+    {"size", DELTIC_KKT, [](G& w) { w.b.size = 8; },
+     "block_backward_tensors.size: expected " +
+         std::to_string(sizeof(deltic_block_backward_tensors)) +
+         ", got 8 (set it with deltic_block_backward_tensors_init)"},
+    {"forward_size", DELTIC_KKT, [](G& w) { w.b.forward.size = 8; },
+     "block_tensors.size: expected " + std::to_string(sizeof(deltic_block_tensors)) +
+         ", got 8 (set it with deltic_block_tensors_init)"},
+    {"no_d_out", DELTIC_SCORES, [](G& w) { w.b.d_out = none(); },
+     "d_out: expected a tensor, got none"},
+    {"no_k", DELTIC_KKT, [](G& w) { w.b.forward.k = none(); }, "k: expected a tensor, got none"},
+    {"with_out", DELTIC_KKT, [](G& w) { w.b.forward.out = w.b.d_out; },
+     "out: expected none in a gradient's call, got a tensor"},
+    {"with_w", DELTIC_WY, [](G& w) { w.b.forward.w = w.b.d_w; },
+     "w: expected none in a gradient's call, got a tensor"},
+    {"with_rstd", DELTIC_L2NORM,
+     [](G& w) {
+       w.b.forward.rstd = w.memory.zeros(DType::f32, {1, 8, 2}).view();
+     },
+     "rstd: expected none in a gradient's call, got a tensor"},
+    {"with_d_w", DELTIC_KKT, [](G& w) { w.b.d_w = w.b.d_out; }, "d_w: expected none, got a tensor"},
+    {"d_out_shape", DELTIC_CUMSUM,
+     [](G& w) {
+       set_shape(w.b.d_out, {1, 8, 2});
+     },
+     "d_out: expected shape [1, 8, 4], got [1, 8, 2]"},
+    {"d_out_width", DELTIC_KKT,
+     [](G& w) {
+       set_shape(w.b.d_out, {1, 4, 4, 32});
+     },
+     "d_out: expected shape [1, 8, 4, 16], got [1, 4, 4, 32]"},
+    {"d_out_heads", DELTIC_KKT,
+     [](G& w) {
+       set_shape(w.b.d_out, {1, 8, 3, 16});
+     },
+     "d_out: expected a number of value heads HV that is a multiple of H = 2, got 3"},
+    {"d_out_dtype", DELTIC_GATE, [](G& w) { w.b.d_out.dtype = DELTIC_I32; },
+     "d_out: expected fp32, bf16 or fp16, got int32"},
+    {"d_w_shape", DELTIC_WY,
+     [](G& w) {
+       set_shape(w.b.d_w, {1, 8, 4, 8});
+     },
+     "d_w: expected shape [1, 8, 4, 16], got [1, 8, 4, 8]"},
+    {"d_u_without_v", DELTIC_WY,
+     [](G& w) {
+       w.b.d_u = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+     },
+     "d_u: expected none without v, got a tensor"},
+    {"d_qg_without_q", DELTIC_WY,
+     [](G& w) {
+       w.b.d_qg = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+     },
+     "d_qg: expected none without q, got a tensor"},
+    {"dg_without_g", DELTIC_KKT,
+     [](G& w) {
+       w.b.dg = w.memory.make(DType::f32, {1, 8, 4}).view();
+     },
+     "dg: expected none without g, got a tensor"},
+    {"da_without_a", DELTIC_KKT,
+     [](G& w) {
+       w.b.da = w.memory.make(DType::f32, {1, 8, 4, 16}).view();
+     },
+     "da: expected none without a, got a tensor"},
+    {"dA_log_without_A_log", DELTIC_GATE,
+     [](G& w) { w.b.dA_log = w.memory.make(DType::f32, {4}).view(); },
+     "dA_log: expected none without A_log, got a tensor"},
+    {"dk_shape", DELTIC_KKT,
+     [](G& w) {
+       set_shape(w.b.dk, {1, 8, 4, 8});
+     },
+     "dk: expected shape [1, 8, 2, 16] as k, got [1, 8, 4, 8]"},
+    {"dk_dtype", DELTIC_KKT, [](G& w) { w.b.dk.dtype = DELTIC_I32; },
+     "dk: expected fp32, bf16 or fp16, got int32"},
+    {"dk_strides", DELTIC_KKT, [](G& w) { w.b.dk.strides[1] = 0; },
+     "dk: expected strides that give every element a place of its own, got [256, 0, 16, 1] for "
+     "shape [1, 8, 2, 16]"},
+    {"dk_is_k", DELTIC_KKT, [](G& w) { w.b.dk.data = w.b.forward.k.data; },
+     "dk: expected memory of its own, got an overlap with k"},
+    {"dx_is_d_out", DELTIC_L2NORM, [](G& w) { w.b.dx.data = w.b.d_out.data; },
+     "dx: expected memory of its own, got an overlap with d_out"},
+    {"dq_is_dk", DELTIC_SCORES, [](G& w) { w.b.dk.data = w.b.dq.data; },
+     "dk: expected memory of its own, got an overlap with dq"},
+    {"inverse_of_nothing", DELTIC_INVERSE, [](G& w) { w.b.forward.a = none(); },
+     "out: expected a tensor (or a), got none"},
+    {"inverse_of_both", DELTIC_INVERSE,
+     [](G& w) {
+       w.b.forward.out = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+     },
+     "out: expected none with a (one of them is enough), got a tensor"},
+    {"inverse_width", DELTIC_INVERSE,
+     [](G& w) {
+       w.b.forward.a = none();
+       w.b.forward.out = w.memory.zeros(DType::f32, {1, 8, 4, 24}).view();
+     },
+     "out: expected a width of 16, 32 or 64, got 24"},
+    {"reverse", DELTIC_GATE, [](G& w) { w.options.reverse = 1; },
+     "reverse: expected 0 (cumsum alone has a direction), got 1"},
+    {"impl", DELTIC_KKT, [](G& w) { w.options.impl = "cpu.amx"; },
+     "impl: expected one of " +
+         [] {
+           std::string names;
+           for (const auto& i : implementations(Op::kkt))
+             names += (names.empty() ? "" : ", ") + i.name;
+           return names;
+         }() +
+         ", got cpu.amx"},
+    {"no_workspace", DELTIC_KKT,
+     [](G& w) {
+       w.options.impl = "cpu.plain";
+       w.options.num_threads = 1;
+       w.workspace.bytes = 64;
+     },
+     "workspace: expected at least " +
+         [] {
+           GradientWorld w(DELTIC_KKT);
+           w.options.impl = "cpu.plain";
+           w.options.num_threads = 1;
+           uint64_t bytes = 0;
+           deltic_block_backward_workspace(DELTIC_KKT, &w.options, &w.b, &bytes);
+           return std::to_string(bytes);
+         }() +
+         " bytes, got 64"},
+    {"workspace_is_a_gradient", DELTIC_KKT, [](G& w) { w.b.dk.data = w.scratch; },
+     "workspace: expected memory of its own, got an overlap with a tensor"},
+    {"workspace_is_an_input", DELTIC_KKT, [](G& w) { w.b.forward.k.data = w.scratch; },
+     "workspace: expected memory of its own, got an overlap with a tensor"},
+    {"cu_seqlens", DELTIC_CUMSUM,
+     [](G& w) {
+       w.b.forward.cu_seqlens = w.memory.list({0, 9});
+     },
+     "cu_seqlens: expected a last offset of at most T = 8, got 9"},
+};
+INSTANTIATE_TEST_SUITE_P(BlockGradients, GradientError, testing::ValuesIn(kGradientErrors),
+                         [](const auto& row) {
+                           return std::string(deltic_op_name(row.param.op)) + "_" + row.param.name;
+                         });
 
 TEST(OperationError, NotABlock) {
   const auto w = std::make_unique<BlockWorld>(DELTIC_KKT);

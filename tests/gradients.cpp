@@ -423,6 +423,27 @@ std::vector<uint8_t> bytes_at(const Buffer& b, const std::vector<int64_t>& at) {
   return bytes;
 }
 
+double difference_error(Buffer& x, const Buffer& gradient, const std::function<double()>& loss,
+                        double step) {
+  const auto at = offsets(x), to = offsets(gradient);
+  double worst = 0, largest = 0;
+  for (size_t i = 0; i < at.size(); ++i) {
+    const double value = x.get(at[i]), d = gradient.get(to[i]);
+    double difference = 0;
+    if (!std::isnan(value)) {
+      x.set(at[i], value + step);
+      const double above = loss();
+      x.set(at[i], value - step);
+      difference = (above - loss()) / (2 * step);
+      x.set(at[i], value);
+    }
+    if (!std::isfinite(d - difference)) return INFINITY;
+    largest = std::max(largest, std::fabs(d));
+    worst = std::max(worst, std::fabs(d - difference));
+  }
+  return worst / std::max(largest, 1e-3);
+}
+
 double error(const Buffer& x, const Buffer& ref) {
   const auto a = values(x), b = values(ref);
   double difference = 0, scale = 0;

@@ -91,6 +91,12 @@ std::vector<double> values(const Buffer& b);
 std::vector<int64_t> token_offsets(const GradientCall& call, const Buffer& b, int64_t n,
                                    int64_t from = 0);
 std::vector<uint8_t> bytes_at(const Buffer& b, const std::vector<int64_t>& at);
+// A power of two, and parameters are coarse: x +- step is exact, in fp32 as well.
+inline constexpr double kStep = 0x1p-17;
+// The largest difference of a gradient from (loss(x + step) - loss(x - step)) / 2 step, in units of
+// its largest element. NaN in x: padding, or what nobody reads.
+double difference_error(Buffer& x, const Buffer& gradient, const std::function<double()>& loss,
+                        double step = kStep);
 // rms(x - ref) / rms(ref); absolute where rms(ref) is below 1e-6.
 double error(const Buffer& x, const Buffer& ref);
 

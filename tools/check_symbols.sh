@@ -7,7 +7,8 @@ library=$1
 header=$(dirname "$0")/../include/deltic/deltic.h
 status=0
 
-declared=$(grep -oE '^DELTIC_API .*' "$header" | grep -oE 'deltic_[a-z0-9_]+\(' | tr -d '(' | sort -u)
+# A long declaration has its name on the second line.
+declared=$(tr '\n' ' ' <"$header" | grep -oE 'DELTIC_API [^(]*\(' | grep -oE 'deltic_[a-z0-9_]+\(' | tr -d '(' | sort -u)
 exported=$(nm --dynamic --defined-only --extern-only "$library" | awk '{print $3}' | sed 's/@.*//' | sort -u)
 extra=$(comm -13 <(echo "$declared") <(echo "$exported"))
 lacking=$(comm -23 <(echo "$declared") <(echo "$exported"))

@@ -246,6 +246,31 @@ typedef struct deltic_block_tensors {
   deltic_tensor out, w, u, kg, qg, rstd;
 } deltic_block_tensors;
 
+/* clang-format off */
+/* Tensors of a building block's gradient: its inputs, what came back for its outputs, and the
+ * gradients asked for (rank > 0), each with its input's shape and a dtype of its own. The gradient is
+ * that of the formula above; g of kkt, scores and wy is G, and dg its gradient.
+ *
+ *   cumsum  g [A_log dt_bias], d_out -> dg dA_log ddt_bias; 0 where the log decay is below -104
+ *   gate    g [A_log dt_bias], d_out -> dg dA_log ddt_bias
+ *   l2norm  x, d_out -> dx (rstd is an output without a gradient; it is formed again from x)
+ *   kkt     k [g beta], d_out -> dk dg dbeta; only entries of d_out below the diagonal are read
+ *   scores  q k [g], d_out -> dq dk dg; entries up to the diagonal are read
+ *   inverse out, the result, or a, from which it is formed again; d_out -> da, strictly lower; only
+ *           entries below the diagonal are read
+ *   wy      k a [v g beta q], [d_w d_u d_kg d_qg] (absent: 0; d_u needs v, d_qg needs q) -> da
+ *           (lower, zeros above the diagonal) dk dv dg dbeta dq
+ *
+ * dq and dk are the sums over the group of value heads, in order, rounded once; dA_log and ddt_bias
+ * are summed in fp64 and rounded once. Padding rows give 0. */
+/* clang-format on */
+typedef struct deltic_block_backward_tensors {
+  uint64_t size;                             /* sizeof(deltic_block_backward_tensors) */
+  deltic_block_tensors forward;              /* the inputs; no outputs, but `out` of inverse */
+  deltic_tensor d_out, d_w, d_u, d_kg, d_qg; /* as out, w, u, kg, qg */
+  deltic_tensor dq, dk, dv, dx, dg, dbeta, da, dA_log, ddt_bias; /* out */
+} deltic_block_backward_tensors;
+
 typedef deltic_buffer deltic_workspace;
 
 /* Operations, devices and statuses are passed as int32_t: a number outside their enum is an error,
@@ -278,6 +303,7 @@ DELTIC_API void deltic_options_init(deltic_options* options);
 DELTIC_API void deltic_tensors_init(deltic_tensors* tensors);
 DELTIC_API void deltic_backward_tensors_init(deltic_backward_tensors* tensors);
 DELTIC_API void deltic_block_tensors_init(deltic_block_tensors* tensors);
+DELTIC_API void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -298,6 +324,9 @@ DELTIC_API deltic_status deltic_explain(int32_t op, const deltic_options* option
 DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                               const deltic_block_tensors* tensors,
                                               deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_block_backward_explain(int32_t op, const deltic_options* options,
+                                                       const deltic_block_backward_tensors* tensors,
+                                                       deltic_explain_fn fn, void* user);
 /* Facts about build and machine, one call per fact, for example ("cpu.features", "avx2 avx512
  * ..."). */
 typedef void (*deltic_info_fn)(void* user, const char* key, const char* value);
@@ -332,6 +361,13 @@ DELTIC_API deltic_status deltic_block_workspace(int32_t op, const deltic_options
 DELTIC_API deltic_status deltic_block(int32_t op, const deltic_options* options,
                                       const deltic_block_tensors* tensors,
                                       const deltic_workspace* workspace, void* stream);
+/* The gradient of the same operation, under the same options. */
+DELTIC_API deltic_status
+deltic_block_backward_workspace(int32_t op, const deltic_options* options,
+                                const deltic_block_backward_tensors* tensors, uint64_t* bytes);
+DELTIC_API deltic_status deltic_block_backward(int32_t op, const deltic_options* options,
+                                               const deltic_block_backward_tensors* tensors,
+                                               const deltic_workspace* workspace, void* stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -292,6 +292,32 @@ struct BlockTensors {
   }
 };
 
+// Tensors of a building block's gradient; see deltic_block_backward_tensors.
+struct BlockBackwardTensors {
+  BlockTensors forward{};  // the inputs; no outputs, but `out` of inverse
+  TensorView d_out{}, d_w{}, d_u{}, d_kg{}, d_qg{}, dq{}, dk{}, dv{}, dx{}, dg{}, dbeta{}, da{},
+      dA_log{}, ddt_bias{};
+
+  deltic_block_backward_tensors c() const {
+    return {sizeof(deltic_block_backward_tensors),
+            forward.c(),
+            d_out,
+            d_w,
+            d_u,
+            d_kg,
+            d_qg,
+            dq,
+            dk,
+            dv,
+            dx,
+            dg,
+            dbeta,
+            da,
+            dA_log,
+            ddt_bias};
+  }
+};
+
 // Scratch memory for run functions: 64-byte aligned, grows on demand, reusable from call to call.
 class Workspace {
  public:
@@ -350,6 +376,14 @@ inline size_t block_workspace_bytes(Op op, const Options& options, const BlockTe
   detail::check(deltic_block_workspace(static_cast<deltic_op>(op), &o, &t, &bytes));
   return static_cast<size_t>(bytes);
 }
+inline size_t block_backward_workspace_bytes(Op op, const Options& options,
+                                             const BlockBackwardTensors& tensors) {
+  const deltic_options o = options.c();
+  const deltic_block_backward_tensors t = tensors.c();
+  uint64_t bytes = 0;
+  detail::check(deltic_block_backward_workspace(static_cast<deltic_op>(op), &o, &t, &bytes));
+  return static_cast<size_t>(bytes);
+}
 
 inline void forward(const Options& options, const Tensors& tensors,
                     const deltic_workspace& workspace, void* stream = nullptr) {
@@ -375,6 +409,12 @@ inline void block(Op op, const Options& options, const BlockTensors& tensors,
   const deltic_block_tensors t = tensors.c();
   detail::check(deltic_block(static_cast<deltic_op>(op), &o, &t, &workspace, stream));
 }
+inline void block_backward(Op op, const Options& options, const BlockBackwardTensors& tensors,
+                           const deltic_workspace& workspace, void* stream = nullptr) {
+  const deltic_options o = options.c();
+  const deltic_block_backward_tensors t = tensors.c();
+  detail::check(deltic_block_backward(static_cast<deltic_op>(op), &o, &t, &workspace, stream));
+}
 
 // The same with a workspace allocated for the call: for CPU tensors, where it costs little.
 inline void forward(const Options& options, const Tensors& tensors) {
@@ -393,6 +433,10 @@ inline void block(Op op, const Options& options, const BlockTensors& tensors) {
   const Workspace w(block_workspace_bytes(op, options, tensors));
   block(op, options, tensors, w.c());
 }
+inline void block_backward(Op op, const Options& options, const BlockBackwardTensors& tensors) {
+  const Workspace w(block_backward_workspace_bytes(op, options, tensors));
+  block_backward(op, options, tensors, w.c());
+}
 inline void cumsum(const Options& o, const BlockTensors& t) { block(Op::cumsum, o, t); }
 inline void gate(const Options& o, const BlockTensors& t) { block(Op::gate, o, t); }
 inline void l2norm(const Options& o, const BlockTensors& t) { block(Op::l2norm, o, t); }
@@ -400,6 +444,27 @@ inline void kkt(const Options& o, const BlockTensors& t) { block(Op::kkt, o, t);
 inline void scores(const Options& o, const BlockTensors& t) { block(Op::scores, o, t); }
 inline void inverse(const Options& o, const BlockTensors& t) { block(Op::inverse, o, t); }
 inline void wy(const Options& o, const BlockTensors& t) { block(Op::wy, o, t); }
+inline void cumsum_backward(const Options& o, const BlockBackwardTensors& t) {
+  block_backward(Op::cumsum, o, t);
+}
+inline void gate_backward(const Options& o, const BlockBackwardTensors& t) {
+  block_backward(Op::gate, o, t);
+}
+inline void l2norm_backward(const Options& o, const BlockBackwardTensors& t) {
+  block_backward(Op::l2norm, o, t);
+}
+inline void kkt_backward(const Options& o, const BlockBackwardTensors& t) {
+  block_backward(Op::kkt, o, t);
+}
+inline void scores_backward(const Options& o, const BlockBackwardTensors& t) {
+  block_backward(Op::scores, o, t);
+}
+inline void inverse_backward(const Options& o, const BlockBackwardTensors& t) {
+  block_backward(Op::inverse, o, t);
+}
+inline void wy_backward(const Options& o, const BlockBackwardTensors& t) {
+  block_backward(Op::wy, o, t);
+}
 
 // One implementation's answer to a call.
 struct Choice {
@@ -429,6 +494,15 @@ inline std::vector<Choice> explain(Op op, const Options& options, const BlockTen
   const deltic_block_tensors t = tensors.c();
   detail::check(
       deltic_block_explain(static_cast<deltic_op>(op), &o, &t, detail::collect_choice, &choices));
+  return choices;
+}
+inline std::vector<Choice> explain(Op op, const Options& options,
+                                   const BlockBackwardTensors& tensors) {
+  std::vector<Choice> choices;
+  const deltic_options o = options.c();
+  const deltic_block_backward_tensors t = tensors.c();
+  detail::check(deltic_block_backward_explain(static_cast<deltic_op>(op), &o, &t,
+                                              detail::collect_choice, &choices));
   return choices;
 }
 

@@ -61,3 +61,9 @@ void deltic_block_tensors_init(deltic_block_tensors* tensors) {
   *tensors = {};
   tensors->size = sizeof(*tensors);
 }
+void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors) {
+  if (tensors == nullptr) return;
+  *tensors = {};
+  tensors->size = sizeof(*tensors);
+  tensors->forward.size = sizeof(tensors->forward);
+}

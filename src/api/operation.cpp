@@ -2,7 +2,6 @@
 #include "api/operation.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "api/dispatch.h"
 #include "api/settings.h"
@@ -49,6 +48,9 @@ std::span<const deltic_tensor> tensors_of(const deltic_block_tensors& t) {
 }
 std::span<const deltic_tensor> tensors_of(const deltic_backward_tensors& t) {
   return {&t.d_o, static_cast<size_t>(&t.d_initial_state - &t.d_o) + 1};
+}
+std::span<const deltic_tensor> tensors_of(const deltic_block_backward_tensors& t) {
+  return {&t.d_out, static_cast<size_t>(&t.ddt_bias - &t.d_out) + 1};
 }
 
 void check_workspace_alone(deltic_op op, std::span<const deltic_tensor> tensors,
@@ -123,7 +125,7 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   }
   if (needed > 0) {
     check_workspace_alone(op, tensors_of(*tensors), given, needed);
-    if constexpr (std::is_same_v<Tensors, deltic_backward_tensors>) {
+    if constexpr (requires { tensors->forward; }) {
       check_workspace_alone(op, tensors_of(tensors->forward), given, needed);
     }
   }
@@ -184,5 +186,12 @@ template void run_operation(deltic_op, const deltic_options*, const deltic_backw
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*, const deltic_backward_tensors*,
                                 deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*,
+                              const deltic_block_backward_tensors*, uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_block_backward_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*,
+                                const deltic_block_backward_tensors*, deltic_explain_fn, void*);
 
 }  // namespace deltic

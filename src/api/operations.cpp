@@ -68,3 +68,18 @@ deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                    void* user) {
   return guard([&] { explain_operation(block_op(op), options, tensors, fn, user); });
 }
+deltic_status deltic_block_backward_workspace(int32_t op, const deltic_options* options,
+                                              const deltic_block_backward_tensors* tensors,
+                                              uint64_t* bytes) {
+  return guard([&] { workspace_query(block_op(op), options, tensors, bytes); });
+}
+deltic_status deltic_block_backward(int32_t op, const deltic_options* options,
+                                    const deltic_block_backward_tensors* tensors,
+                                    const deltic_workspace* workspace, void* stream) {
+  return guard([&] { run_operation(block_op(op), options, tensors, workspace, stream); });
+}
+deltic_status deltic_block_backward_explain(int32_t op, const deltic_options* options,
+                                            const deltic_block_backward_tensors* tensors,
+                                            deltic_explain_fn fn, void* user) {
+  return guard([&] { explain_operation(block_op(op), options, tensors, fn, user); });
+}

@@ -98,10 +98,11 @@ void l2norm_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
   }
 }
 
-template <class Real>
-void load_keys_and_gates(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+// k and G of a chunk, into the members of these names.
+template <class Memory>
+void load_keys_and_gates(const Problem& p, const Chunk& c, Memory& buffers) {
   const int64_t width = gate_width(p);
-  if (p.gate == Gate::none) std::fill_n(buffers.G, c.length, Real(0));
+  if (p.gate == Gate::none) std::fill_n(buffers.G, c.length, 0.0f);
   for (int64_t i = 0; i < c.length; ++i) {
     const int64_t t = c.begin + i;
     load_row(p.k, c.batch, t, p.k_head(c.head), 0, p.K, buffers.k + i * p.K);
@@ -145,11 +146,10 @@ void products_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
   }
 }
 
-// X = (I + A)^-1 by rows: X_i = e_i - sum_{j<i} A_ij X_j.
+// X = (I + A)^-1 by rows: X_i = e_i - sum_{j<i} A_ij X_j. A: room for a row.
 template <class Real>
-void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+void invert_rows(const Problem& p, const Chunk& c, Real* A, Real* X) {
   const int64_t W = p.chunk;
-  Real *A = buffers.row, *X = buffers.x;
   for (int64_t i = 0; i < c.length; ++i) {
     load_row(p.a, c.batch, c.begin + i, c.head, 0, i, A);
     std::fill_n(X + i * W, W, Real(0));
@@ -157,7 +157,14 @@ void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
     for (int64_t j = 0; j < i; ++j) {
       for (int64_t m = 0; m <= j; ++m) X[i * W + m] -= A[j] * X[j * W + m];
     }
-    store_row(p.out, c.batch, c.begin + i, c.head, 0, W, X + i * W);
+  }
+}
+
+template <class Real>
+void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  invert_rows(p, c, buffers.row, buffers.x);
+  for (int64_t i = 0; i < c.length; ++i) {
+    store_row(p.out, c.batch, c.begin + i, c.head, 0, p.chunk, buffers.x + i * p.chunk);
   }
 }
 

@@ -183,15 +183,11 @@ Problem check_call(deltic_op op, const deltic_options* options,
   check_states(c, t);
   check_checkpoint_tensors(c, t);
 
-  // A gradient has its input's shape and dtype, and no meaning without the input.
+  // A gradient has its input's dtype.
   const auto gradient = [&](const deltic_tensor& d, const char* name, const deltic_tensor& of,
                             const char* of_name) {
-    if (!c.given(d, name, true)) return;
-    if (of.rank == 0) c.bad(name, "expected none without ", of_name, ", got a tensor");
+    if (!c.gradient(d, name, of, of_name)) return;
     c.same_dtype(d, name, of, of_name);
-    if (d.rank != of.rank || !std::equal(d.shape, d.shape + d.rank, of.shape)) {
-      c.bad(name, "expected shape ", shape_text(of), " as ", of_name, ", got ", shape_text(d));
-    }
     c.output(d, name);
   };
   gradient(b.dq, "dq", t.q, "q");

@@ -135,6 +135,12 @@ void check_finite(const Problem& p) {
     int64_t heads, width;
   };
   const int64_t beta_width = p.beta_kind == BetaKind::value ? p.V : 1;
+  // A row of `a`, or of an inverse, is read below the diagonal, by `wy` up to it; likewise a row of
+  // what came back for scores.
+  const bool is_square = p.op == DELTIC_KKT || p.op == DELTIC_SCORES || p.op == DELTIC_INVERSE;
+  const int64_t diagonal = p.op == DELTIC_WY || p.op == DELTIC_SCORES ? 1 : 0;
+  const int64_t gate_or_norm_width = p.op == DELTIC_L2NORM || p.gate == Gate::channel ? p.K : 1;
+  const Rows absent;
   const Input inputs[] = {{&p.q, "q", p.H, p.K},
                           {&p.k, "k", p.H, p.K},
                           {&p.v, "v", p.HV, p.V},
@@ -143,7 +149,13 @@ void check_finite(const Problem& p) {
                           {&p.beta, "beta", p.HV, beta_width},
                           {&p.g, "g", p.HV, p.gate == Gate::channel ? p.K : 1},
                           {&p.gv, "gv", p.HV, p.V},
-                          {&p.d_o, "d_o", p.HV, p.V}};
+                          {&p.d_o, "d_o", p.HV, p.V},
+                          {p.is_gradient ? &p.out : &absent, "out", p.HV, p.chunk},
+                          {&p.d_out, "d_out", p.HV, is_square ? p.chunk : gate_or_norm_width},
+                          {&p.d_w, "d_w", p.HV, p.K},
+                          {&p.d_u, "d_u", p.HV, p.V},
+                          {&p.d_kg, "d_kg", p.HV, p.K},
+                          {&p.d_qg, "d_qg", p.HV, p.K}};
   for (int64_t n = 0; n < p.N; ++n) {
     const Sequence s = sequence(p, n);
     if (p.state_in && s.read_slot >= 0) {
@@ -167,8 +179,9 @@ void check_finite(const Problem& p) {
           if (!*in.rows || h >= in.heads) continue;
           const int64_t row = in.rows->at(s.batch, s.begin + t, h);
           for (int64_t c = 0; c < in.width; ++c) {
-            // A row of `a` is read below the diagonal, by `wy` up to it.
-            if (in.rows == &p.a && c >= t % p.chunk + (p.op == DELTIC_WY ? 1 : 0)) break;
+            const bool is_lower =
+                in.rows == &p.a || in.rows == &p.out || (in.rows == &p.d_out && is_square);
+            if (is_lower && c >= t % p.chunk + diagonal) break;
             const double x = load_f64(in.rows->data, in.rows->dtype, row + c);
             if (!std::isfinite(x)) {
               bad(p, in.name, ": expected finite values, got ", x, " at sequence ", n, ", token ",

@@ -218,6 +218,16 @@ class Checker {
           ", got ", shape_text(t));
     }
   }
+  // A gradient has its input's shape, and no meaning without the input.
+  bool gradient(const deltic_tensor& d, const char* name, const deltic_tensor& of,
+                const char* of_name) {
+    if (!given(d, name, true)) return false;
+    if (of.rank == 0) bad(name, "expected none without ", of_name, ", got a tensor");
+    if (d.rank != of.rank || !std::equal(d.shape, d.shape + d.rank, of.shape)) {
+      bad(name, "expected shape ", shape_text(of), " as ", of_name, ", got ", shape_text(d));
+    }
+    return true;
+  }
   void rank4(const deltic_tensor& t, const char* name, const char* letters) const {
     if (t.rank != 4) bad(name, "expected shape ", letters, ", got ", shape_text(t));
   }

@@ -61,6 +61,8 @@ inline void zero_gradient_padding(const Problem& p) {
   zero_padding(p, p.dbeta, p.HV, beta_width(p));
   zero_padding(p, p.dgv, p.HV, p.V);
   zero_padding(p, p.dg, p.HV, gate_width(p));
+  zero_padding(p, p.dx, p.H, p.K);
+  zero_padding(p, p.da, p.HV, p.chunk);
 }
 
 // ---- dA_log and ddt_bias ----

@@ -104,6 +104,9 @@ struct Problem {
   // Backward: what came back, the gradients asked for, and what the forward kept.
   deltic_save save = DELTIC_SAVE_NONE;
   Rows d_o, dq, dk, dv, dbeta, dg, dgv;
+  // A building block's gradient: the same, for its outputs and inputs.
+  bool is_gradient = false;
+  Rows d_out, d_w, d_u, d_kg, d_qg, dx, da;
   Param dA_log, ddt_bias;  // written through at()
   States d_final, d_initial;
   deltic_buffer saved = {};

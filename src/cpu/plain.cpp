@@ -8,6 +8,7 @@
 #include <cmath>
 #include <span>
 
+#include "core/block_gradients.h"
 #include "core/block_math.h"
 #include "core/recurrence.h"
 #include "core/recurrence_backward.h"
@@ -131,8 +132,9 @@ const char* nothing_missing() { return nullptr; }
 const char* refuse_call(const Problem& p) {
   const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
   for (const Rows* rows :
-       {&p.q, &p.k,  &p.v,  &p.o,    &p.beta, &p.g,  &p.gv, &p.x,  &p.a,     &p.out, &p.w,
-        &p.u, &p.kg, &p.qg, &p.rstd, &p.d_o,  &p.dq, &p.dk, &p.dv, &p.dbeta, &p.dg,  &p.dgv}) {
+       {&p.q,     &p.k,  &p.v,   &p.o,   &p.beta, &p.g,    &p.gv, &p.x,  &p.a,  &p.out,
+        &p.w,     &p.u,  &p.kg,  &p.qg,  &p.rstd, &p.d_o,  &p.dq, &p.dk, &p.dv, &p.dbeta,
+        &p.d_out, &p.dg, &p.d_w, &p.d_u, &p.d_kg, &p.d_qg, &p.dx, &p.da, &p.dgv}) {
     if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
   }
   for (const States* states : {&p.state_in, &p.state_out, &p.ckpt, &p.d_final, &p.d_initial}) {
@@ -143,6 +145,7 @@ const char* refuse_call(const Problem& p) {
 
 size_t workspace_bytes(const Problem& p) {
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<float>(p);
+  if (p.is_gradient) return block_gradients::workspace_bytes<float>(p);
   if (!is_recurrence(p)) return blocks::workspace_bytes<float>(p);
   return Slice(p, nullptr).bytes * static_cast<size_t>(p.threads);
 }
@@ -154,6 +157,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void*) {
     return recurrence_backward::run<float>(p, workspace);
   }
   if (p.save != DELTIC_SAVE_NONE) write_saved_header(p, p.save, Arithmetic::recurrence);
+  if (p.is_gradient) return block_gradients::run<float>(p, workspace);
   is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run<float>(p, workspace);
 }
 

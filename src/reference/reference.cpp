@@ -8,6 +8,7 @@
 #include <cmath>
 #include <span>
 
+#include "core/block_gradients.h"
 #include "core/block_math.h"
 #include "core/recurrence.h"
 #include "core/recurrence_backward.h"
@@ -123,12 +124,14 @@ const char* refuse_call(const Problem& p) {
 
 size_t workspace_bytes(const Problem& p) {
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<double>(p);
+  if (p.is_gradient) return block_gradients::workspace_bytes<double>(p);
   if (!is_recurrence(p)) return blocks::workspace_bytes<double>(p);
   return Token(p, nullptr).bytes * static_cast<size_t>(p.threads);
 }
 
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::run<double>(p, workspace);
+  if (p.is_gradient) return block_gradients::run<double>(p, workspace);
   is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run<double>(p, workspace);
 }
 

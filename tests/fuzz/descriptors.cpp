@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "deltic/deltic.h"
@@ -399,6 +400,45 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
       });
 }
 
+// The gradient of a block, made from the block's descriptors: outputs become what came back.
+void fuzz_block_backward(Bytes& b, deltic_op op, const deltic_options& options, const Sizes& s,
+                         const deltic_block_tensors& block) {
+  deltic_block_backward_tensors t;
+  deltic_block_backward_tensors_init(&t);
+  deltic_block_tensors& f = t.forward;
+  f = block;
+  t.d_out = f.out, t.d_w = f.w, t.d_u = f.u, t.d_kg = f.kg, t.d_qg = f.qg;
+  f.out = f.w = f.u = f.kg = f.qg = f.rstd = {};
+  if (op == DELTIC_INVERSE && b.below(2) == 0) std::swap(f.a, f.out);
+  if (b.below(8) == 0) t.d_w = {};
+  const std::pair<const deltic_tensor*, deltic_tensor*> gradients[] = {
+      {&f.q, &t.dq},      {&f.k, &t.dk}, {&f.v, &t.dv},         {&f.x, &t.dx},
+      {&f.g, &t.dg},      {&f.a, &t.da}, {&f.A_log, &t.dA_log}, {&f.dt_bias, &t.ddt_bias},
+      {&f.beta, &t.dbeta}};
+  for (const auto& [of, d] : gradients) {
+    if (b.below(4) == 0) continue;
+    *d = *of;
+    if (d->rank != 0) d->dtype = float_dtype(b);
+  }
+  std::vector<Field> fields;
+  for (deltic_tensor* x = &f.q; x <= &f.rstd; ++x) fields.push_back({x, x == &f.cu_seqlens});
+  for (deltic_tensor* x = &t.d_out; x <= &t.ddt_bias; ++x) fields.push_back({x, false});
+  for (const Field& field : fields) restride(b, *field.tensor);
+  for (int64_t i = b.below(4) == 0 ? 1 + b.below(2) : 0; i > 0; --i)
+    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
+  call(
+      b, t, fields, s, false,
+      [&](const deltic_block_backward_tensors* x, uint64_t* bytes) {
+        return deltic_block_backward_workspace(op, &options, x, bytes);
+      },
+      [&](const deltic_block_backward_tensors* x, int* chosen) {
+        return deltic_block_backward_explain(op, &options, x, on_choice, chosen);
+      },
+      [&](const deltic_block_backward_tensors* x, const deltic_workspace* w) {
+        return deltic_block_backward(op, &options, x, w, nullptr);
+      });
+}
+
 void fuzz_block(Bytes& b, deltic_op op) {
   Sizes s = draw_sizes(b);
   deltic_options options = draw_options(b, s);
@@ -466,6 +506,7 @@ void fuzz_block(Bytes& b, deltic_op op) {
       }
       break;
   }
+  if (op != DELTIC_BACKWARD && b.below(2) == 0) return fuzz_block_backward(b, op, options, s, t);
   const std::vector<Field> fields{
       {&t.q, false}, {&t.k, false},         {&t.v, false},     {&t.x, false},
       {&t.g, false}, {&t.beta, false},      {&t.A_log, false}, {&t.dt_bias, false},

@@ -18,6 +18,92 @@ namespace HWY_NAMESPACE {
 
 constexpr int64_t kSlice = 64;  // value columns that `wy` handles at once
 
+// The chunks of all sequences, numbered.
+class ChunkTable {
+ public:
+  ChunkTable(const Problem& p, Scratch& arena) : p_(p), first_(arena.take<int64_t>(p.N + 1)) {}
+
+  void fill() {
+    first_[0] = 0;
+    for (int64_t n = 0; n < p_.N; ++n) {
+      first_[n + 1] = first_[n] + (sequence(p_, n).length + p_.chunk - 1) / p_.chunk;
+    }
+  }
+  int64_t size() const { return first_[p_.N]; }
+  int64_t first(int64_t sequence) const { return first_[sequence]; }
+  ChunkPlace at(int64_t chunk, int64_t head) const {
+    const int64_t n = std::upper_bound(first_, first_ + p_.N + 1, chunk) - first_ - 1;
+    const Sequence s = sequence(p_, n);
+    const int64_t begin = (chunk - first_[n]) * p_.chunk;
+    return {s.batch, s.begin + begin, std::min<int64_t>(p_.chunk, s.length - begin), head};
+  }
+
+ private:
+  const Problem& p_;
+  int64_t* first_;  // chunk of each sequence
+};
+
+// Columns [from, from + width) of a chunk's rows.
+inline void store_rows(const float* src, int64_t src_row, int64_t width, const Rows& dst,
+                       const ChunkPlace& at, int64_t from = 0) {
+  for (int64_t t = 0; t < at.length; ++t) {
+    store_row(src + t * src_row, width, dst.data, dst.dtype,
+              dst.at(at.batch, at.begin + t, at.head) + from);
+  }
+}
+
+// Rows of a square up to the diagonal (`with_diagonal`) or below it, zeros elsewhere.
+inline void load_lower(const Rows& x, const ChunkPlace& at, int64_t C, bool with_diagonal,
+                       float* dst) {
+  for (int64_t t = 0; t < rows_of(at.length); ++t) {
+    const int64_t n = t < at.length ? t + (with_diagonal ? 1 : 0) : 0;
+    const int64_t row = t < at.length ? x.at(at.batch, at.begin + t, at.head) : 0;
+    load_row(x.data, x.dtype, row, n, C, dst + t * C);
+  }
+}
+
+// Columns [from, from + count) of a chunk's rows as rows of kSlice; zeros around them.
+inline void load_slice(const Rows& x, const ChunkPlace& at, int64_t from, int64_t count,
+                       float* dst) {
+  for (int64_t t = 0; t < rows_of(at.length); ++t) {
+    const int64_t n = t < at.length ? count : 0;
+    const int64_t row = t < at.length ? x.at(at.batch, at.begin + t, at.head) + from : 0;
+    load_row(x.data, x.dtype, row, n, kSlice, dst + t * kSlice);
+  }
+}
+
+// e_t = exp(G_t - G_{t-1}): the cumulative sums taken apart again, differences of neighbours.
+template <Gate kGate>
+inline void load_sum_decays(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
+                            float* e) {
+  if constexpr (kGate == Gate::head) {
+    float before = 0.0f;
+    for (int64_t t = 0; t < C; ++t) {
+      const float G = t < at.length
+                          ? load_f32(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head))
+                          : before;
+      e[t] = G - before;
+      before = G;
+    }
+    exp_decays(e, C);
+  } else if constexpr (kGate == Gate::channel) {
+    const F32 d;
+    for (int64_t t = 0; t < at.length; ++t) {
+      load_row(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head), p.K, Kp, e + t * Kp);
+    }
+    for (int64_t c = 0; c < Kp; c += kLanes) {
+      Vec before = hn::Zero(d);
+      for (int64_t t = 0; t < at.length; ++t) {
+        float* x = e + t * Kp + c;
+        const Vec G = hn::LoadU(d, x);
+        hn::StoreU(hn::Exp(d, clamp_log_decay(hn::Sub(G, before))), d, x);
+        before = G;
+      }
+    }
+    std::fill(e + at.length * Kp, e + rows_of(at.length) * Kp, 1.0f);
+  }
+}
+
 template <Gate kGate>
 class Blocks {
  public:
@@ -25,19 +111,15 @@ class Blocks {
 
   size_t workspace_bytes() const {
     Scratch arena(nullptr);
-    arena.take<int64_t>(p_.N + 1);
+    ChunkTable(p_, arena);
     for (int i = 0; i < p_.threads; ++i) BlockScratch(arena, *this);
     return arena.used();
   }
 
   void run(std::span<std::byte> workspace) const {
     Scratch arena(workspace.data());
-    auto* first_chunk = arena.take<int64_t>(p_.N + 1);  // of each sequence
-    first_chunk[0] = 0;
-    for (int64_t n = 0; n < p_.N; ++n) {
-      const Sequence s = sequence(p_, n);
-      first_chunk[n + 1] = first_chunk[n] + (s.length + C_ - 1) / C_;
-    }
+    ChunkTable chunks(p_, arena);
+    chunks.fill();
     Scratch counter(nullptr);
     BlockScratch(counter, *this);
     std::byte* scratch_base = workspace.data() + arena.used();
@@ -49,13 +131,8 @@ class Blocks {
 #pragma omp for schedule(static) nowait
       for (int64_t t = padding_begin(p_); t < p_.T; ++t) zero_token(t);
 #pragma omp for schedule(static) nowait
-      for (int64_t i = 0; i < first_chunk[p_.N] * p_.HV; ++i) {
-        const int64_t chunk = i / p_.HV;
-        const int64_t n =
-            std::upper_bound(first_chunk, first_chunk + p_.N + 1, chunk) - first_chunk - 1;
-        const Sequence s = sequence(p_, n);
-        const int64_t begin = (chunk - first_chunk[n]) * C_;
-        run_chunk({s.batch, s.begin + begin, std::min(C_, s.length - begin), i % p_.HV}, scratch);
+      for (int64_t i = 0; i < chunks.size() * p_.HV; ++i) {
+        run_chunk(chunks.at(i / p_.HV, i % p_.HV), scratch);
       }
     }
   }
@@ -70,14 +147,6 @@ class Blocks {
       product = arena.take<float>(b.C_ * kSlice);
     }
   };
-
-  static void store_rows(const float* src, int64_t src_row, int64_t width, const Rows& dst,
-                         const ChunkPlace& at, int64_t from = 0) {
-    for (int64_t t = 0; t < at.length; ++t) {
-      store_row(src + t * src_row, width, dst.data, dst.dtype,
-                dst.at(at.batch, at.begin + t, at.head) + from);
-    }
-  }
 
   void zero_token(int64_t t) const {
     const auto zero = [&](const Rows& x, int64_t heads, int64_t width) {
@@ -152,37 +221,6 @@ class Blocks {
     }
   }
 
-  // e_t = exp(G_t - G_{t-1}): the cumulative sums taken apart again, differences of neighbours.
-  void load_decays(const ChunkPlace& at, const PrepareScratch& s) const {
-    if constexpr (kGate == Gate::head) {
-      float before = 0.0f;
-      for (int64_t t = 0; t < C_; ++t) {
-        const float G = t < at.length ? load_f32(p_.g.data, p_.g.dtype,
-                                                 p_.g.at(at.batch, at.begin + t, at.head))
-                                      : before;
-        s.e[t] = G - before;
-        before = G;
-      }
-      exp_decays(s.e, C_);
-    } else if constexpr (kGate == Gate::channel) {
-      const F32 d;
-      for (int64_t t = 0; t < at.length; ++t) {
-        load_row(p_.g.data, p_.g.dtype, p_.g.at(at.batch, at.begin + t, at.head), p_.K, Kp_,
-                 s.e + t * Kp_);
-      }
-      for (int64_t c = 0; c < Kp_; c += kLanes) {
-        Vec before = hn::Zero(d);
-        for (int64_t t = 0; t < at.length; ++t) {
-          float* x = s.e + t * Kp_ + c;
-          const Vec G = hn::LoadU(d, x);
-          hn::StoreU(hn::Exp(d, clamp_log_decay(hn::Sub(G, before))), d, x);
-          before = G;
-        }
-      }
-      std::fill(s.e + at.length * Kp_, s.e + rows_of(at.length) * Kp_, 1.0f);
-    }
-  }
-
   // kkt and scores: the forward's score stage gives both, one is stored.
   void scores(const ChunkPlace& at, const PrepareScratch& s) const {
     const int64_t rows = rows_of(at.length), k_head = p_.k_head(at.head);
@@ -190,7 +228,7 @@ class Blocks {
     load_heads(p_.k, at, k_head, p_.K, Kp_, false, 1.0f, s.k);
     load_heads(is_kkt ? p_.k : p_.q, at, k_head, p_.K, Kp_, false, is_kkt ? 1.0f : p_.scale, s.q);
     load_beta(p_, at, C_, s.beta);
-    load_decays(at, s);
+    load_sum_decays<kGate>(p_, at, C_, Kp_, s.e);
     spread_rows<kGate>(s, rows, Kp_);
     Fp32Engine().scores<kGate>(s, rows, p_.K, Kp_, C_);
     if constexpr (kGate == Gate::channel) {
@@ -200,17 +238,8 @@ class Blocks {
     store_rows(is_kkt ? s.lower : s.scores, C_, C_, p_.out, at);
   }
 
-  // Rows of a up to the diagonal (`with_diagonal`) or below it, zeros elsewhere.
-  void load_lower(const ChunkPlace& at, bool with_diagonal, float* dst) const {
-    for (int64_t t = 0; t < rows_of(at.length); ++t) {
-      const int64_t n = t < at.length ? t + (with_diagonal ? 1 : 0) : 0;
-      const int64_t row = t < at.length ? p_.a.at(at.batch, at.begin + t, at.head) : 0;
-      load_row(p_.a.data, p_.a.dtype, row, n, C_, dst + t * C_);
-    }
-  }
-
   void inverse(const ChunkPlace& at, const PrepareScratch& s) const {
-    load_lower(at, false, s.lower);
+    load_lower(p_.a, at, C_, false, s.lower);
     invert_unit_lower(s.lower, C_, rows_of(at.length), s.inverse);
     store_rows(s.inverse, C_, C_, p_.out, at);
   }
@@ -226,9 +255,9 @@ class Blocks {
       std::fill(s.q, s.q + rows * Kp_, 0.0f);
     }
     load_beta(p_, at, C_, s.beta);
-    load_decays(at, s);
+    load_sum_decays<kGate>(p_, at, C_, Kp_, s.e);
     spread_rows<kGate>(s, rows, Kp_);
-    load_lower(at, true, s.lower);
+    load_lower(p_.a, at, C_, true, s.lower);
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < C_; j += kLanes) {
         float* x = s.lower + i * C_ + j;
@@ -244,11 +273,7 @@ class Blocks {
     }
     for (int64_t v = 0; p_.u && v < p_.V; v += kSlice) {
       const int64_t columns = std::min(kSlice, p_.V - v);
-      for (int64_t t = 0; t < rows; ++t) {
-        const int64_t n = t < at.length ? columns : 0;
-        const int64_t row = t < at.length ? p_.v.at(at.batch, at.begin + t, at.head) + v : 0;
-        load_row(p_.v.data, p_.v.dtype, row, n, kSlice, scratch.slice + t * kSlice);
-      }
+      load_slice(p_.v, at, v, columns, scratch.slice);
       multiply<false, true>(s.lower, C_, rows, 0, scratch.slice, kSlice, padded(columns),
                             scratch.product, kSlice);
       store_rows(scratch.product, kSlice, columns, p_.u, at, v);

@@ -23,6 +23,13 @@ HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
 namespace HWY_NAMESPACE {
 
+// One of prefix and suffix beside element i, which is in row t.
+template <Gate kGate>
+HWY_INLINE Vec factor_at(const float* f, int64_t t, int64_t i) {
+  const F32 d;
+  return kGate == Gate::channel ? hn::LoadU(d, f + i) : hn::Set(d, f[t]);
+}
+
 // All the factors of a chunk from its e: prefix and suffix products of the whole chunk and, per
 // channel, of blocks.
 template <Gate kGate>
@@ -113,6 +120,19 @@ inline void diagonal_pairs(const PrepareScratch& s, const GradientScratch& g, in
       hn::StoreU(dq, d, g.dq_row + i * Kp + c);
     }
   }
+}
+
+// dk_row, dq_row, dk_col and their part of dG: what pairs of tokens inside the chunk give.
+template <Gate kGate, class Engine>
+inline void pair_gradients(const PrepareScratch& s, const GradientScratch& g,
+                           const typename Engine::Room& room, int64_t rows, int64_t Kp, int64_t C) {
+  for (float* x : {g.dk_row, g.dq_row, g.dk_col}) {
+    std::memset(x, 0, static_cast<size_t>(rows * Kp) * sizeof(float));
+  }
+  if constexpr (kGate == Gate::channel) {
+    for (int64_t b = 0; b < rows; b += 16) diagonal_pairs(s, g, b, Kp, C);
+  }
+  Engine::template add_pairs<kGate>(s, g, rows, Kp, C, room);
 }
 
 // The gate's form backwards: dg of the log decay becomes that of the raw value; the parameters'
@@ -272,30 +292,21 @@ inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape&
                                               : residual_dot<kGate>(s, g, c, p, at, shape, i);
   }
   finish_pairs<kGate>(s.e, s.beta, rows, C, g);
-  for (float* x : {g.dk_row, g.dq_row, g.dk_col}) {
-    std::memset(x, 0, static_cast<size_t>(rows * Kp) * sizeof(float));
-  }
-  if constexpr (kGate == Gate::channel) {
-    for (int64_t b = 0; b < rows; b += 16) diagonal_pairs(s, g, b, Kp, C);
-  }
-  Engine::template add_pairs<kGate>(s, g, rows, Kp, C, room);
+  pair_gradients<kGate, Engine>(s, g, room, rows, Kp, C);
   if constexpr (kGate != Gate::none) state_dots(c, shape, s.decay, g.state_dot);
 
   // The sums of the parts.
   std::fill(g.to_last, g.to_last + Kp, 0.0f);
   for (int64_t t = 0; t < at.length; ++t) {
-    const auto factor = [&](const float* f, int64_t i) {
-      return kGate == Gate::channel ? hn::LoadU(d, f + i) : hn::Set(d, f[t]);
-    };
     const Vec own = hn::Set(d, g.diagonal[t]), minus_beta = hn::Set(d, -s.beta[t]);
     Vec row_dG = hn::Zero(d);
     for (int64_t col = 0; col < Kp; col += kLanes) {
       const int64_t i = t * Kp + col;
       const Vec k = hn::LoadU(d, s.k + i), q = hn::LoadU(d, s.q + i);
-      const Vec prefix = factor(g.prefix, i);
+      const Vec prefix = factor_at<kGate>(g.prefix, t, i);
       const Vec dq_in = hn::Mul(prefix, hn::LoadU(d, g.dq_in + i));
       const Vec dk_in = hn::Mul(hn::Mul(minus_beta, prefix), hn::LoadU(d, g.dk_in + i));
-      const Vec dk_out = hn::Mul(factor(g.suffix, i), hn::LoadU(d, g.dk_out + i));
+      const Vec dk_out = hn::Mul(factor_at<kGate>(g.suffix, t, i), hn::LoadU(d, g.dk_out + i));
       const Vec dq = hn::Add(hn::LoadU(d, g.dq_row + i), dq_in);
       const Vec dk_plus = hn::Add(hn::LoadU(d, g.dk_row + i), dk_in);
       const Vec dk_minus = hn::LoadU(d, g.dk_col + i);
