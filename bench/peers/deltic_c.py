@@ -64,7 +64,9 @@ class Tensors(c.Structure):
 class BackwardTensors(c.Structure):
     _fields_ = [("size", c.c_uint64), ("forward", Tensors)] + [
         (name, Tensor)
-        for name in "d_o d_final_state dq dk dv dbeta dg dgv dA_log ddt_bias d_initial_state".split()
+        for name in (
+            "d_o d_final_state dq dk dv dbeta dg dgv dA_log ddt_bias d_initial_state"
+        ).split()
     ]
 
 

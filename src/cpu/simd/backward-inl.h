@@ -128,13 +128,14 @@ class Backward {
   // A chunk between its preparation and its gradients.
   struct Chunk {
     Operands operands;
-    float *k, *q, *e;  // its rows, as PrepareScratch has them
+    float *k, *q, *e, *k_inverse_norm, *q_inverse_norm;  // as PrepareScratch has them
     ChunkStates states;
     double* d_param;  // [1 + Kp] sums of this chunk: dA_log, ddt_bias
 
     Chunk(Scratch& m, const Shape& s) : operands(m, s) {
       k = m.take<float>(s.C * s.Kp), q = m.take<float>(s.C * s.Kp);
       e = m.take<float>(kGate == Gate::channel ? s.C * s.Kp : s.C);
+      k_inverse_norm = m.take<float>(s.C), q_inverse_norm = m.take<float>(s.C);
       states.S = m.take<float>(s.panels * s.panel_floats());
       states.Y = m.take<float>(s.panels * kPanel * s.C);
       d_param = m.take<double>(1 + s.Kp);
@@ -337,10 +338,12 @@ class Backward {
       for_each<kTeam>(count, [&](int64_t j) {
         const ChunkPlace at = place(s, head0, first + j);
         const int64_t rows = j * shape_.C * shape_.Kp;
-        store_head_gradient(p_, p_.q, p_.dq, at, k_head, shape_.Kp, p_.scale, mine.prepare.k,
+        const Chunk c = chunk(seg, j);  // k and q are the same for all value heads of the group
+        const float* k_norms = p_.l2norm ? c.k_inverse_norm : nullptr;
+        const float* q_norms = p_.l2norm ? c.q_inverse_norm : nullptr;
+        store_head_gradient(p_.dq, at, k_head, p_.K, shape_.Kp, p_.scale, c.q, q_norms,
                             seg.dq + rows);
-        store_head_gradient(p_, p_.k, p_.dk, at, k_head, shape_.Kp, 1.0f, mine.prepare.k,
-                            seg.dk + rows);
+        store_head_gradient(p_.dk, at, k_head, p_.K, shape_.Kp, 1.0f, c.k, k_norms, seg.dk + rows);
       });
     }
     for_each<kTeam>(group_ * shape_.panels, [&](int64_t i) {
@@ -376,6 +379,7 @@ class Backward {
   static PrepareScratch redirect(const ThreadMemory& mine, const Chunk& c) {
     PrepareScratch s = Chain::redirect(mine.prepare, c.operands);
     s.k = c.k, s.q = c.q, s.e = c.e;
+    s.k_inverse_norm = c.k_inverse_norm, s.q_inverse_norm = c.q_inverse_norm;
     return s;
   }
   void prepare(const ChunkPlace& at, const Chunk& c, const ThreadMemory& mine) const {

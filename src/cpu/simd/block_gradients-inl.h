@@ -42,9 +42,7 @@ template <Gate kGate>
 class BlockGradients {
  public:
   explicit BlockGradients(const Problem& p)
-      : p_(p), C_(p.chunk), Kp_(padded(p.K)), group_(p.HV / p.H) {
-    p_.l2norm = p.op == DELTIC_L2NORM;
-  }
+      : p_(p), C_(p.chunk), Kp_(padded(p.K)), group_(p.HV / p.H) {}
 
   size_t workspace_bytes() const {
     Scratch arena(nullptr);
@@ -132,7 +130,9 @@ class BlockGradients {
         return gate(at, s, nullptr);
       case DELTIC_L2NORM:
         load_heads(p_.d_out, at, at.head, p_.K, Kp_, false, 1.0f, s.up);
-        return store_head_gradient(p_, p_.x, p_.dx, at, at.head, Kp_, 1.0f, s.raw, s.up);
+        load_heads(p_.x, at, at.head, p_.K, Kp_, true, 1.0f, s.raw, s.prepare.k_inverse_norm);
+        return store_head_gradient(p_.dx, at, at.head, p_.K, Kp_, 1.0f, s.raw,
+                                   s.prepare.k_inverse_norm, s.up);
       case DELTIC_INVERSE:
         return inverse(at, s);
       default:
@@ -378,7 +378,7 @@ class BlockGradients {
     add_lower_product(scratch.d_values, kSlice, rows, columns, scratch.transposed, C_, s.scores);
   }
 
-  Problem p_;  // a copy: `l2norm` says that x is normalised
+  const Problem& p_;
   int64_t C_, Kp_, group_;
 };
 

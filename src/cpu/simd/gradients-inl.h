@@ -370,28 +370,29 @@ inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape&
   }
 }
 
-// dq or dk of a chunk's q/k head: through the scale and the L2 norm, to memory.
-inline void store_head_gradient(const Problem& p, const Rows& x, const Rows& dx,
-                                const ChunkPlace& at, int64_t head, int64_t Kp, float scale,
-                                float* raw, float* sum) {
+// dq or dk of a chunk's q/k head to memory. d: of y = scale x / |x| or, without inverse norms, of
+// scale x. dx = scale r (d - y (y . d) / scale^2) with r = 1 / |x|.
+inline void store_head_gradient(const Rows& dx, const ChunkPlace& at, int64_t head, int64_t K,
+                                int64_t Kp, float scale, const float* y, const float* inverse_norms,
+                                float* d_y) {
   const F32 d;
   if (!dx) return;
   for (int64_t t = 0; t < at.length; ++t) {
-    float* dy = sum + t * Kp;
-    if (scale != 1.0f) scale_row(dy, Kp, scale);
-    if (p.l2norm) {
-      load_row(x.data, x.dtype, x.at(at.batch, at.begin + t, head), p.K, Kp, raw);
-      const float r = inverse_norm(raw, Kp);
+    const float* row = y + t * Kp;
+    float* d_row = d_y + t * Kp;
+    if (inverse_norms != nullptr && scale != 0.0f) {
       Vec dot = hn::Zero(d);
       for (int64_t c = 0; c < Kp; c += kLanes)
-        dot = hn::MulAdd(hn::LoadU(d, raw + c), hn::LoadU(d, dy + c), dot);
-      const Vec back = hn::Set(d, r * r * sum_lanes(dot)), rv = hn::Set(d, r);
+        dot = hn::MulAdd(hn::LoadU(d, row + c), hn::LoadU(d, d_row + c), dot);
+      const Vec along = hn::Set(d, sum_lanes(dot) / scale / scale);
       for (int64_t c = 0; c < Kp; c += kLanes) {
-        const Vec y = hn::NegMulAdd(back, hn::LoadU(d, raw + c), hn::LoadU(d, dy + c));
-        hn::StoreU(hn::Mul(rv, y), d, dy + c);
+        hn::StoreU(hn::NegMulAdd(along, hn::LoadU(d, row + c), hn::LoadU(d, d_row + c)), d,
+                   d_row + c);
       }
     }
-    store_row(dy, p.K, dx.data, dx.dtype, dx.at(at.batch, at.begin + t, head));
+    const float factor = inverse_norms != nullptr ? scale * inverse_norms[t] : scale;
+    if (factor != 1.0f) scale_row(d_row, Kp, factor);
+    store_row(d_row, K, dx.data, dx.dtype, dx.at(at.batch, at.begin + t, head));
   }
 }
 

@@ -33,18 +33,19 @@ struct ChunkPlace {
 
 // Scratch of one thread for preparing a chunk: rows of stride Kp, C of them.
 struct PrepareScratch {
-  float *k, *q;                     // loaded, normalised; q times scale
-  float* e;                         // exp(g): [C][Kp] per channel, [C] per head
-  float *kd, *qd, *kg;              // k exp(G), q exp(G), k exp(G_last - G)
-  float *row_k[2], *row_q[2];       // k, q times prefix products inside blocks of 16, 32
-  float* col_k[2];                  // k times suffix products inside blocks of 16, 32
-  float* transposed;                // [Kp][C]: panels of 32 columns
-  float *lower, *scores, *inverse;  // [C][C]
-  float* pairs;                     // 2 x 16 x 16 vectors: partial sums of one diagonal block
-  float *beta, *pair_decay;         // [C]; pair_decay: exp(G_i - G_j) over j, for a row i
-  float* decay;                     // [Kp] exp(G_last)
-  float* gate_bias;                 // [Kp]
-  uint16_t* tile_rows;              // [C][Kp] bf16, of the tile engine
+  float *k, *q;                            // loaded, normalised; q times scale
+  float *k_inverse_norm, *q_inverse_norm;  // [C]
+  float* e;                                // exp(g): [C][Kp] per channel, [C] per head
+  float *kd, *qd, *kg;                     // k exp(G), q exp(G), k exp(G_last - G)
+  float *row_k[2], *row_q[2];              // k, q times prefix products inside blocks of 16, 32
+  float* col_k[2];                         // k times suffix products inside blocks of 16, 32
+  float* transposed;                       // [Kp][C]: panels of 32 columns
+  float *lower, *scores, *inverse;         // [C][C]
+  float* pairs;              // 2 x 16 x 16 vectors: partial sums of one diagonal block
+  float *beta, *pair_decay;  // [C]; pair_decay: exp(G_i - G_j) over j, for a row i
+  float* decay;              // [Kp] exp(G_last)
+  float* gate_bias;          // [Kp]
+  uint16_t* tile_rows;       // [C][Kp] bf16, of the tile engine
 
   PrepareScratch(Scratch& arena, int64_t C, int64_t Kp, bool per_channel, bool tiles) {
     const auto rows = [&] { return arena.take<float>(C * Kp); };
@@ -57,6 +58,7 @@ struct PrepareScratch {
     lower = arena.take<float>(C * C), scores = arena.take<float>(C * C);
     inverse = arena.take<float>(C * C);
     pairs = arena.take<float>(2 * 16 * 16 * 16);
+    k_inverse_norm = arena.take<float>(C), q_inverse_norm = arena.take<float>(C);
     beta = arena.take<float>(C), pair_decay = arena.take<float>(C);
     decay = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
     tile_rows = tiles ? arena.take<uint16_t>(64 * Kp) : nullptr;
@@ -78,19 +80,23 @@ auto with_gate(const Problem& p, const Use& use) {
 
 inline int64_t rows_of(int64_t length) { return (length + 15) / 16 * 16; }
 
-// One token's q or k as an fp32 row, normalised and scaled.
-inline void load_head(const Rows& x, int64_t batch, int64_t token, int64_t head, int64_t K,
-                      int64_t Kp, bool l2norm, float scale, float* row) {
+// One token's q or k as an fp32 row, normalised and scaled; returns 1 / its norm (without the norm
+// 1).
+inline float load_head(const Rows& x, int64_t batch, int64_t token, int64_t head, int64_t K,
+                       int64_t Kp, bool l2norm, float scale, float* row) {
   load_row(x.data, x.dtype, x.at(batch, token, head), K, Kp, row);
-  const float factor = l2norm ? scale * inverse_norm(row, Kp) : scale;
-  if (factor != 1.0f) scale_row(row, Kp, factor);
+  const float inverse = l2norm ? inverse_norm(row, Kp) : 1.0f;
+  if (scale * inverse != 1.0f) scale_row(row, Kp, scale * inverse);
+  return inverse;
 }
 
 // q or k of a chunk; zeros up to a multiple of 16 rows.
 inline void load_heads(const Rows& x, const ChunkPlace& at, int64_t head, int64_t K, int64_t Kp,
-                       bool l2norm, float scale, float* dst) {
+                       bool l2norm, float scale, float* dst, float* inverse_norms = nullptr) {
   for (int64_t t = 0; t < at.length; ++t) {
-    load_head(x, at.batch, at.begin + t, head, K, Kp, l2norm, scale, dst + t * Kp);
+    const float inverse =
+        load_head(x, at.batch, at.begin + t, head, K, Kp, l2norm, scale, dst + t * Kp);
+    if (inverse_norms != nullptr) inverse_norms[t] = inverse;
   }
   std::memset(dst + at.length * Kp, 0,
               static_cast<size_t>((rows_of(at.length) - at.length) * Kp) * sizeof(float));
@@ -438,8 +444,8 @@ template <Gate kGate>
 inline void load_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
                        const PrepareScratch& s) {
   const int64_t k_head = p.k_head(at.head);
-  load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k);
-  load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q);
+  load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k, s.k_inverse_norm);
+  load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q, s.q_inverse_norm);
   load_beta(p, at, p.chunk, s.beta);
   load_gates<kGate>(p, at, p.chunk, Kp, s.gate_bias, s.e);
 }
