@@ -102,6 +102,34 @@ struct World {
   }
 };
 
+// A sound call of backward, with an initial state and every gradient, made from forward's.
+struct BackwardWorld : World {
+  deltic_backward_tensors b;
+  const deltic_backward_tensors* backward_pointer = &b;
+
+  BackwardWorld() {
+    deltic_backward_tensors_init(&b);
+    states(1);
+    softplus();
+    b.forward = t;
+    b.forward.o = b.forward.final_state = none();
+    const auto like = [&](const deltic_tensor& of) {
+      return memory.make(DType::f32, std::vector<int64_t>(of.shape, of.shape + of.rank)).view();
+    };
+    b.d_o = memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+    b.d_final_state = memory.zeros(DType::f32, {1, 4, 16, 16}).view();
+    b.dq = like(t.q), b.dk = like(t.k), b.dv = like(t.v), b.dbeta = like(t.beta), b.dg = like(t.g);
+    b.dA_log = like(t.A_log), b.d_initial_state = like(t.initial_state);
+  }
+  deltic_status call(deltic_op) const {
+    return deltic_backward(options_pointer, backward_pointer, workspace_pointer, nullptr);
+  }
+  deltic_status query(deltic_op) const {
+    uint64_t bytes = 0;
+    return deltic_backward_workspace(options_pointer, backward_pointer, &bytes);
+  }
+};
+
 // A sound call of each building block: chunk 16, otherwise as above.
 struct BlockWorld {
   Memory memory;
@@ -1667,6 +1695,132 @@ TEST(OperationError, ErrorsAreExceptionsInCpp) {
     EXPECT_STREQ(e.what(), "forward: q: expected a tensor, got none");
   }
 }
+
+// ---- Backward --------------------------------------------------------------------------------
+
+struct WrongBackward {
+  const char* name;
+  std::function<void(BackwardWorld&)> spoil;
+  std::string text;  // behind `backward: `
+  deltic_status status = DELTIC_INVALID_ARGUMENT;
+};
+void PrintTo(const WrongBackward& wrong, std::ostream* out) { *out << wrong.name; }
+
+class BackwardError : public testing::TestWithParam<WrongBackward> {};
+
+TEST_P(BackwardError, NamesArgumentExpectedAndGot) {
+  const WrongBackward& wrong = GetParam();
+  const auto w = std::make_unique<BackwardWorld>();
+  ASSERT_EQ(w->call(DELTIC_BACKWARD), DELTIC_OK) << deltic_last_error();  // sound until spoiled
+  wrong.spoil(*w);
+  expect_error(*w, DELTIC_BACKWARD, wrong.status, "backward: " + wrong.text);
+}
+
+TEST(BackwardWorkspace, TooSmallOrAbsent) {
+  const auto w = std::make_unique<BackwardWorld>();
+  uint64_t bytes = 0;
+  ASSERT_EQ(deltic_backward_workspace(&w->options, &w->b, &bytes), DELTIC_OK);
+  const std::string needed = "backward: workspace: expected at least " + std::to_string(bytes);
+  w->workspace.bytes = bytes - 1;
+  expect_error(*w, DELTIC_BACKWARD, DELTIC_INVALID_ARGUMENT,
+               needed + " bytes, got " + std::to_string(bytes - 1));
+  w->workspace_pointer = nullptr;
+  expect_error(*w, DELTIC_BACKWARD, DELTIC_INVALID_ARGUMENT, needed + " bytes, got 0");
+}
+
+using BW = BackwardWorld;
+const WrongBackward kBackwardErrors[] = {
+    {"null_tensors", [](BW& w) { w.backward_pointer = nullptr; },
+     "tensors: expected a struct, got a null pointer"},
+    {"size", [](BW& w) { w.b.size = 8; },
+     "backward_tensors.size: expected " + std::to_string(sizeof(deltic_backward_tensors)) +
+         ", got 8 (set it with deltic_backward_tensors_init)"},
+    {"forward_size", [](BW& w) { w.b.forward.size = 8; },
+     "tensors.size: expected " + std::to_string(sizeof(deltic_tensors)) +
+         ", got 8 (set it with deltic_tensors_init)"},
+    {"no_k", [](BW& w) { w.b.forward.k = none(); }, "k: expected a tensor, got none"},
+    {"with_o", [](BW& w) { w.b.forward.o = w.t.o; },
+     "o: expected none in a backward call, got a tensor"},
+    {"with_final_state", [](BW& w) { w.b.forward.final_state = w.t.final_state; },
+     "final_state: expected none in a backward call, got a tensor"},
+    {"with_pool",
+     [](BW& w) {
+       w.pool(2);
+       w.b.forward.state_pool = w.t.state_pool;
+     },
+     "state_pool: expected none in a backward call: pools are not differentiable, got a tensor"},
+    {"with_checkpoints",
+     [](BW& w) {
+       w.checkpoints({0, 1}, {4}, {0}, 1);
+       w.b.forward.ckpt_states = w.t.ckpt_states;
+     },
+     "ckpt_states: expected none in a backward call: checkpoints are not differentiable, got a "
+     "tensor"},
+    {"d_o_shape",
+     [](BW& w) {
+       set_shape(w.b.d_o, {1, 8, 4, 15});
+     },
+     "d_o: expected shape [1, 8, 4, 16], got [1, 8, 4, 15]"},
+    {"d_o_dtype", [](BW& w) { w.b.d_o.dtype = DELTIC_BF16; }, "d_o: expected fp32 as q, got bf16"},
+    {"dq_shape",
+     [](BW& w) {
+       set_shape(w.b.dq, {1, 8, 1, 16});
+     },
+     "dq: expected shape [1, 8, 2, 16] as q, got [1, 8, 1, 16]"},
+    {"dv_dtype", [](BW& w) { w.b.dv.dtype = DELTIC_F16; }, "dv: expected fp32 as v, got fp16"},
+    {"dg_null", [](BW& w) { w.b.dg.data = nullptr; }, "dg: expected data, got a null pointer"},
+    {"dbeta_without_beta", [](BW& w) { w.b.forward.beta = none(); },
+     "dbeta: expected none without beta, got a tensor"},
+    {"dgv_without_gv", [](BW& w) { w.b.dgv = w.b.dv; },
+     "dgv: expected none without gv, got a tensor"},
+    {"ddt_bias_without_dt_bias", [](BW& w) { w.b.ddt_bias = w.b.dA_log; },
+     "ddt_bias: expected none without dt_bias, got a tensor"},
+    {"d_initial_without_initial", [](BW& w) { w.b.forward.initial_state = none(); },
+     "d_initial_state: expected none without initial_state, got a tensor"},
+    {"d_final_dtype", [](BW& w) { w.b.d_final_state.dtype = DELTIC_BF16; },
+     "d_final_state: expected fp32, got bf16"},
+    {"d_final_shape",
+     [](BW& w) {
+       set_shape(w.b.d_final_state, {1, 4, 16, 15});
+     },
+     "d_final_state: expected shape [1, 4, 16, 16], got [1, 4, 16, 15]"},
+    {"dq_is_q", [](BW& w) { w.b.dq.data = w.t.q.data; },
+     "dq: expected memory of its own, got an overlap with q"},
+    {"dk_is_dq", [](BW& w) { w.b.dk.data = w.b.dq.data; },
+     "dk: expected memory of its own, got an overlap with dq"},
+    {"softplus_without_A_log", [](BW& w) { w.b.forward.A_log = none(); },
+     "A_log: expected a tensor with the gate form softplus, got none"},
+    {"chunk", [](BW& w) { w.options.chunk = 48; }, "chunk: expected 16, 32 or 64, got 48"},
+    {"misaligned_workspace",
+     [](BW& w) { w.workspace.data = w.scratch + 8, w.workspace.bytes -= 64; },
+     "workspace: expected memory aligned to 64 bytes, got a misaligned pointer"},
+    {"lengths",
+     [](BW& w) {
+       w.pack({0, 9});
+       w.b.forward.cu_seqlens = w.t.cu_seqlens;
+     },
+     "cu_seqlens: expected a last offset of at most T = 8, got 9"},
+    {"d_o_nan",
+     [](BW& w) {
+       w.options.checked = 1;
+       put(w.b.d_o, 3 * 64 + 2 * 16, kNan);
+     },
+     "d_o: expected finite values, got nan at sequence 0, token 3, head 2"},
+    {"d_final_nan",
+     [](BW& w) {
+       w.options.checked = 1;
+       put(w.b.d_final_state, 3 * 256 + 1, kNan);
+     },
+     "d_final_state: expected finite values, got nan at sequence 0, head 3"},
+    {"A_log_infinite",
+     [](BW& w) {
+       w.options.checked = 1;
+       put(w.b.forward.A_log, 2, kInfinity);
+     },
+     "A_log: expected finite values, got inf at head 2"},
+};
+INSTANTIATE_TEST_SUITE_P(Backward, BackwardError, testing::ValuesIn(kBackwardErrors),
+                         [](const auto& row) { return std::string(row.param.name); });
 
 }  // namespace
 }  // namespace deltic::test

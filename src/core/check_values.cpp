@@ -111,6 +111,30 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
   check_written_once(p, "ckpt_slots", writes, count);
 }
 
+void check_finite_state(const Problem& p, const States& states, const char* name, int64_t slot,
+                        int64_t n) {
+  if (!states || slot < 0) return;
+  for (int64_t h = 0; h < p.HV; ++h) {
+    for (int64_t d = 0; d < p.K; ++d) {
+      for (int64_t v = 0; v < p.V; ++v) {
+        const int64_t at = states.at(slot, h) + d * states.s_k + v * states.s_v;
+        const double x = load_f64(states.data, states.dtype, at);
+        if (!std::isfinite(x)) {
+          bad(p, name, ": expected finite values, got ", x, " at sequence ", n, ", head ", h);
+        }
+      }
+    }
+  }
+}
+
+void check_finite_parameter(const Problem& p, const Param& x, const char* name, int64_t per_head) {
+  for (int64_t i = 0; x && i < p.HV * per_head; ++i) {
+    if (!std::isfinite(x[i])) {
+      bad(p, name, ": expected finite values, got ", x[i], " at head ", i / per_head);
+    }
+  }
+}
+
 }  // namespace
 
 size_t value_scratch_bytes(const Problem& p) {
@@ -156,23 +180,12 @@ void check_finite(const Problem& p) {
                           {&p.d_u, "d_u", p.HV, p.V},
                           {&p.d_kg, "d_kg", p.HV, p.K},
                           {&p.d_qg, "d_qg", p.HV, p.K}};
+  check_finite_parameter(p, p.A_log, "A_log", 1);
+  check_finite_parameter(p, p.dt_bias, "dt_bias", p.gate == Gate::channel ? p.K : 1);
   for (int64_t n = 0; n < p.N; ++n) {
     const Sequence s = sequence(p, n);
-    if (p.state_in && s.read_slot >= 0) {
-      for (int64_t h = 0; h < p.HV; ++h) {
-        for (int64_t d = 0; d < p.K; ++d) {
-          for (int64_t v = 0; v < p.V; ++v) {
-            const int64_t at =
-                p.state_in.at(s.read_slot, h) + d * p.state_in.s_k + v * p.state_in.s_v;
-            const double x = load_f64(p.state_in.data, p.state_in.dtype, at);
-            if (!std::isfinite(x)) {
-              bad(p, p.is_pool ? "state_pool" : "initial_state", ": expected finite values, got ",
-                  x, " at sequence ", n, ", head ", h);
-            }
-          }
-        }
-      }
-    }
+    check_finite_state(p, p.state_in, p.is_pool ? "state_pool" : "initial_state", s.read_slot, n);
+    check_finite_state(p, p.d_final, "d_final_state", n, n);
     for (int64_t t = 0; t < s.length; ++t) {
       for (int64_t h = 0; h < p.HV; ++h) {
         for (const Input& in : inputs) {
