@@ -28,6 +28,10 @@ std::vector<Feature> features() {
   return {
       {"forward", key("op", "forward")},
       {"decode", key("op", "decode")},
+      {"backward", key("op", "backward")},
+      {"  from the inputs alone", key("save", "none")},
+      {"  from kept states", key("save", "states")},
+      {"  from everything kept", key("save", "all")},
       {"building blocks", [](const SourcedCase& s) { return s.spec.is_block(); }},
       {"no gate", key("gate", "none")},
       {"gate per head", key("gate", "head")},
