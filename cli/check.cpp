@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <new>
 
 #include "scalar.h"
 
@@ -174,33 +176,54 @@ Result compare(const Instance& instance, const Expected& expected) {
   return result;
 }
 
-Result check(Instance& instance, const Expected& expected, const RunOptions& run) {
+Result guarded(const std::function<Result()>& f) {
   try {
-    instance.run(run);
+    return f();
   } catch (const Error& e) {
-    if (e.kind() == ErrorKind::unsupported) return {Status::skipped, e.what(), {}};
-    return {Status::failed, e.what(), {}};
+    const bool refused = e.kind() == ErrorKind::unsupported;
+    return {refused ? Status::skipped : Status::failed, e.what(), {}};
+  } catch (const std::bad_alloc&) {
+    return {Status::failed, "not enough memory", {}};
   }
-  return compare(instance, expected);
+}
+
+std::string lack_of_memory(const Case& c) {
+  std::ifstream in("/proc/meminfo");
+  std::string key, unit;
+  double kib = 0;
+  while (in >> key >> kib && std::getline(in, unit)) {
+    if (key != "MemAvailable:") continue;
+    const double needed = Instance::shapes_of(c).tensor_bytes();
+    if (needed <= kib * 1024) return "";
+    char text[96];
+    std::snprintf(text, sizeof text, "expected %.3g GiB of free memory for the tensors, got %.3g",
+                  needed * 0x1p-30, kib * 0x1p-20);
+    return text;
+  }
+  return "";  // nobody knows
+}
+
+Result check(Instance& instance, const Expected& expected, const RunOptions& run) {
+  return guarded([&] {
+    instance.run(run);
+    return compare(instance, expected);
+  });
 }
 
 Result check(const Case& c, const RunOptions& run) {
-  Instance instance(c);
-  // Ask first: a refused case needs no oracle.
-  try {
-    instance.reserve(run);
-  } catch (const Error& e) {
-    if (e.kind() == ErrorKind::unsupported) return {Status::skipped, e.what(), {}};
-    return {Status::failed, e.what(), {}};
-  }
-  const Expected expected = expect(instance);
-  return check(instance, expected, run);
+  return guarded([&]() -> Result {
+    const std::string lack = lack_of_memory(c);
+    if (!lack.empty()) return {Status::failed, lack, {}};
+    Instance instance(c);
+    instance.reserve(run);  // ask first: a refused case needs no oracle
+    return check(instance, expect(instance), run);
+  });
 }
 
-std::vector<std::string> implementation_names(Op op) {
+std::vector<std::string> implementation_names(Op op, const std::string& named) {
   std::vector<std::string> names;
   for (const ImplementationInfo& i : implementations(op)) {
-    if (i.name != "reference") names.push_back(i.name);
+    if (named.empty() ? i.name != "reference" : i.name == named) names.push_back(i.name);
   }
   return names;
 }

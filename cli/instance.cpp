@@ -367,6 +367,16 @@ std::vector<std::string> Instance::outputs() const {
   return names;
 }
 
+double Instance::tensor_bytes() const {
+  double bytes = 0;
+  for (const auto& t : list_) {
+    double elements = t->view.rank > 0 ? 1 : 0;
+    for (int32_t i = 0; i < t->view.rank; ++i) elements *= static_cast<double>(t->view.shape[i]);
+    bytes += elements * static_cast<double>(size_of(dtype_of(t->view)));
+  }
+  return bytes;
+}
+
 std::vector<double> Instance::values(std::string_view name) const {
   const Tensor& t = tensor(name);
   std::vector<double> list(static_cast<size_t>(t.view.numel()));

@@ -82,6 +82,7 @@ class Instance {
   // Asks for the workspace and allocates it between guards, exactly as large as asked for.
   void reserve(const RunOptions& run = {});
   size_t workspace_bytes() const { return workspace_.bytes(); }
+  double tensor_bytes() const;  // of all tensors; a double, as a case's sizes may have no bounds
 
   // The forward call of a backward case: leaves in `saved` what the case's `save` says. It runs on
   // the implementation of the same name where that takes it, else on the best one. reserve does
