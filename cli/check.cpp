@@ -47,7 +47,7 @@ double budget_of(const Case& c, const std::string& name, bool half, double plain
 }
 // The plain algorithm is written on its own: where oracle and plain differ by more, one of them is
 // wrong. In backward the plain one, with operands in bf16, may lose more than the contract allows
-// others (dA_log: 16 %, where gates are deep); in fp32 a wrong formula shows.
+// others (ddt_bias: 18 %, where gates are deep); in fp32 a wrong formula shows.
 double largest_plain(const Case& c, const std::string& name, bool half) {
   if (!is_standard(c)) return kInfinity;
   if (c.op != Op::backward) return half ? contract(name).half : contract(name).f32;
