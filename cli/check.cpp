@@ -191,16 +191,19 @@ std::string lack_of_memory(const Case& c) {
   std::ifstream in("/proc/meminfo");
   std::string key, unit;
   double kib = 0;
-  while (in >> key >> kib && std::getline(in, unit)) {
-    if (key != "MemAvailable:") continue;
-    const double needed = Instance::shapes_of(c).tensor_bytes();
-    if (needed <= kib * 1024) return "";
-    char text[96];
-    std::snprintf(text, sizeof text, "expected %.3g GiB of free memory for the tensors, got %.3g",
-                  needed * 0x1p-30, kib * 0x1p-20);
-    return text;
+  while (key != "MemAvailable:" && in >> key >> kib) std::getline(in, unit);
+  if (key != "MemAvailable:") return "";  // nobody knows
+  const Instance instance = Instance::shapes_of(c);
+  double needed = 2 * instance.tensor_bytes();  // as much again while inputs are drawn and compared
+  if (c.op == Op::backward) {
+    const auto plan = backward_memory(instance.options(), instance.gradients(), c.save);
+    needed += static_cast<double>(plan.saved_bytes) + static_cast<double>(plan.workspace_bytes);
   }
-  return "";  // nobody knows
+  if (needed <= kib * 1024) return "";
+  char text[96];
+  std::snprintf(text, sizeof text, "expected %.3g GiB of free memory, got %.3g", needed * 0x1p-30,
+                kib * 0x1p-20);
+  return text;
 }
 
 Result check(Instance& instance, const Expected& expected, const RunOptions& run) {

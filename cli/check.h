@@ -62,7 +62,7 @@ Result check(Instance& instance, const Expected& expected, const RunOptions& run
 // memory `failed`, each with its sentence. verify and bench count alike because both go through
 // here.
 Result guarded(const std::function<Result()>& f);
-// Empty if the case's tensors fit into the memory that is free, else the sentence.
+// Empty if the case fits into the memory that is free, else the sentence. May throw deltic::Error.
 std::string lack_of_memory(const Case& c);
 
 // Names of the implementations of an operation that verify looks at: all but the oracle, or the one
