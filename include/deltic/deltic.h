@@ -246,7 +246,8 @@ typedef struct deltic_block_tensors {
 
 typedef deltic_buffer deltic_workspace;
 
-/* What training costs in memory: sizes follow from shapes and options alone. */
+/* What training costs in memory: sizes follow from shapes and options alone. Chunks and segments
+ * are those of the chunked form; an implementation that goes token by token ignores `saved`. */
 typedef struct deltic_memory_plan {
   uint64_t size;            /* sizeof(deltic_memory_plan) */
   int64_t chunks;           /* of the longest sequence that the shapes allow */
