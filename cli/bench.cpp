@@ -69,20 +69,31 @@ struct Measurement {
   std::vector<double> times, baseline_times, copy_times;
   ProductRoof product;
   size_t copy_traffic = 0;
+  double bytes = 0;  // that the call moves
+  size_t saved_bytes = 0, workspace_bytes = 0;
 };
 
-Measurement measure(const SuiteRow& row, const std::string& impl, int threads, double seconds) {
+Measurement measure(const SuiteRow& row, const std::string& impl, const std::string& named,
+                    int threads, double seconds) {
   Measurement m;
   m.impl = impl;
   m.threads = threads;
   m.product = measure_product_roof(threads, impl == "cpu.amx");
+  const cases::RunOptions run{.impl = impl, .threads = threads};
+  const bool is_backward = row.spec.op == Op::backward;
+  // Forward runs on what it would choose by itself, unless a name was given for both.
+  const cases::RunOptions forward_run{.impl = named, .threads = threads};
   Instance instance(row.spec, false);
-  instance.reserve({.impl = impl, .threads = threads});
+  instance.reserve(run);
+  if (is_backward) instance.reserve_forward(forward_run);
   instance.reset();
-  CopyRoof copy(static_cast<size_t>(count_bytes(row.spec)), threads);
+  m.saved_bytes = instance.saved_bytes();
+  m.workspace_bytes = instance.workspace_bytes();
+  m.bytes = count_bytes(row.spec) + static_cast<double>(m.saved_bytes);
+  CopyRoof copy(static_cast<size_t>(m.bytes), threads);
   m.copy_traffic = copy.traffic();
 
-  const auto call = [&] { instance.call({.impl = impl, .threads = threads}); };
+  const auto call = [&] { instance.call(run); };
   const auto run_copy = [&] { copy.run(); };
   std::function<void()> baseline;
   if (row.baseline == Baseline::recurrence && row.spec.op == Op::forward) {
@@ -93,9 +104,12 @@ Measurement measure(const SuiteRow& row, const std::string& impl, int threads, d
     }
   } else if (row.baseline == Baseline::one_thread) {
     baseline = [&] { instance.call({.impl = impl, .threads = 1}); };
+  } else if (row.baseline == Baseline::forward && is_backward) {
+    baseline = [&] { instance.call_forward(forward_run); };
   }
 
-  call();  // warm up
+  if (is_backward) instance.call_forward(forward_run);  // backward starts from what it keeps
+  call();                                               // warm up
   run_copy();
   if (baseline) baseline();
   double spent = 0;
@@ -115,45 +129,28 @@ Measurement measure(const SuiteRow& row, const std::string& impl, int threads, d
 
 struct RowResult {
   Json json;
-  std::vector<std::string> cells;
-  bool ok = true;
+  std::vector<std::string> cells, training_cells;
+  cases::Status status = cases::Status::passed;
   double ratio = NAN;
 };
 
-std::string chosen_implementation(const SuiteRow& row, const BenchOptions& options) {
-  if (!options.impl.empty()) return options.impl;
-  const auto choices = Instance::shapes_of(row.spec).explain();
+// The implementation to measure. Throws what explain throws; `unsupported` if none takes the case.
+std::string chosen_implementation(const Case& c, const std::string& named) {
+  if (!named.empty()) return named;
+  const auto choices = Instance::shapes_of(c).explain();
   if (choices.empty() || !choices.front().chosen) {
-    throw UsageError("bench: no implementation takes " + cases::canonical(row.spec));
+    std::string all = "no implementation takes it";
+    for (const Choice& choice : choices) all += "; " + choice.name + ": " + choice.sentence;
+    throw Error(ErrorKind::unsupported, all);
   }
   return choices.front().name;
 }
 
-RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
-  RowResult result;
-  const std::string impl = chosen_implementation(row, options);
-  const int threads = row.threads > 0              ? row.threads
-                      : options.common.threads > 0 ? options.common.threads
-                                                   : num_threads();
-  const Case small = reduced(row.spec);
-  const cases::Result check = cases::check(small, {.impl = impl, .threads = threads});
-  result.json = {{"suite", row.suite},
-                 {"label", row.label},
-                 {"case", cases::canonical(row.spec)},
-                 {"impl", impl},
-                 {"threads", threads},
-                 {"checked", cases::canonical(small)},
-                 {"status", cases::name_of(check.status)},
-                 {"reason", check.reason}};
-  if (check.status != cases::Status::passed) {
-    result.ok = check.status == cases::Status::skipped;
-    result.cells = {row.label, impl, cases::name_of(check.status), check.reason};
-    return result;
-  }
+std::string mebibytes(size_t bytes) { return format("%.2f", static_cast<double>(bytes) * 0x1p-20); }
 
-  const Measurement m = measure(row, impl, threads, options.seconds);
-  const double median = quantile(m.times, 0.5), flops = count_flops(row.spec),
-               bytes = count_bytes(row.spec);
+// Numbers of a measured row: for JSON and for the tables.
+void put_numbers(const SuiteRow& row, const Measurement& m, RowResult& result) {
+  const double median = quantile(m.times, 0.5), flops = count_flops(row.spec), bytes = m.bytes;
   const double copy_ms = quantile(m.copy_times, 0.5);
   const double copy_gbps = static_cast<double>(m.copy_traffic) / copy_ms * 1e-6;
   // The roof of a case: it can be no quicker than its products at the product roof, nor than its
@@ -163,6 +160,7 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
   const double baseline_ms = quantile(m.baseline_times, 0.5);
   result.ratio = baseline_ms / median;
   const double tokens = static_cast<double>(std::max<int64_t>(row.spec.num_real_tokens(), 1));
+  const bool has_forward = row.baseline == Baseline::forward && !m.baseline_times.empty();
 
   Json& j = result.json;
   j["median_ms"] = median;
@@ -170,6 +168,8 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
   j["p10"] = quantile(m.times, 0.1);
   j["p90"] = quantile(m.times, 0.9);
   j["n"] = m.times.size();
+  j["flops"] = flops;
+  j["bytes"] = bytes;
   j["gflops"] = flops / median * 1e-6;
   j["gbps"] = bytes / median * 1e-6;
   j["us_per_token"] = median * 1e3 / tokens;
@@ -180,9 +180,24 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
   j["baseline"] = m.baseline_times.empty() ? Json(nullptr) : Json(name_of(row.baseline));
   j["baseline_ms"] = number_or_null(baseline_ms);
   j["ratio"] = number_or_null(result.ratio);
+  j["workspace_bytes"] = m.workspace_bytes;
+  if (row.spec.op == Op::backward) j["saved_bytes"] = m.saved_bytes;
+  if (has_forward) {
+    j["forward_ms"] = baseline_ms;
+    j["forward_and_backward_ms"] = baseline_ms + median;
+    j["backward_per_forward"] = median / baseline_ms;
+    result.training_cells = {row.label,
+                             format("%.3f", baseline_ms),
+                             format("%.3f", median),
+                             format("%.3f", baseline_ms + median),
+                             format("%.2f", (baseline_ms + median) * 1e3 / tokens),
+                             format("%.2f", median / baseline_ms),
+                             mebibytes(m.saved_bytes),
+                             mebibytes(m.workspace_bytes)};
+  }
   result.cells = {
       row.label,
-      impl,
+      m.impl,
       format("%.3f", median),
       format("%.3f", quantile(m.times, 0.1)) + ".." + format("%.3f", quantile(m.times, 0.9)),
       std::to_string(m.times.size()),
@@ -191,6 +206,40 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
       format("%.0f%%", roof_percent) + " of " + j["roof"].get<std::string>(),
       m.baseline_times.empty() ? "-"
                                : format("%.2f", result.ratio) + " x " + name_of(row.baseline)};
+}
+
+RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
+  RowResult result;
+  const int threads = row.threads > 0              ? row.threads
+                      : options.common.threads > 0 ? options.common.threads
+                                                   : num_threads();
+  const Case small = reduced(row.spec);
+  std::string impl = options.impl.empty() ? "-" : options.impl;
+  Measurement m;
+  const cases::Result check = cases::guarded([&]() -> cases::Result {
+    const std::string lack = cases::lack_of_memory(row.spec);
+    if (!lack.empty()) return {cases::Status::failed, lack, {}};
+    impl = chosen_implementation(row.spec, options.impl);
+    cases::Result checked = cases::check(small, {.impl = impl, .threads = threads});
+    if (checked.status == cases::Status::passed) {
+      m = measure(row, impl, options.impl, threads, options.seconds);
+    }
+    return checked;
+  });
+  result.status = check.status;
+  result.json = {{"suite", row.suite},
+                 {"label", row.label},
+                 {"case", cases::canonical(row.spec)},
+                 {"impl", impl},
+                 {"threads", threads},
+                 {"checked", cases::canonical(small)},
+                 {"status", cases::name_of(check.status)},
+                 {"reason", check.reason}};
+  if (check.status == cases::Status::passed) {
+    put_numbers(row, m, result);
+  } else {
+    result.cells = {row.label, impl, cases::name_of(check.status)};
+  }
   return result;
 }
 
@@ -226,6 +275,10 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
     return !std::all_of(options.filters.begin(), options.filters.end(), [&](const std::string& f) {
       return cases::matches(r.spec, f) || r.label.find(f) != std::string::npos;
     });
+  });
+  // As in verify: an operation that has no implementation of that name has no case here.
+  std::erase_if(rows, [&](const SuiteRow& r) {
+    return cases::implementation_names(r.spec.op, options.impl).empty();
   });
   for (SuiteRow& r : rows) {
     if (options.seed >= 0) r.spec.seed = static_cast<uint64_t>(options.seed);
@@ -270,14 +323,23 @@ int run_bench(const BenchOptions& options) {
   }
   std::vector<std::vector<std::string>> table = {
       {"row", "implementation", "median ms", "p10..p90", "n", "GFLOP/s", "GB/s", "roof", "ratio"}};
-  int failed = 0;
+  std::vector<std::vector<std::string>> training = {{"row", "forward ms", "backward ms", "both ms",
+                                                     "us/token", "backward/forward", "saved MiB",
+                                                     "workspace MiB"}};
+  int failed = 0, skipped = 0;
+  std::vector<std::string> reasons;
   std::map<std::string, std::pair<double, int>> means;
   {
     Progress progress("bench", rows.size());
     for (const SuiteRow& row : rows) {
       progress.step(row.label);
       RowResult r = run_row(row, options);
-      failed += r.ok ? 0 : 1;
+      failed += r.status == cases::Status::failed ? 1 : 0;
+      skipped += r.status == cases::Status::skipped ? 1 : 0;
+      if (r.status != cases::Status::passed) {
+        reasons.push_back(std::string(cases::name_of(r.status)) + "  " + row.label + "\n        " +
+                          r.json["reason"].get<std::string>());
+      }
       if (std::isfinite(r.ratio)) {
         auto& [sum, count] = means[row.suite + " against " + name_of(row.baseline)];
         sum += std::log(r.ratio);
@@ -285,12 +347,20 @@ int run_bench(const BenchOptions& options) {
       }
       report.cases().push_back(std::move(r.json));
       table.push_back(std::move(r.cells));
+      if (!r.training_cells.empty()) training.push_back(std::move(r.training_cells));
     }
   }
   print_table(report, table);
   report.print("\n");
-  report.summary() = {
-      {"rows", rows.size()}, {"failed", failed}, {"geometric_mean_ratio", Json::object()}};
+  if (training.size() > 1) {
+    print_table(report, training);
+    report.print("\n");
+  }
+  for (const std::string& reason : reasons) report.print("  %s\n", reason.c_str());
+  report.summary() = {{"rows", rows.size()},
+                      {"failed", failed},
+                      {"skipped", skipped},
+                      {"geometric_mean_ratio", Json::object()}};
   for (const auto& [name, mean] : means) {
     const double ratio = std::exp(mean.first / mean.second);
     report.summary()["geometric_mean_ratio"][name] = ratio;
@@ -298,7 +368,8 @@ int run_bench(const BenchOptions& options) {
   }
   print_growth(report, report.cases());
   report.print(
-      "  ratio: baseline time / ours. recurrence: our decode, token by token, same threads.\n");
+      "  ratio: baseline time / ours. recurrence: our decode, token by token, same threads;\n"
+      "  forward: the forward call whose gradients a backward row computes.\n");
   report.write();
   return failed == 0 ? kExitPass : kExitFail;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -15,14 +16,20 @@ namespace deltic::cases {
 namespace {
 
 constexpr Op kOps[] = {Op::forward, Op::decode, Op::cumsum,  Op::gate, Op::l2norm,
-                       Op::kkt,     Op::scores, Op::inverse, Op::wy};
+                       Op::kkt,     Op::scores, Op::inverse, Op::wy,   Op::backward};
 constexpr const char* kOpNames[] = {"forward", "decode", "cumsum",  "gate", "l2norm",
-                                    "kkt",     "scores", "inverse", "wy"};
+                                    "kkt",     "scores", "inverse", "wy",   "backward"};
 
 // Adds an item to a list in a text.
 void append(std::string& list, const char* separator, std::string_view item) {
   if (!list.empty()) list += separator;
   list += item;
+}
+
+std::string op_names() {
+  std::string all;
+  for (const char* n : kOpNames) append(all, "|", n);
+  return all;
 }
 
 // Names of an enum's values in their order.
@@ -44,6 +51,7 @@ const Names kLayoutNames{{"0", "1", "headmajor", "expand"}};
 const Names kStateNames{{"kv", "vk"}};
 const Names kGatesNames{{"random", "slow", "softplus", "mixed", "zero"}};
 const Names kKeysNames{{"random", "repeated", "correlated", "zero"}};
+const Names kSaveNames{{"none", "states", "all"}};
 const Names kBoolNames{{"0", "1"}};
 
 [[noreturn]] void bad(std::string_view key, const std::string& expected, std::string_view got) {
@@ -94,13 +102,15 @@ std::vector<std::string> split_text(std::string_view text, char separator) {
 }
 
 constexpr int64_t kMaxTokens = int64_t{1} << 32;
+constexpr int kMaxExpansion = 100000;  // cases of one line: seconds to read, a day to run
 
 bool is_any(Op op, std::initializer_list<Op> ops) {
   return std::find(ops.begin(), ops.end(), op) != ops.end();
 }
-bool is_sequence_op(const Case& c) { return !c.is_block(); }
+// Whether a state of sdtype is given or asked for.
 bool has_states(const Case& c) {
-  return is_sequence_op(c) && (c.pool != Pool::none || c.init || c.final_state != Final::none);
+  if (c.op == Op::backward) return c.init;
+  return !c.is_block() && (c.pool != Pool::none || c.init || c.final_state != Final::none);
 }
 
 // One key. `needs` is empty if the key applies to the case, else says what it needs.
@@ -185,11 +195,12 @@ std::string always(const Case&) { return ""; }
 std::vector<Key> make_keys() {
   using C = const Case&;
   const auto needs_gate_op = [](C c) {
-    return only_for(c,
-                    {Op::forward, Op::decode, Op::cumsum, Op::gate, Op::kkt, Op::scores, Op::wy});
+    return only_for(c, {Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt,
+                        Op::scores, Op::wy});
   };
   const auto needs_form_op = [](C c) {
-    const std::string s = only_for(c, {Op::forward, Op::decode, Op::cumsum, Op::gate});
+    const std::string s =
+        only_for(c, {Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate});
     return !s.empty() ? s : c.gate == Gate::none ? "gate=head or gate=channel" : "";
   };
   const auto needs_form = [=](C c) {
@@ -201,12 +212,14 @@ std::vector<Key> make_keys() {
     return !s.empty() ? s : c.form != GateForm::bounded ? "form=bounded" : "";
   };
   const auto needs_packed = [](C c) { return c.packed ? "" : "seqs"; };
-  const auto needs_sequence_op = [](C c) { return only_for(c, {Op::forward, Op::decode}); };
-  const auto needs_decode = [](C c) { return only_for(c, {Op::decode}); };
-  const auto needs_no_pool = [](C c) {
-    const std::string s = only_for(c, {Op::forward, Op::decode});
-    return !s.empty() ? s : c.pool != Pool::none ? "pool=none" : "";
+  const auto needs_sequence_op = [](C c) {
+    return only_for(c, {Op::forward, Op::decode, Op::backward});
   };
+  // What has no gradient.
+  const auto needs_inference = [](C c) { return only_for(c, {Op::forward, Op::decode}); };
+  const auto needs_decode = [](C c) { return only_for(c, {Op::decode}); };
+  const auto needs_backward = [](C c) { return only_for(c, {Op::backward}); };
+  const auto needs_no_pool = [](C c) { return c.pool != Pool::none ? "pool=none" : ""; };
   const auto needs_block = [](C c) {
     return c.is_block() ? "" : "a building block as the operation";
   };
@@ -262,7 +275,8 @@ std::vector<Key> make_keys() {
   keys.push_back(size_key(
       "H", "2", "query/key heads", 1, 1 << 20,
       [](C c) {
-        return only_for(c, {Op::forward, Op::decode, Op::l2norm, Op::kkt, Op::scores, Op::wy});
+        return only_for(
+            c, {Op::forward, Op::decode, Op::backward, Op::l2norm, Op::kkt, Op::scores, Op::wy});
       },
       &Case::H));
   keys.push_back(size_key(
@@ -278,7 +292,7 @@ std::vector<Key> make_keys() {
   keys.push_back(size_key(
       "V", "64", "value width", 1, 1 << 20,
       [](C c) {
-        const std::string s = only_for(c, {Op::forward, Op::decode, Op::wy});
+        const std::string s = only_for(c, {Op::forward, Op::decode, Op::backward, Op::wy});
         return !s.empty() ? s : c.op == Op::wy && !c.u ? "u among parts" : "";
       },
       &Case::V));
@@ -298,7 +312,7 @@ std::vector<Key> make_keys() {
   keys.push_back(dtype_key(
       "betadtype", "f32|bf16|f16", "f32", "of beta",
       [](C c) {
-        const std::string s = only_for(c, {Op::forward, Op::decode, Op::kkt, Op::wy});
+        const std::string s = only_for(c, {Op::forward, Op::decode, Op::backward, Op::kkt, Op::wy});
         return !s.empty() ? s : c.beta == Beta::none ? "a beta" : "";
       },
       {DType::f32, DType::bf16, DType::f16}, &Case::betadtype));
@@ -319,7 +333,7 @@ std::vector<Key> make_keys() {
       "beta", "none|value|sigmoid|2sigmoid", "value",
       "absent (1), as given, through a sigmoid, twice that (blocks: none|value; inverse: its data)",
       [](C c) {
-        return only_for(c, {Op::forward, Op::decode, Op::kkt, Op::inverse, Op::wy});
+        return only_for(c, {Op::forward, Op::decode, Op::backward, Op::kkt, Op::inverse, Op::wy});
       },
       kBetaNames, [](C c) { return static_cast<int>(c.beta); },
       [](Case& c, int i) { c.beta = static_cast<Beta>(i); }));
@@ -333,39 +347,61 @@ std::vector<Key> make_keys() {
   keys.push_back(flag_key("gv", "0", "decode: a value-wise log decay", needs_decode, &Case::gv));
   keys.push_back(
       flag_key("l2norm", "0", "q and k are normalised inside", needs_sequence_op, &Case::l2norm));
-  keys.push_back({"scale", "number or default", "default", "K^-1/2 unless given (cumsum: 1)",
-                  [](C c) {
-                    return only_for(c, {Op::forward, Op::decode, Op::cumsum, Op::scores});
-                  },
-                  [](C c) { return c.scale ? number(*c.scale) : std::string("default"); },
-                  [](Case& c, std::string_view v) {
-                    c.scale.reset();
-                    if (v != "default") c.scale = to_number("scale", v, "a number or default");
-                  }});
+  keys.push_back(
+      {"scale", "number or default", "default", "K^-1/2 unless given (cumsum: 1)",
+       [](C c) {
+         return only_for(c, {Op::forward, Op::decode, Op::backward, Op::cumsum, Op::scores});
+       },
+       [](C c) { return c.scale ? number(*c.scale) : std::string("default"); },
+       [](Case& c, std::string_view v) {
+         c.scale.reset();
+         if (v != "default") c.scale = to_number("scale", v, "a number or default");
+       }});
   keys.push_back(enum_key(
       "state", "kv|vk", "kv", "states K-first or V-first",
       [=](C c) {
         const std::string s = needs_sequence_op(c);
-        return !s.empty() ? s : has_states(c) || !c.ckpt.empty() ? "" : "a state";
+        return !s.empty()                                                               ? s
+               : has_states(c) || !c.ckpt.empty() || (c.op == Op::backward && c.dfinal) ? ""
+                                                                                        : "a state";
       },
       kStateNames, [](C c) { return static_cast<int>(c.state); },
       [](Case& c, int i) { c.state = static_cast<StateLayout>(i); }));
-  keys.push_back(flag_key("init", "0", "an initial state is given", needs_no_pool, &Case::init));
+  keys.push_back(flag_key(
+      "init", "0", "an initial state is given (backward: and its gradient asked for)",
+      [=](C c) {
+        const std::string s = needs_sequence_op(c);
+        return !s.empty() ? s : needs_no_pool(c);
+      },
+      &Case::init));
   keys.push_back(enum_key(
       "final", "0|1|inplace", "1", "a final state is asked for (inplace: over the initial one)",
-      needs_no_pool, kFinalNames, [](C c) { return static_cast<int>(c.final_state); },
+      [=](C c) {
+        const std::string s = needs_inference(c);
+        return !s.empty() ? s : needs_no_pool(c);
+      },
+      kFinalNames, [](C c) { return static_cast<int>(c.final_state); },
       [](Case& c, int i) { c.final_state = static_cast<Final>(i); }));
+  keys.push_back(
+      flag_key("do", "1", "backward: the gradient of o is given", needs_backward, &Case::d_o));
+  keys.push_back(flag_key("dfinal", "1", "backward: the gradient of the final state is given",
+                          needs_backward, &Case::dfinal));
+  keys.push_back(enum_key(
+      "save", "none|states|all", "states",
+      "backward: starts from the inputs alone, from the states that forward kept, from all it kept",
+      needs_backward, kSaveNames, [](C c) { return static_cast<int>(c.save); },
+      [](Case& c, int i) { c.save = static_cast<Save>(i); }));
   keys.push_back(enum_key(
       "pool", "none|identity|inplace|writelist|move|start|peek|mixed|tokens|fork", "none",
       "states in a pool: no lists; one list (read, write); two lists; read -1; write -1; all by "
       "turns "
       "with skipped ones; decode: a slot per token; all read one slot",
-      needs_sequence_op, kPoolNames, [](C c) { return static_cast<int>(c.pool); },
+      needs_inference, kPoolNames, [](C c) { return static_cast<int>(c.pool); },
       [](Case& c, int i) { c.pool = static_cast<Pool>(i); }));
   keys.push_back(dtype_key(
       "idx", "i32|i64", "i32", "dtype of the index lists of pool and checkpoints",
       [=](C c) {
-        const std::string s = needs_sequence_op(c);
+        const std::string s = needs_inference(c);
         if (!s.empty()) return s;
         const bool lists = c.pool != Pool::none && c.pool != Pool::identity;
         return std::string(lists || !c.ckpt.empty() ? "" : "a pool with lists or ckpt");
@@ -373,7 +409,7 @@ std::vector<Key> make_keys() {
       {DType::i32, DType::i64}, &Case::idx));
   keys.push_back({"ckpt", "offsets a,b,end or none", "none",
                   "states kept after so many tokens of every sequence that is long enough",
-                  needs_sequence_op, [](C c) { return list_text(c.ckpt); },
+                  needs_inference, [](C c) { return list_text(c.ckpt); },
                   [](Case& c, std::string_view v) {
                     c.ckpt.clear();
                     if (v == "none") return;
@@ -383,16 +419,16 @@ std::vector<Key> make_keys() {
                   }});
   keys.push_back(flag_key("ckptskip", "0", "every second checkpoint has slot -1", needs_ckpt,
                           &Case::ckptskip));
-  keys.push_back(
-      {"chunk", "16|32|64", "64", "chunk length (inverse: width of A)",
-       [](C c) {
-         return only_for(c, {Op::forward, Op::cumsum, Op::kkt, Op::scores, Op::inverse, Op::wy});
-       },
-       [](C c) { return std::to_string(c.chunk); },
-       [](Case& c, std::string_view v) {
-         if (v != "16" && v != "32" && v != "64") bad("chunk", "16|32|64", v);
-         c.chunk = static_cast<int>(to_int("chunk", v, 16, 64));
-       }});
+  keys.push_back({"chunk", "16|32|64", "64", "chunk length (inverse: width of A)",
+                  [](C c) {
+                    return only_for(c, {Op::forward, Op::backward, Op::cumsum, Op::kkt, Op::scores,
+                                        Op::inverse, Op::wy});
+                  },
+                  [](C c) { return std::to_string(c.chunk); },
+                  [](Case& c, std::string_view v) {
+                    if (v != "16" && v != "32" && v != "64") bad("chunk", "16|32|64", v);
+                    c.chunk = static_cast<int>(to_int("chunk", v, 16, 64));
+                  }});
   keys.push_back({"split", "auto|off|by_length|number", "auto", "how a sequence may be cut",
                   [](C c) { return only_for(c, {Op::forward}); },
                   [](C c) -> std::string {
@@ -521,6 +557,7 @@ void apply_defaults(Case& c, const std::set<std::string, std::less<>>& given) {
   if (!is_given("gates")) {
     c.gates = c.form == GateForm::softplus ? Gates::softplus : Gates::random;
   }
+  if (c.op == Op::backward && !is_given("save")) c.save = Save::states;
   if (c.pool != Pool::none) {
     c.init = false;
     c.final_state = Final::none;
@@ -592,9 +629,7 @@ Case parse(std::string_view line) {
   const auto name = std::find_if(std::begin(kOpNames), std::end(kOpNames),
                                  [&](const char* n) { return word == n; });
   if (name == std::end(kOpNames)) {
-    std::string all;
-    for (const char* n : kOpNames) append(all, "|", n);
-    bad("operation", all, word);
+    bad("operation", op_names(), word);
   }
   c.op = kOps[name - std::begin(kOpNames)];
 
@@ -683,18 +718,38 @@ std::optional<std::string> value_of(const Case& c, std::string_view key) {
 }
 
 std::vector<std::string> expand(std::string_view line) {
-  const size_t open = line.find('{');
-  if (open == std::string_view::npos) return {std::string(line)};
-  const size_t close = line.find('}', open);
-  if (close == std::string_view::npos) bad("line", "a closing brace", line);
-  const std::string_view inside = line.substr(open + 1, close - open - 1);
-  // Alternatives that hold commas themselves (lists) are separated by bars.
-  const char separator = inside.find('|') == std::string_view::npos ? ',' : '|';
-  std::vector<std::string> lines;
-  for (const std::string& choice : split_text(inside, separator)) {
-    const std::string one =
-        std::string(line.substr(0, open)) + choice + std::string(line.substr(close + 1));
-    for (std::string& l : expand(one)) lines.push_back(std::move(l));
+  // The line in pieces: alternatives of the first brace, of the second, and so on; text between
+  // braces is one alternative.
+  std::vector<std::vector<std::string>> pieces;
+  double count = 1;  // a product that may leave every whole type
+  for (size_t begin = 0; begin < line.size();) {
+    const size_t open = line.find('{', begin);
+    if (open != begin) {
+      pieces.push_back({std::string(line.substr(begin, open - begin))});
+      if (open == std::string_view::npos) break;
+    }
+    const size_t close = line.find('}', open);
+    if (close == std::string_view::npos) bad("line", "a closing brace", line);
+    const std::string_view inside = line.substr(open + 1, close - open - 1);
+    // Alternatives that hold commas themselves (lists) are separated by bars.
+    pieces.push_back(split_text(inside, inside.find('|') == std::string_view::npos ? ',' : '|'));
+    count *= static_cast<double>(pieces.back().size());
+    begin = close + 1;
+  }
+  if (count > kMaxExpansion) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.15g", count);
+    throw CaseError("case: line: expected at most " + std::to_string(kMaxExpansion) +
+                    " cases from its braces, got " + text);
+  }
+  std::vector<std::string> lines = {""};
+  for (const auto& alternatives : pieces) {
+    std::vector<std::string> longer;
+    longer.reserve(lines.size() * alternatives.size());
+    for (const std::string& begin : lines) {
+      for (const std::string& piece : alternatives) longer.push_back(begin + piece);
+    }
+    lines = std::move(longer);
   }
   return lines;
 }
@@ -759,8 +814,7 @@ bool matches(const Case& c, std::string_view filter) {
 
 std::string grammar_help() {
   std::ostringstream out;
-  out << "A case is an operation and key=value pairs on one line:\n  ";
-  for (const char* n : kOpNames) out << n << (n == kOpNames[8] ? "\n" : "|");
+  out << "A case is an operation and key=value pairs on one line:\n  " << op_names() << "\n";
   out << "Braces give alternatives: K={64,128}, seqs={1,15,64|0,3}.\n\n";
   for (const Key& k : keys()) {
     out << "  " << k.name << "=" << k.takes;

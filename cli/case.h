@@ -90,6 +90,11 @@ struct Case {
   std::vector<int64_t> ckpt;  // token offsets, each for every sequence that is long enough
   bool ckptskip = false;      // every second checkpoint has slot -1
 
+  // Backward
+  Save save = Save::none;  // where it starts from (a line without the key: states)
+  bool d_o = true;         // the gradient of o is given
+  bool dfinal = true;      // the gradient of the final state is given
+
   // Data
   Layout strided = Layout::packed;
   Gates gates = Gates::random;
@@ -99,7 +104,7 @@ struct Case {
 
   bool operator==(const Case&) const = default;
 
-  bool is_block() const { return op != Op::forward && op != Op::decode; }
+  bool is_block() const { return op != Op::forward && op != Op::decode && op != Op::backward; }
   int64_t num_sequences() const;    // N
   int64_t num_batches() const;      // B
   int64_t num_tokens() const;       // T, padding included
@@ -121,6 +126,7 @@ Case normalise(const Case& c);
 std::optional<std::string> value_of(const Case& c, std::string_view key);
 
 // A line with braces is the product of its alternatives: K={64,128} dtype={f32,bf16} gives four.
+// More than 100000 are refused.
 std::vector<std::string> expand(std::string_view line);
 // Comments start with #; blank lines are skipped. An error names the file and the line number.
 struct SourcedCase {

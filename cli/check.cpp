@@ -3,29 +3,72 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <limits>
+#include <new>
 
 #include "scalar.h"
 
 namespace deltic::cases {
 namespace {
 
-// The numerical contract for outputs and states, rms(x - ref) / rms(ref).
-constexpr double kBudgetHalf = 6e-3, kBudgetF32 = 1e-4;
-// Twice the plain algorithm also binds the standard inputs, but not below these: a plain sum may by
-// luck be exact to the last bit, and an exponential or a sum in another order is no loss.
-constexpr double kFloorHalf = 1e-3, kFloorF32 = 2e-6;
-
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// The numerical contract, rms(x - ref) / rms(ref), by tensor; those not named are outputs and
+// states.
+struct Budget {
+  double half, f32;
+};
+Budget contract(const std::string& name) {
+  if (name == "dq" || name == "dk" || name == "dv" || name == "d_initial_state")
+    return {8e-3, 1e-4};
+  if (name == "dbeta") return {1.5e-2, 1e-4};
+  if (name == "dg") return {2e-2, 2e-4};
+  if (name == "dA_log" || name == "ddt_bias") return {1e-2, 2e-4};
+  return {6e-3, 1e-4};
+}
+bool is_parameter_gradient(const std::string& name) {
+  return name == "dA_log" || name == "ddt_bias";
+}
+
+// Twice the plain algorithm also binds the standard inputs, but not below these shares of the
+// contract: a plain sum may by luck be exact to the last bit, and an exponential or a sum in
+// another order is no loss. It does not bind the gradients of parameters: sums over all tokens, in
+// which most cancels, so that one number's luck decides (seen: 0 for plain, 1e-4 for ours, and the
+// other way round).
+constexpr double kFloorHalf = 1.0 / 6, kFloorF32 = 1.0 / 50;
+constexpr double kFloorGradient = 1.0 / 20;  // fp32: sums of sums, of two numbers in a short case
+double budget_of(const Case& c, const std::string& name, bool half, double plain) {
+  const double standard = half ? contract(name).half : contract(name).f32;
+  if (!is_standard(c)) return std::max(standard, 2 * plain);
+  if (is_parameter_gradient(name)) return standard;
+  const double floor = half ? kFloorHalf : c.op == Op::backward ? kFloorGradient : kFloorF32;
+  return std::min(standard, std::max(2 * plain, standard * floor));
+}
+// The plain algorithm is written on its own: where oracle and plain differ by more, one of them is
+// wrong. In backward the plain one, with operands in bf16, may lose more than the contract allows
+// others (ddt_bias: 18 %, where gates are deep); in fp32 a wrong formula shows.
+double largest_plain(const Case& c, const std::string& name, bool half) {
+  if (!is_standard(c)) return kInfinity;
+  if (c.op != Op::backward) return half ? contract(name).half : contract(name).f32;
+  return half ? kInfinity : 10 * contract(name).f32;
+}
 
 bool is_state(const std::string& name) {
   return name == "final_state" || name == "state_pool" || name == "ckpt_states";
 }
 
+// Whether the rounding to the stored dtype is no error of the call. Gradients that are stored with
+// fewer digits than q, and those of parameters, where one number's luck would decide, count so.
+bool counts_from_rounded(const Case& c, const std::string& name, DType stored) {
+  return is_state(name) || c.is_block() || is_parameter_gradient(name) ||
+         (c.op == Op::backward && stored != c.dtype);
+}
+
 // Whether 16-bit operands may enter a product on the way to this output.
 bool has_half_products(const Case& c, const std::string& name) {
   if (!is_half(c.dtype)) return false;
-  if (c.op == Op::forward) return true;
+  if (c.op == Op::forward || c.op == Op::backward) return true;
   if (c.op == Op::kkt || c.op == Op::scores) return true;
   if (c.op == Op::wy) return name == "w" || name == "u";
   return c.op == Op::decode && name == "o";
@@ -97,22 +140,18 @@ Result compare(const Instance& instance, const Expected& expected) {
     const std::vector<double> x = instance.values(name);
     const std::vector<double>& ref = expected.reference.at(name);
     const auto stored = static_cast<DType>(instance.tensor(name).view.dtype);
-    const bool from_rounded = is_state(name) || c.is_block();
+    const bool from_rounded = counts_from_rounded(c, name, stored);
     TensorError e;
     e.name = name;
     e.error = relative_error(x, ref, stored, from_rounded, &e.absolute);
     e.plain = relative_error(expected.plain.at(name), ref, stored, from_rounded);
     const bool half = has_half_products(c, name);
-    const double standard = half ? kBudgetHalf : kBudgetF32;
-    const double floor = half ? kFloorHalf : kFloorF32;
-    e.budget = is_standard(c) ? std::min(standard, std::max(2 * e.plain, floor))
-                              : std::max(standard, 2 * e.plain);
+    e.budget = budget_of(c, name, half, e.plain);
     e.ok = e.error <= e.budget;  // false for NaN
     if (!std::isfinite(e.plain)) {
       e.ok = false;
       fail(name + ": the plain algorithm is not finite here");
-    } else if (is_standard(c) && e.plain > standard) {
-      // The plain algorithm is written on its own: if the oracle were wrong it would show here.
+    } else if (e.plain > largest_plain(c, name, half)) {
       e.ok = false;
       fail(name + ": oracle and plain algorithm differ by " + std::to_string(e.plain));
     } else if (std::isinf(e.error)) {
@@ -137,33 +176,57 @@ Result compare(const Instance& instance, const Expected& expected) {
   return result;
 }
 
-Result check(Instance& instance, const Expected& expected, const RunOptions& run) {
+Result guarded(const std::function<Result()>& f) {
   try {
-    instance.run(run);
+    return f();
   } catch (const Error& e) {
-    if (e.kind() == ErrorKind::unsupported) return {Status::skipped, e.what(), {}};
-    return {Status::failed, e.what(), {}};
+    const bool refused = e.kind() == ErrorKind::unsupported;
+    return {refused ? Status::skipped : Status::failed, e.what(), {}};
+  } catch (const std::bad_alloc&) {
+    return {Status::failed, "not enough memory", {}};
   }
-  return compare(instance, expected);
+}
+
+std::string lack_of_memory(const Case& c) {
+  std::ifstream in("/proc/meminfo");
+  std::string key, unit;
+  double kib = 0;
+  while (key != "MemAvailable:" && in >> key >> kib) std::getline(in, unit);
+  if (key != "MemAvailable:") return "";  // nobody knows
+  const Instance instance = Instance::shapes_of(c);
+  double needed = 2 * instance.tensor_bytes();  // as much again while inputs are drawn and compared
+  if (c.op == Op::backward) {
+    const auto plan = backward_memory(instance.options(), instance.gradients(), c.save);
+    needed += static_cast<double>(plan.saved_bytes) + static_cast<double>(plan.workspace_bytes);
+  }
+  if (needed <= kib * 1024) return "";
+  char text[96];
+  std::snprintf(text, sizeof text, "expected %.3g GiB of free memory, got %.3g", needed * 0x1p-30,
+                kib * 0x1p-20);
+  return text;
+}
+
+Result check(Instance& instance, const Expected& expected, const RunOptions& run) {
+  return guarded([&] {
+    instance.run(run);
+    return compare(instance, expected);
+  });
 }
 
 Result check(const Case& c, const RunOptions& run) {
-  Instance instance(c);
-  // Ask first: a refused case needs no oracle.
-  try {
-    instance.reserve(run);
-  } catch (const Error& e) {
-    if (e.kind() == ErrorKind::unsupported) return {Status::skipped, e.what(), {}};
-    return {Status::failed, e.what(), {}};
-  }
-  const Expected expected = expect(instance);
-  return check(instance, expected, run);
+  return guarded([&]() -> Result {
+    const std::string lack = lack_of_memory(c);
+    if (!lack.empty()) return {Status::failed, lack, {}};
+    Instance instance(c);
+    instance.reserve(run);  // ask first: a refused case needs no oracle
+    return check(instance, expect(instance), run);
+  });
 }
 
-std::vector<std::string> implementation_names(Op op) {
+std::vector<std::string> implementation_names(Op op, const std::string& named) {
   std::vector<std::string> names;
   for (const ImplementationInfo& i : implementations(op)) {
-    if (i.name != "reference") names.push_back(i.name);
+    if (named.empty() ? i.name != "reference" : i.name == named) names.push_back(i.name);
   }
   return names;
 }

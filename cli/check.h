@@ -1,6 +1,7 @@
 // Checks: what a case should give (oracle and plain algorithm), and how far a run is from it.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -57,7 +58,15 @@ Result check(const Case& c, const RunOptions& run = {});
 // The same with the expected values at hand (one oracle run for several implementations).
 Result check(Instance& instance, const Expected& expected, const RunOptions& run = {});
 
-// Names of the implementations of an operation that verify looks at: all but the oracle.
-std::vector<std::string> implementation_names(Op op);
+// What f returns; a refusal becomes `skipped`, every other error of the library and a lack of
+// memory `failed`, each with its sentence. verify and bench count alike because both go through
+// here.
+Result guarded(const std::function<Result()>& f);
+// Empty if the case fits into the memory that is free, else the sentence. May throw deltic::Error.
+std::string lack_of_memory(const Case& c);
+
+// Names of the implementations of an operation that verify looks at: all but the oracle, or the one
+// that is named, where the operation has it.
+std::vector<std::string> implementation_names(Op op, const std::string& named = {});
 
 }  // namespace deltic::cases

@@ -46,8 +46,10 @@ struct BenchOptions {
 int run_bench(const BenchOptions& options);
 int run_compare(const BenchOptions& options);
 
+inline constexpr int kDemoSteps = 5;
 struct DemoOptions {
   Common common;
+  int step = 0;  // 0: all
 };
 int run_demo(const DemoOptions& options);
 

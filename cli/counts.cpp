@@ -14,6 +14,13 @@ double count_flops(const Case& c) {
       return rows * (C * (3 * K + 2 * V + C / 3) + 6 * K * V);
     case Op::decode:
       return rows * 7 * K * V;
+    case Op::backward: {
+      const double again = C * (3 * K + V + C / 3) + 4 * K * V;
+      const double once = C * (6 * K + 4 * V + 2 * C / 3) + 12 * K * V;
+      return rows * (once + (c.save == Save::all      ? C * K
+                             : c.save == Save::states ? again
+                                                      : 2 * again));
+    }
     case Op::cumsum:
     case Op::gate:
       return rows * width;
@@ -60,11 +67,16 @@ double count_bytes(const Case& c) {
     default:
       break;
   }
+  const double state = static_cast<double>(c.HV) * K * V;
+  const double N = static_cast<double>(c.num_sequences());
+  if (c.op == Op::backward) {  // q k v g beta and their gradients, d_o, states
+    const double states = c.init ? N * state * (size(c.sdtype) + 4) : 0;
+    return 4 * k_rows * K * in + (c.d_o ? 3 : 2) * v_rows * V * in + 2 * gate + 2 * beta + states +
+           (c.dfinal ? N * state * 4 : 0);
+  }
   double bytes = 2 * k_rows * K * in + 2 * v_rows * V * in + gate;
   bytes += c.betavec ? beta * V : beta;
   if (c.gv) bytes += v_rows * V * size(c.gdtype);
-  const double state = static_cast<double>(c.HV) * K * V;
-  const double N = static_cast<double>(c.num_sequences());
   using cases::Pool;
   const bool pool = c.pool != Pool::none;
   const bool reads = pool ? c.pool != Pool::start : c.init;

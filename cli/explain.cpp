@@ -3,6 +3,34 @@
 #include "instance.h"
 
 namespace deltic::cli {
+namespace {
+
+// What each memory mode keeps and needs; the numbers are the library's.
+void print_memory(Report& report, const cases::Instance& instance, const Options& options) {
+  std::vector<std::vector<std::string>> table = {
+      {"save", "kept states per head", "saved bytes", "workspace bytes"}};
+  Json modes = Json::object();
+  deltic_memory_plan plan;
+  for (const char* name : {"none", "states", "all"}) {
+    const auto save = static_cast<Save>(modes.size());
+    plan = backward_memory(options, instance.gradients(), save);
+    const bool is_case = save == instance.spec().save;
+    table.push_back({std::string(name) + (is_case ? " (this case)" : ""),
+                     std::to_string(plan.saved_states), std::to_string(plan.saved_bytes),
+                     std::to_string(plan.workspace_bytes)});
+    modes[name] = {{"saved_states", plan.saved_states},
+                   {"saved_bytes", plan.saved_bytes},
+                   {"workspace_bytes", plan.workspace_bytes}};
+  }
+  report.print("\n  memory: %lld chunks of %d tokens at most in a sequence, segments of %lld\n\n",
+               static_cast<long long>(plan.chunks), instance.spec().chunk,
+               static_cast<long long>(plan.segment_chunks));
+  print_table(report, table);
+  report.summary()["memory"] = {
+      {"chunks", plan.chunks}, {"segment_chunks", plan.segment_chunks}, {"save", std::move(modes)}};
+}
+
+}  // namespace
 
 int run_explain(const ExplainOptions& options) {
   check_impl_name(options.impl);
@@ -10,9 +38,10 @@ int run_explain(const ExplainOptions& options) {
   Report report(options.common, "deltic.explain/1");
   report.print("%s\n", cases::canonical(c).c_str());
   const cases::Instance instance = cases::Instance::shapes_of(c);
+  const cases::RunOptions run{.impl = options.impl, .threads = options.common.threads};
   std::vector<Choice> choices;
   try {
-    choices = instance.explain({.impl = options.impl, .threads = options.common.threads});
+    choices = instance.explain(run);
   } catch (const Error& e) {
     if (e.kind() == ErrorKind::invalid_argument) throw UsageError(e.what());
     throw;
@@ -32,6 +61,7 @@ int run_explain(const ExplainOptions& options) {
   }
   report.summary()["chosen"] = any ? Json(choices.front().name) : Json(nullptr);
   if (!any) report.print("  no implementation takes this case\n");
+  if (any && c.op == Op::backward) print_memory(report, instance, instance.options(run));
   report.write();
   return any ? kExitPass : kExitFail;
 }

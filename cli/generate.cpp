@@ -136,6 +136,13 @@ void Instance::add_states() {
     const Role role = c.final_state == Final::inplace ? Role::inout : Role::input;
     fill(add("initial_state", role, c.sdtype, shape, false), value);
   }
+  if (c.op == Op::backward) {
+    if (!c.dfinal) return;
+    const Random random_d(c.seed, "d_final_state");
+    fill(add("d_final_state", Role::input, DType::f32, shape, false),
+         [&](int64_t i) { return 0.5 * random_d.normal(i); });
+    return;
+  }
   if (c.final_state == Final::separate) add("final_state", Role::output, c.sdtype, shape, false);
   if (c.pool == Pool::none) return;
 
@@ -227,10 +234,33 @@ void Instance::generate_sequence_op() {
     fill(add("gv", Role::input, c.gdtype, {B, T, c.HV, c.V}, true),
          [&](int64_t i) { return draw_value_gate(c, random, pick, i); });
   }
-  add("o", Role::output, c.dtype, {B, T, c.HV, c.V}, true);
+  if (c.op != Op::backward) add("o", Role::output, c.dtype, {B, T, c.HV, c.V}, true);
   add_lengths();
   add_states();
   add_checkpoints();
+  if (c.op == Op::backward) add_gradients();
+}
+
+// d_o, and a gradient for every input that has one.
+void Instance::add_gradients() {
+  const Case& c = spec_;
+  if (c.d_o) {
+    const Random random(c.seed, "d_o");
+    fill(add("d_o", Role::input, c.dtype, {c.num_batches(), c.num_tokens(), c.HV, c.V}, true),
+         [&](int64_t i) { return random.normal(i); });
+  }
+  for (const char* name : {"q", "k", "v", "beta", "g", "A_log", "dt_bias"}) {
+    if (!has(name)) continue;
+    const TensorView x = tensor(name).view;
+    const bool is_parameter =
+        std::string_view(name) == "A_log" || std::string_view(name) == "dt_bias";
+    add(std::string("d") + name, Role::output, dtype_of(x),
+        std::vector<int64_t>(x.shape, x.shape + x.rank), !is_parameter);
+  }
+  if (!c.init) return;
+  const TensorView x = tensor("initial_state").view;
+  add("d_initial_state", Role::output, DType::f32, std::vector<int64_t>(x.shape, x.shape + x.rank),
+      false);
 }
 
 void Instance::generate_block() {
@@ -285,7 +315,7 @@ void Instance::generate_block() {
 
 // Input rows of padding and of skipped sequences must never be looked at: they hold NaN.
 void Instance::spoil_unread_rows() {
-  for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "a"}) {
+  for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "a", "d_o"}) {
     if (!has(name)) continue;
     Tensor& t = find(name);
     const int64_t tokens = spec_.num_batches() * spec_.num_tokens();

@@ -36,6 +36,22 @@ constexpr std::array kSequenceFields = {SequenceField{"q", &Tensors::q},
                                         SequenceField{"ckpt_slots", &Tensors::ckpt_slots},
                                         SequenceField{"ckpt_states", &Tensors::ckpt_states}};
 
+struct GradientField {
+  const char* name;
+  TensorView BackwardTensors::*field;
+};
+constexpr std::array kGradientFields = {
+    GradientField{"d_o", &BackwardTensors::d_o},
+    GradientField{"d_final_state", &BackwardTensors::d_final_state},
+    GradientField{"dq", &BackwardTensors::dq},
+    GradientField{"dk", &BackwardTensors::dk},
+    GradientField{"dv", &BackwardTensors::dv},
+    GradientField{"dbeta", &BackwardTensors::dbeta},
+    GradientField{"dg", &BackwardTensors::dg},
+    GradientField{"dA_log", &BackwardTensors::dA_log},
+    GradientField{"ddt_bias", &BackwardTensors::ddt_bias},
+    GradientField{"d_initial_state", &BackwardTensors::d_initial_state}};
+
 struct BlockField {
   const char* name;
   TensorView BlockTensors::*field;
@@ -171,6 +187,7 @@ Instance Instance::in_f64(const Instance& other) {
   Instance copy;
   copy.spec_ = other.spec_;
   copy.spec_.strided = Layout::packed;
+  copy.spec_.save = Save::none;  // the oracle keeps nothing and needs nothing
   copy.read_slots_ = other.read_slots_;
   copy.write_slots_ = other.write_slots_;
   copy.pool_written_ = other.pool_written_;
@@ -193,18 +210,21 @@ Instance Instance::in_f64(const Instance& other) {
 }
 
 void Instance::bind() {
+  const auto bind_one = [](const Tensor& t, const auto& fields, auto& tensors) {
+    for (const auto& f : fields) {
+      if (t.name == f.name) tensors.*f.field = t.view;
+    }
+  };
   for (const auto& t : list_) {
     if (spec_.is_block()) {
-      for (const BlockField& f : kBlockFields) {
-        if (t->name == f.name) blocks_.*f.field = t->view;
-      }
+      bind_one(*t, kBlockFields, blocks_);
     } else {
-      for (const SequenceField& f : kSequenceFields) {
-        if (t->name == f.name) tensors_.*f.field = t->view;
-      }
+      bind_one(*t, kSequenceFields, tensors_);
+      bind_one(*t, kGradientFields, gradients_);
     }
   }
   if (spec_.final_state == Final::inplace) tensors_.final_state = tensors_.initial_state;
+  gradients_.forward = tensors_;
 }
 
 // ---- Running --------------------------------------------------------------------------------
@@ -231,13 +251,48 @@ Options Instance::options(const RunOptions& run) const {
   return o;
 }
 
+// Of the forward call of a backward case.
+Options Instance::forward_options(const RunOptions& run) const {
+  Options o = options({.impl = {}, .threads = run.threads});
+  o.save = spec_.save;
+  if (run.impl.empty()) return o;
+  for (const Choice& choice : deltic::explain(Op::forward, o, forward_tensors())) {
+    if (choice.name == run.impl && choice.accepts) o.impl = run.impl;
+  }
+  return o;
+}
+
+Tensors Instance::forward_tensors() const {
+  Tensors t = tensors_;
+  t.o = TensorView(forward_o_.c().data, spec_.dtype,
+                   {spec_.num_batches(), spec_.num_tokens(), spec_.HV, spec_.V});
+  if (spec_.save != Save::none) t.saved = saved_.c();
+  return t;
+}
+
+void Instance::reserve_forward(const RunOptions& run) {
+  constexpr uint8_t kWorkspaceMark = 122, kSavedMark = 123, kOutputMark = 124;
+  const Options o = forward_options(run);
+  const Tensors t = forward_tensors();
+  forward_o_ = Buffer(static_cast<size_t>(t.o.numel() * size_of(spec_.dtype)), kOutputMark);
+  forward_workspace_ = Buffer(forward_workspace_bytes(o, t), kWorkspaceMark);
+  if (spec_.save != Save::none) saved_ = Buffer(forward_saved_bytes(o, t), kSavedMark);
+  gradients_.forward.saved = forward_tensors().saved;
+}
+
 void Instance::reserve(const RunOptions& run) {
-  const Options o = options(run);
-  const size_t bytes = spec_.op == Op::forward  ? forward_workspace_bytes(o, tensors_)
-                       : spec_.op == Op::decode ? decode_workspace_bytes(o, tensors_)
-                                                : block_workspace_bytes(spec_.op, o, blocks_);
   constexpr uint8_t kWorkspaceMark = 121;
+  const Options o = options(run);
+  if (keeps_for_backward()) reserve_forward(run);
+  const size_t bytes = spec_.op == Op::forward    ? forward_workspace_bytes(o, tensors_)
+                       : spec_.op == Op::backward ? backward_workspace_bytes(o, gradients_)
+                       : spec_.op == Op::decode   ? decode_workspace_bytes(o, tensors_)
+                                                  : block_workspace_bytes(spec_.op, o, blocks_);
   workspace_ = Buffer(bytes, kWorkspaceMark);
+}
+
+void Instance::call_forward(const RunOptions& run) {
+  forward(forward_options(run), forward_tensors(), forward_workspace_.c());
 }
 
 void Instance::reset() {
@@ -245,15 +300,17 @@ void Instance::reset() {
     if (t->role == Role::output) t->buffer.fill();
     if (t->role == Role::inout) std::copy(t->before.begin(), t->before.end(), t->buffer.data());
   }
-  workspace_.fill();
+  for (const Buffer* b : {&workspace_, &forward_o_, &forward_workspace_, &saved_}) b->fill();
+  saved_before_.clear();
 }
 
 void Instance::call(const RunOptions& run) {
   const Options o = options(run);
-  const deltic_workspace w = {workspace_.bytes() > 0 ? workspace_.data() : nullptr,
-                              workspace_.bytes()};
+  const deltic_workspace w = workspace_.c();
   if (spec_.op == Op::forward) {
     forward(o, tensors_, w);
+  } else if (spec_.op == Op::backward) {
+    backward(o, gradients_, w);
   } else if (spec_.op == Op::decode) {
     decode(o, tensors_, w);
   } else {
@@ -264,13 +321,18 @@ void Instance::call(const RunOptions& run) {
 void Instance::run(const RunOptions& run) {
   reserve(run);
   reset();
+  if (keeps_for_backward()) {
+    call_forward(run);
+    saved_before_.assign(saved_.data(), saved_.data() + saved_.bytes());
+  }
   call(run);
 }
 
 std::vector<Choice> Instance::explain(const RunOptions& run) const {
   const Options o = options(run);
-  return spec_.is_block() ? deltic::explain(spec_.op, o, blocks_)
-                          : deltic::explain(spec_.op, o, tensors_);
+  return spec_.is_block()           ? deltic::explain(spec_.op, o, blocks_)
+         : spec_.op == Op::backward ? deltic::explain(o, gradients_)
+                                    : deltic::explain(spec_.op, o, tensors_);
 }
 
 // ---- Looking --------------------------------------------------------------------------------
@@ -303,6 +365,16 @@ std::vector<std::string> Instance::outputs() const {
     names.push_back(t->name == "initial_state" ? "final_state" : t->name);
   }
   return names;
+}
+
+double Instance::tensor_bytes() const {
+  double bytes = 0;
+  for (const auto& t : list_) {
+    double elements = t->view.rank > 0 ? 1 : 0;
+    for (int32_t i = 0; i < t->view.rank; ++i) elements *= static_cast<double>(t->view.shape[i]);
+    bytes += elements * static_cast<double>(size_of(dtype_of(t->view)));
+  }
+  return bytes;
 }
 
 std::vector<double> Instance::values(std::string_view name) const {
@@ -350,6 +422,13 @@ const std::vector<int64_t>& Instance::written_slots(std::string_view name) const
 
 std::string Instance::damage() const {
   if (!workspace_.guards_intact()) return "wrote outside of the workspace";
+  if (!forward_workspace_.guards_intact()) return "forward wrote outside of the workspace";
+  if (!forward_o_.guards_intact()) return "forward wrote outside of o";
+  if (!saved_.guards_intact()) return "wrote outside of saved";
+  if (!saved_before_.empty() &&
+      std::memcmp(saved_.data(), saved_before_.data(), saved_before_.size()) != 0) {
+    return "backward wrote to saved";
+  }
   for (const auto& t : list_) {
     if (!t->buffer.guards_intact()) return "wrote outside of " + t->name;
     const std::byte* data = t->buffer.data();
@@ -386,7 +465,9 @@ std::string Instance::damage() const {
 
 std::vector<std::pair<int64_t, int64_t>> Instance::zero_ranges(std::string_view name) const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
-  if (!has(name) || !(spec_.is_block() || name == "o")) return ranges;
+  const bool by_token = spec_.is_block() || name == "o" || name == "dq" || name == "dk" ||
+                        name == "dv" || name == "dbeta" || name == "dg";
+  if (!has(name) || !by_token) return ranges;
   const int64_t tokens = spec_.num_batches() * spec_.num_tokens();
   for (const auto& [first, last] : unread_tokens()) {
     const int64_t per_token = tensor(name).view.numel() / tokens;

@@ -24,6 +24,7 @@ class Buffer {
   Buffer(size_t bytes, uint8_t mark);
   std::byte* data() const { return memory_.get() + kGuard; }
   size_t bytes() const { return bytes_; }
+  deltic_buffer c() const { return {bytes_ > 0 ? data() : nullptr, bytes_}; }
   std::byte pattern(size_t i) const;  // what byte i holds until somebody writes it
   void fill() const;                  // contents and guards
   bool guards_intact() const;
@@ -40,7 +41,7 @@ class Buffer {
 enum class Role { input, output, inout };
 
 struct Tensor {
-  std::string name;  // as the field of deltic::Tensors or deltic::BlockTensors
+  std::string name;  // as the field of Tensors, BackwardTensors or BlockTensors
   Role role = Role::input;
   TensorView view;
   Buffer buffer;
@@ -67,18 +68,29 @@ class Instance {
   const Case& spec() const { return spec_; }
   Options options(const RunOptions& run = {}) const;
   // The descriptors of the call, pointing into this object. Tests may change a copy of them.
-  const Tensors& tensors() const { return tensors_; }     // forward, decode
-  const BlockTensors& blocks() const { return blocks_; }  // building blocks
+  const Tensors& tensors() const { return tensors_; }  // forward, decode; backward: its inputs
+  const BackwardTensors& gradients() const { return gradients_; }  // backward
+  const BlockTensors& blocks() const { return blocks_; }           // building blocks
 
   // Outputs and workspace to NaN, states updated in place back to their first value.
   void reset();
   // The call alone; needs reset once with the same options (bench calls it many times).
   void call(const RunOptions& run = {});
-  // reserve, reset, call. Throws deltic::Error.
+  // reserve, reset, call; of a backward case that starts from what forward kept, forward before
+  // call. Throws deltic::Error.
   void run(const RunOptions& run = {});
   // Asks for the workspace and allocates it between guards, exactly as large as asked for.
   void reserve(const RunOptions& run = {});
   size_t workspace_bytes() const { return workspace_.bytes(); }
+  double tensor_bytes() const;  // of all tensors; a double, as a case's sizes may have no bounds
+
+  // The forward call of a backward case: leaves in `saved` what the case's `save` says. It runs on
+  // the implementation of the same name where that takes it, else on the best one. reserve does
+  // what it needs if the case keeps something; else ask for it.
+  void reserve_forward(const RunOptions& run = {});
+  void call_forward(const RunOptions& run = {});
+  bool keeps_for_backward() const { return spec_.op == Op::backward && spec_.save != Save::none; }
+  size_t saved_bytes() const { return saved_.bytes(); }
   std::vector<Choice> explain(const RunOptions& run = {}) const;
 
   bool has(std::string_view name) const;
@@ -121,6 +133,9 @@ class Instance {
   void add_states();
   void add_checkpoints();
   void generate_sequence_op();
+  void add_gradients();
+  Options forward_options(const RunOptions& run) const;
+  Tensors forward_tensors() const;
   void generate_block();
   void spoil_unread_rows();
   std::vector<std::pair<int64_t, int64_t>> unread_tokens() const;
@@ -129,8 +144,11 @@ class Instance {
   bool has_data_ = true;
   std::vector<std::unique_ptr<Tensor>> list_;
   Tensors tensors_;
+  BackwardTensors gradients_;
   BlockTensors blocks_;
   Buffer workspace_;
+  Buffer forward_o_, forward_workspace_, saved_;  // of a backward case's forward call
+  std::vector<std::byte> saved_before_;           // as forward left it
   std::vector<int64_t> read_slots_, write_slots_, pool_written_, ckpt_written_;
 };
 

@@ -1,7 +1,11 @@
 // The program deltic: reads the command line and calls one command.
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <exception>
+#include <limits>
+#include <new>
 
 #include "commands.h"
 
@@ -9,14 +13,37 @@ namespace {
 
 using namespace deltic::cli;
 
+// An option with a number from low to high; any other text is an error in our words.
+template <class Number>
+CLI::Option* add_number(CLI::App* command, const std::string& name, Number& target, Number low,
+                        Number high, const std::string& range, const std::string& help) {
+  const auto read = [=, &target](const std::string& text) {
+    Number x{};
+    const char* const end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, x);
+    if (error != std::errc() || stop != end || !(x >= low) || !(x <= high)) {
+      throw UsageError(name + ": expected " + range + ", got '" + text + "'");
+    }
+    target = x;
+  };
+  return command->add_option_function<std::string>(name, read, help);
+}
+
 void add_common(CLI::App* command, Common& common) {
   command
       ->add_option(
           "--json", common.json,
           "Write the result as JSON to this file; - is stdout, and text then goes to stderr")
       ->type_name("PATH");
-  command->add_option("--threads", common.threads, "Threads (default: all the process may use)")
-      ->check(CLI::Range(1, 4096))
+  add_number(command, "--threads", common.threads, 1, 4096, "a whole number from 1 to 4096",
+             "Threads (default: all the process may use)")
+      ->type_name("N");
+}
+
+void add_seed(CLI::App* command, long long& seed) {
+  add_number(command, "--seed", seed, 0LL, std::numeric_limits<long long>::max(),
+             "a whole number from 0 to 9223372036854775807",
+             "Seed of every case's inputs (default: as the cases say)")
       ->type_name("N");
 }
 
@@ -31,15 +58,57 @@ void add_filter(CLI::App* command, std::vector<std::string>& filters) {
       ->take_all();
 }
 
+constexpr const char* kEnvironment =
+    "Environment:\n"
+    "  DELTIC_IMPL      implementations to run: NAME, or forward:NAME,backward:NAME,...\n"
+    "  DELTIC_LOG       dispatch: print every decision to stderr\n"
+    "  DELTIC_CHECKED   1: look for inputs that are not finite and gates beyond the contract; 0\n"
+    "  OMP_NUM_THREADS  threads, unless --threads says";
+
+// Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        d[i][j] = i + j;
+        continue;
+      }
+      d[i][j] = std::min(
+          {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return d[a.size()][b.size()];
+}
+
+CLI::App* find_command(CLI::App& app, const std::string& name) {
+  std::string all, nearest;
+  size_t best = 3;  // a word with more wrong letters is another word
+  for (CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == name) return command;
+    all += (all.empty() ? "" : "|") + command->get_name();
+    const size_t distance = edit_distance(name, command->get_name());
+    if (distance < best) best = distance, nearest = command->get_name();
+  }
+  throw UsageError("command: expected " + all + ", got '" + name + "'" +
+                   (nearest.empty() ? "" : " (did you mean " + nearest + "?)"));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{
       "deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, Kimi Delta Attention).\n"
-      "Exit status: 0 passed, 1 failed, 2 usage error or no case matched."};
+      "Exit status: 0 nothing failed (a case that no implementation takes is skipped), 1 a case or "
+      "a\n"
+      "claim failed, 2 usage error or no case matched."};
   app.name("deltic");
   app.set_version_flag("--version", "deltic " + std::string(deltic::version()));
   app.require_subcommand(1);
+  app.footer(kEnvironment);
   const std::string grammar = "\n" + deltic::cases::grammar_help();
 
   InfoOptions info;
@@ -67,10 +136,7 @@ int main(int argc, char** argv) {
       ->type_name("PATH")
       ->expected(1)
       ->take_all();
-  verify_command
-      ->add_option("--seed", verify.seed, "Seed of every case's inputs (default: as they say)")
-      ->check(CLI::NonNegativeNumber)
-      ->type_name("N");
+  add_seed(verify_command, verify.seed);
   verify_command->add_flag("--list", verify.list, "Print the canonical lines and run nothing");
   verify_command->footer(grammar);
   add_common(verify_command, verify.common);
@@ -91,12 +157,10 @@ int main(int argc, char** argv) {
       ->expected(1)
       ->take_all();
   bench_command->add_option("--impl", bench.impl, "Measure this implementation")->type_name("NAME");
-  bench_command->add_option("--seed", bench.seed, "Seed of every case's inputs")
-      ->check(CLI::NonNegativeNumber)
-      ->type_name("N");
-  bench_command->add_option("--time", bench.seconds, "Seconds per row and side (at least 5 runs)")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str()
+  add_seed(bench_command, bench.seed);
+  add_number(bench_command, "--time", bench.seconds, 1e-6, 86400.0,
+             "seconds above 0, at most 86400",
+             "Seconds per row and side, at least 5 runs (default: 6)")
       ->type_name("S");
   bench_command->add_flag("--list", bench.list, "Print the suites and their cases and run nothing");
   bench_command->add_option("--compare", bench.compare, "Compare two JSON results; fails on a loss")
@@ -111,10 +175,24 @@ int main(int argc, char** argv) {
   DemoOptions demo;
   CLI::App* demo_command = app.add_subcommand(
       "demo", "What the library does, shown with measured numbers in under a minute");
+  add_number(demo_command, "--step", demo.step, 1, kDemoSteps,
+             "a whole number from 1 to " + std::to_string(kDemoSteps), "Only this step")
+      ->type_name("N");
   add_common(demo_command, demo.common);
 
+  std::string help_of;
+  CLI::App* help_command = app.add_subcommand("help", "This text, or that of a command");
+  help_command->add_option("command", help_of, "The command");
+  const std::string help = app.help();  // after parsing it would be that of `help`
+
   try {
+    if (argc > 1 && argv[1][0] != '-') find_command(app, argv[1]);
     app.parse(argc, argv);
+    if (help_command->parsed()) {
+      const std::string text = help_of.empty() ? help : find_command(app, help_of)->help("deltic");
+      std::fputs(text.c_str(), stdout);
+      return kExitPass;
+    }
     deltic::check_abi();
     if (info_command->parsed()) return run_info(info);
     if (explain_command->parsed()) return run_explain(explain);
@@ -122,13 +200,18 @@ int main(int argc, char** argv) {
     if (demo_command->parsed()) return run_demo(demo);
     return bench.compare.empty() ? run_bench(bench) : run_compare(bench);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kExitPass : kExitUsage;
+    if (e.get_exit_code() == 0) return app.exit(e);
+    std::fprintf(stderr, "deltic: %s (see deltic help)\n", e.what());
+    return kExitUsage;
   } catch (const UsageError& e) {
     std::fprintf(stderr, "deltic: %s\n", e.what());
     return kExitUsage;
   } catch (const deltic::cases::CaseError& e) {
     std::fprintf(stderr, "deltic: %s\n", e.what());
     return kExitUsage;
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "deltic: not enough memory\n");
+    return kExitFail;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "deltic: %s\n", e.what());
     return kExitFail;

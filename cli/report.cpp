@@ -13,6 +13,7 @@ namespace deltic::cli {
 
 Report::Report(const Common& common, const std::string& schema)
     : path_(common.json), out_(common.json == "-" ? stderr : stdout) {
+  if (!path_.empty() && path_ != "-") open_for_writing(std::ios::app);  // before hours of work
   if (common.threads > 0) set_num_threads(common.threads);
   document_["schema"] = schema;
   document_["version"] = std::string(version());
@@ -37,10 +38,16 @@ void Report::write() const {
     std::cout << text << std::flush;
     return;
   }
-  std::ofstream file(path_);
+  std::ofstream file = open_for_writing(std::ios::trunc);
   file << text;
   file.close();
+  if (!file) throw std::runtime_error("--json: writing to '" + path_ + "' failed");
+}
+
+std::ofstream Report::open_for_writing(std::ios::openmode mode) const {
+  std::ofstream file(path_, mode);
   if (!file) throw UsageError("--json: expected a file that can be written, got '" + path_ + "'");
+  return file;
 }
 
 Progress::Progress(std::string verb, size_t total)

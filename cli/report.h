@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -37,6 +38,8 @@ class Report {
   void write() const;  // the JSON, if it was asked for
 
  private:
+  std::ofstream open_for_writing(std::ios::openmode mode) const;
+
   std::string path_;
   FILE* out_;
   Json document_;

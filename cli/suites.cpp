@@ -4,11 +4,14 @@
 namespace deltic::cli {
 
 const char* name_of(Baseline b) {
-  return b == Baseline::recurrence ? "recurrence" : b == Baseline::copy ? "copy" : "one thread";
+  constexpr const char* kNames[] = {"recurrence", "copy", "one thread", "forward"};
+  return kNames[static_cast<int>(b)];
 }
 
 Baseline default_baseline(const cases::Case& c) {
-  return c.op == Op::forward ? Baseline::recurrence : Baseline::copy;
+  return c.op == Op::forward    ? Baseline::recurrence
+         : c.op == Op::backward ? Baseline::forward
+                                : Baseline::copy;
 }
 
 std::vector<SuiteRow> all_suites() {
@@ -32,6 +35,24 @@ std::vector<SuiteRow> all_suites() {
   add("cpu", "GDN one sequence, one head T=65536",
       "forward gate=head dense=1x65536 H=1 K=128 V=128 dtype=f32 final=0");
   rows.back().baseline = Baseline::one_thread;
+
+  // training: forward and backward, for each kind of gate and each memory mode.
+  for (const char* dtype : {"f32", "bf16"}) {
+    for (const char* save : {"none", "states", "all"}) {
+      add("training", std::string("GDN backward T=4096 ") + dtype + " save=" + save,
+          std::string("backward gate=head dense=1x4096 dfinal=0 H=16 K=128 V=128 dtype=") + dtype +
+              " save=" + save);
+    }
+    for (const char* gate : {"none", "channel"}) {
+      add("training",
+          std::string(gate[0] == 'n' ? "DeltaNet" : "KDA") + " backward T=4096 " + dtype,
+          std::string("backward gate=") + gate +
+              " dense=1x4096 dfinal=0 H=16 K=128 V=128 dtype=" + dtype);
+    }
+  }
+  add("training", "GDN layer, grouped values, packed",
+      "backward gate=head form=softplus seqs=1000,24,2048,1 H=16 HV=32 K=128 V=128 dtype=bf16 "
+      "beta=sigmoid l2norm=1");
 
   // growth: time per token must be flat.
   for (const char* dtype : {"f32", "bf16"}) {

@@ -12,6 +12,7 @@ enum class Baseline {
   recurrence,  // our decode on the same tensors, token by token, same threads
   copy,        // a copy that moves as many bytes, same threads
   one_thread,  // the same call on one thread
+  forward,     // of a backward row: the forward call that keeps what it starts from
 };
 const char* name_of(Baseline b);
 

@@ -28,6 +28,10 @@ std::vector<Feature> features() {
   return {
       {"forward", key("op", "forward")},
       {"decode", key("op", "decode")},
+      {"backward", key("op", "backward")},
+      {"  from the inputs alone", key("save", "none")},
+      {"  from kept states", key("save", "states")},
+      {"  from everything kept", key("save", "all")},
       {"building blocks", [](const SourcedCase& s) { return s.spec.is_block(); }},
       {"no gate", key("gate", "none")},
       {"gate per head", key("gate", "head")},
@@ -90,36 +94,42 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
   return chosen;
 }
 
-// The results of one case, one per implementation.
+// The results of one case, one per implementation that the operation has.
 std::vector<std::pair<std::string, Result>> run_case(const Case& c, const VerifyOptions& options) {
   std::vector<std::pair<std::string, Result>> results;
-  std::vector<std::string> names = cases::implementation_names(c.op);
-  if (!options.impl.empty()) names = {options.impl};
-  cases::Instance instance(c);
-  std::vector<Choice> choices;
-  try {
-    choices = instance.explain();
-  } catch (const Error& e) {
-    const Status status = e.kind() == ErrorKind::unsupported ? Status::skipped : Status::failed;
-    for (const std::string& impl : names) results.push_back({impl, {status, e.what(), {}}});
-    return results;
-  }
+  std::optional<cases::Instance> instance;
   std::optional<cases::Expected> expected;
-  for (const std::string& impl : names) {
+  std::vector<Choice> choices;
+  const Result asked = cases::guarded([&]() -> Result {
+    const std::string lack = cases::lack_of_memory(c);
+    if (!lack.empty()) return {Status::failed, lack, {}};
+    instance.emplace(c);
+    choices = instance->explain();
+    return {};
+  });
+  for (const std::string& impl : cases::implementation_names(c.op, options.impl)) {
+    if (asked.status != Status::passed) {
+      results.push_back({impl, asked});
+      continue;
+    }
     const auto choice = std::find_if(choices.begin(), choices.end(),
                                      [&](const Choice& x) { return x.name == impl; });
-    if (choice == choices.end()) continue;  // this operation has no such implementation
     if (!choice->accepts) {
       results.push_back({impl, {Status::skipped, choice->sentence, {}}});
       continue;
     }
-    try {
-      if (!expected) expected = cases::expect(instance);
-      results.emplace_back(impl, cases::check(instance, *expected,
-                                              {.impl = impl, .threads = options.common.threads}));
-    } catch (const Error& e) {  // of the oracle
-      results.push_back({impl, {Status::failed, std::string("oracle: ") + e.what(), {}}});
+    Result oracle = cases::guarded([&]() -> Result {
+      if (!expected) expected = cases::expect(*instance);
+      return {};
+    });
+    if (oracle.status != Status::passed) {
+      oracle.status = Status::failed;
+      oracle.reason = "oracle: " + oracle.reason;
+      results.push_back({impl, oracle});
+      continue;
     }
+    results.emplace_back(impl, cases::check(*instance, *expected,
+                                            {.impl = impl, .threads = options.common.threads}));
   }
   return results;
 }

@@ -660,6 +660,36 @@ TEST(Backward, GradientsDoNotReachLaterInputs) {
   }
 }
 
+// Keeping something for backward changes no bit of o and of the final state.
+TEST(Backward, SavingGivesTheSameForwardBits) {
+  for (const GradientSetup& setup : contract_setups()) {
+    SCOPED_TRACE(name(setup));
+    GradientCall call(setup);
+    Tensors tensors = call.inputs();
+    tensors.o = call.o.view();
+    tensors.final_state = call.final_state.view();
+    for (const std::string& impl : runnable(Op::forward)) {
+      std::vector<uint8_t> o, state;
+      for (const Save save : {Save::none, Save::states, Save::all}) {
+        Options options = call.options;
+        options.impl = impl;
+        options.save = save;
+        try {
+          const Workspace saved(forward_saved_bytes(options, tensors));
+          tensors.saved = saved.c();
+          forward(options, tensors);
+        } catch (const Error& refused) {
+          EXPECT_EQ(refused.kind(), ErrorKind::unsupported) << refused.what();
+          continue;
+        }
+        if (o.empty()) o = call.o.all_bytes(), state = call.final_state.all_bytes();
+        EXPECT_TRUE(call.o.all_bytes() == o) << impl;
+        EXPECT_TRUE(call.final_state.all_bytes() == state) << impl;
+      }
+    }
+  }
+}
+
 // Each gradient alone has the bits it has among the others.
 TEST(Backward, AskingForLessChangesNothing) {
   for (const GradientSetup& setup : contract_setups()) {

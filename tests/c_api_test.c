@@ -339,6 +339,37 @@ static void test_explain(void) {
   EXPECT(strcmp(seen.last, "reference") == 0);
 }
 
+static void test_backward_explain(void) {
+  Problem p;
+  Seen seen = {0, 0, -1, ""};
+  int count = 0;
+  deltic_backward_tensors t;
+  deltic_memory_plan plan;
+  make_problem(&p);
+  deltic_backward_tensors_init(&t);
+  t.forward = p.tensors;
+  memset(&t.forward.o, 0, sizeof t.forward.o);
+  memset(&t.forward.final_state, 0, sizeof t.forward.final_state);
+  EXPECT(deltic_backward_explain(&p.options, &t, on_choice, &seen) == DELTIC_OK);
+  while (deltic_implementation(DELTIC_BACKWARD, DELTIC_CPU, count) != NULL) ++count;
+  EXPECT(seen.calls == count);
+  EXPECT(seen.chosen == 1 && seen.chosen_at == 0);
+  EXPECT(strcmp(seen.last, "reference") == 0);
+  EXPECT(deltic_backward_explain(&p.options, &t, NULL, NULL) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(deltic_backward_explain(&p.options, NULL, on_choice, &seen) == DELTIC_INVALID_ARGUMENT);
+
+  memset(&plan, 0xFF, sizeof plan);
+  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_STATES, &plan) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_STATES, NULL) == DELTIC_INVALID_ARGUMENT);
+  deltic_memory_plan_init(NULL);
+  deltic_memory_plan_init(&plan);
+  EXPECT(plan.size == sizeof plan && plan.saved_bytes == 0);
+  EXPECT(deltic_backward_memory(NULL, &t, 3, &plan) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_ALL, &plan) == DELTIC_OK);
+  EXPECT(plan.chunks == 1 && plan.segment_chunks == 1 && plan.saved_states == 1);
+  EXPECT(plan.saved_bytes > 0 && plan.workspace_bytes > 0);
+}
+
 static void on_fact(void* user, const char* key, const char* value) {
   int* found = user;
   if (strcmp(key, "version") == 0 && strcmp(value, DELTIC_VERSION_STRING) == 0) *found |= 1;
@@ -390,6 +421,7 @@ int main(void) {
   test_threads();
   test_concurrent_calls();
   test_explain();
+  test_backward_explain();
   test_info_and_settings();
   test_log();
   if (failures == 0) puts("all passed");

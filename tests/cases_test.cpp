@@ -67,6 +67,64 @@ INSTANTIATE_TEST_SUITE_P(All, LongCases, testing::ValuesIn(shards()), [](const a
   return identifier(row.param.file) + "_" + std::to_string(row.param.index);
 });
 
+// Where backward starts from and how many threads it has changes no bit of a gradient.
+void expect_same_gradients(const Case& c) {
+  struct Run {
+    Save save;
+    int threads;
+  };
+  std::map<std::string, std::map<std::string, std::vector<std::byte>>> first;  // by implementation
+  for (const auto [save, threads] :
+       {Run{Save::none, 1}, {Save::none, 2}, {Save::states, 2}, {Save::all, 1}}) {
+    Case one = c;
+    one.save = save;
+    cases::Instance instance(one);
+    for (const std::string& impl : cases::implementation_names(c.op)) {
+      try {
+        instance.run({.impl = impl, .threads = threads});
+      } catch (const Error& e) {
+        ASSERT_EQ(e.kind(), ErrorKind::unsupported) << e.what();
+        continue;
+      }
+      for (const std::string& name : instance.outputs()) {
+        const auto [at, is_first] = first[impl].emplace(name, instance.bytes(name));
+        EXPECT_TRUE(is_first || at->second == instance.bytes(name))
+            << cases::canonical(one) << "\n  " << impl << ", threads " << threads << ": " << name;
+      }
+    }
+  }
+}
+
+// The gradient cases, each once whatever its `save`.
+std::vector<Case> gradient_cases() {
+  std::vector<Case> list;
+  for (const auto& [file, all] : files()) {
+    for (Case c : all) {
+      if (c.op != Op::backward) continue;
+      c.save = Save::none;
+      if (std::find(list.begin(), list.end(), c) == list.end()) list.push_back(c);
+    }
+  }
+  return list;
+}
+
+class LongGradientBits : public testing::TestWithParam<size_t> {};
+constexpr size_t kGradientParts = 4;
+
+TEST_P(LongGradientBits, AreTheSameForEveryMemoryModeAndThreadCount) {
+  const std::vector<Case> list = gradient_cases();
+  ASSERT_GT(list.size(), 300u);
+  for (size_t i = GetParam(); i < list.size(); i += kGradientParts) expect_same_gradients(list[i]);
+}
+INSTANTIATE_TEST_SUITE_P(All, LongGradientBits, testing::Range(size_t{0}, kGradientParts));
+
+TEST(GradientBits, SampleIsTheSameForEveryMemoryModeAndThreadCount) {
+  const std::vector<Case> list = gradient_cases();
+  for (size_t i = 0; i < list.size(); i += 32) {
+    if (list[i].num_tokens() * list[i].K * list[i].V <= 1 << 18) expect_same_gradients(list[i]);
+  }
+}
+
 // One in sixteen of the small ones: the set that sanitizers can afford.
 TEST(Cases, SampleAgreesWithTheOracle) {
   size_t i = 0;
@@ -81,7 +139,6 @@ TEST(Cases, SampleAgreesWithTheOracle) {
 TEST(Cases, EveryImplementationHasOne) {
   const auto all = files();
   for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
-    if (op == DELTIC_BACKWARD) continue;  // not in the grammar; backward_test runs all of them
     for (const ImplementationInfo& impl : implementations(static_cast<Op>(op))) {
       if (!impl.runs_here || impl.name == "reference") continue;
       bool taken = false;
@@ -118,6 +175,37 @@ TEST(CheckItself, SeesWrongResults) {
   o[-1] = 0;
   EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::failed);
   EXPECT_NE(instance.damage(), "");
+}
+
+TEST(CheckItself, SeesWrongGradients) {
+  const Case c = cases::parse(
+      "backward gate=channel form=softplus seqs=70,0,3 pad=2 H=1 HV=2 K=16 V=16 init=1 strided=1 "
+      "save=all");
+  cases::Instance instance(c);
+  const cases::Expected expected = cases::expect(instance);
+  instance.run();
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::passed);
+  ASSERT_EQ(instance.outputs().size(), 8u);
+  for (const std::string& name : instance.outputs()) {
+    auto* x = static_cast<float*>(instance.tensor(name).view.data);
+    const float kept = x[0];
+    for (const float wrong : {kept + 1, std::numeric_limits<float>::quiet_NaN()}) {
+      x[0] = wrong;
+      EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::failed) << name;
+    }
+    x[0] = kept;
+  }
+  for (const char* name : {"dq", "dk", "dv", "dbeta", "dg"}) {  // padding
+    const TensorView& t = instance.tensor(name).view;
+    auto* x = static_cast<float*>(t.data) + 74 * t.strides[1];
+    EXPECT_EQ(x[0], 0.0f) << name;
+    x[0] = 1e-30f;
+    EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::failed) << name;
+    x[0] = 0;
+  }
+  EXPECT_EQ(cases::compare(instance, expected).status, cases::Status::passed);
+  static_cast<std::byte*>(instance.gradients().forward.saved.data)[300] ^= std::byte{1};
+  EXPECT_EQ(instance.damage(), "backward wrote to saved");
 }
 
 TEST(CheckItself, SeesWrittenInputs) {

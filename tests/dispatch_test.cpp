@@ -135,6 +135,82 @@ TEST_F(Dispatch, BlocksExplainThemselves) {
   EXPECT_TRUE(choices[0].chosen);
 }
 
+TEST_F(Dispatch, BackwardExplainsItself) {
+  BackwardTensors t{.forward = small_.tensors};
+  t.forward.o = {};
+  const auto choices = explain({}, t);
+  const auto list = implementations(Op::backward);
+  ASSERT_EQ(choices.size(), list.size());
+  EXPECT_TRUE(choices[0].chosen);
+  EXPECT_TRUE(choices[0].accepts);
+  for (size_t i = 1; i < choices.size(); ++i) EXPECT_FALSE(choices[i].chosen) << choices[i].name;
+  for (const Choice& c : choices) EXPECT_NE(c.sentence, "") << c.name;
+  EXPECT_EQ(choices.back().name, "reference");
+  EXPECT_EQ(choices.back().sentence, "takes the call, but runs only when named");
+  EXPECT_EQ(explain({.impl = "reference"}, t).front().name, "reference");
+  EXPECT_EQ(explain({.impl = "reference"}, t).front().sentence, "named by the caller");
+
+  listen();  // what is explained is what runs
+  backward({}, t);
+  deltic_set_log(nullptr, nullptr);
+  bool seen = false;
+  for (const std::string& line : lines_)
+    seen = seen || line == "deltic: backward: " + choices[0].name + ": chosen";
+  EXPECT_TRUE(seen);
+
+  // Sentences that refuse: q is fp64, which only the oracle takes.
+  std::vector<double> wide(4 * 16);
+  const TensorView w(wide.data(), {1, 4, 1, 16});
+  for (const Choice& c : explain({.impl = "reference"}, {.forward = {.q = w, .k = w, .v = w}})) {
+    if (c.name == "cpu.plain") {
+      EXPECT_FALSE(c.accepts);
+      EXPECT_NE(c.sentence.find("fp64"), std::string::npos) << c.sentence;
+    }
+  }
+  try {
+    explain(Op::backward, {}, small_.tensors);
+    FAIL() << "the tensors of forward are not those of backward";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("deltic_backward_explain"), std::string::npos);
+  }
+}
+
+// 64 chunks of 64 tokens: segments of 8, the state at the start of all but the first.
+TEST_F(Dispatch, MemoryPlans) {
+  const TensorView x(nullptr, DType::f32, {1, 4096, 2, 128});
+  const Tensors inputs{.q = x, .k = x, .v = x};
+  const BackwardTensors t{.forward = inputs};
+  const auto none = backward_memory({}, t, Save::none);
+  const auto states = backward_memory({}, t, Save::states);
+  const auto all = backward_memory({}, t, Save::all);
+  for (const auto& plan : {none, states, all}) {
+    EXPECT_EQ(plan.chunks, 64);
+    EXPECT_EQ(plan.segment_chunks, 8);
+  }
+  EXPECT_EQ(none.saved_states, 0);
+  EXPECT_EQ(none.saved_bytes, 0u);
+  EXPECT_EQ(states.saved_states, 7);
+  EXPECT_EQ(all.saved_states, 64);
+  EXPECT_GE(states.saved_bytes, 7u * 2 * 128 * 128 * 4);
+  EXPECT_GT(all.saved_bytes, 8 * states.saved_bytes);
+  EXPECT_GE(none.workspace_bytes, states.workspace_bytes) << "it keeps the states itself";
+  for (const Save save : {Save::none, Save::states, Save::all}) {
+    Tensors forward = inputs;
+    forward.o = x;
+    const auto plan = backward_memory({}, t, save);
+    EXPECT_EQ(forward_saved_bytes({.save = save}, forward), plan.saved_bytes);
+    BackwardTensors with_saved = t;
+    with_saved.forward.saved.bytes = plan.saved_bytes;
+    EXPECT_EQ(backward_workspace_bytes({}, with_saved), plan.workspace_bytes);
+  }
+  const TensorView nothing(nullptr, DType::f32, {1, 0, 2, 128});
+  EXPECT_EQ(
+      backward_memory({}, {.forward = {.q = nothing, .k = nothing, .v = nothing}}, Save::states)
+          .saved_states,
+      0);
+  EXPECT_THROW(backward_memory({}, t, static_cast<Save>(3)), Error);
+}
+
 TEST_F(Dispatch, OracleRunsOnlyWhenNamed) {
   for (Op op : {Op::forward, Op::decode}) {
     EXPECT_NE(chosen(op), "reference");
@@ -265,6 +341,19 @@ TEST_F(Dispatch, CheckedModeComesFromCallApiOrEnvironment) {
     EXPECT_EQ(error(Op::forward), "") << "the API call wins over the environment";
     deltic_set_checked(-1);
     EXPECT_EQ(error(Op::forward), text);
+  }
+  for (const char* wrong : {"2", "yes", "on", "01", " 1"}) {
+    const Environment e("DELTIC_CHECKED", wrong);
+    EXPECT_EQ(deltic_get_checked(), -1);
+    EXPECT_EQ(error(Op::forward),
+              std::string("forward: DELTIC_CHECKED: expected 0 or 1, got ") + wrong);
+    bool told = false;
+    for (const auto& [key, value] : info())
+      told = told || (key == "checked" && value == "DELTIC_CHECKED is neither 0 nor 1");
+    EXPECT_TRUE(told);
+    set_checked(false);  // what the program says goes first
+    EXPECT_EQ(error(Op::forward), "");
+    deltic_set_checked(-1);
   }
   {
     const Environment zero("DELTIC_CHECKED", "0");

@@ -51,6 +51,22 @@ TEST(Grammar, ReadsAFullLine) {
   EXPECT_EQ(c.longest(), 3096);
 }
 
+TEST(Grammar, ReadsABackwardLine) {
+  const Case c = parse("backward gate=channel form=bounded seqs=3,0 dtype=bf16 dfinal=0 save=all");
+  EXPECT_EQ(c.op, Op::backward);
+  EXPECT_FALSE(c.is_block());
+  EXPECT_EQ(c.save, Save::all);
+  EXPECT_TRUE(c.d_o);
+  EXPECT_FALSE(c.dfinal);
+  EXPECT_FALSE(c.init);
+  EXPECT_EQ(parse("backward").save, Save::states) << "what training does";
+  EXPECT_EQ(parse("forward").save, Save::none);
+  EXPECT_FALSE(value_of(parse("forward"), "save"));
+  EXPECT_EQ(value_of(parse("backward do=0"), "do"), "0");
+  EXPECT_TRUE(matches(c, "op=backward save=all"));
+  EXPECT_FALSE(matches(c, "save=states"));
+}
+
 TEST(Grammar, OrderAndBlanksDoNotMatter) {
   EXPECT_TRUE(parse("forward K=32 gate=none  V=16") == parse("  forward V=16 gate=none K=32 "));
 }
@@ -96,6 +112,17 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"inverse K=16 gate=head", "case: gate:"},
       {"forward reverse=1", "case: reverse:"},
       {"forward final=inplace", "final"},
+      {"forward save=states", "case: save: expected backward as the operation"},
+      {"decode dfinal=1", "case: dfinal:"},
+      {"forward do=1", "case: do:"},
+      {"backward save=some", "case: save: expected none|states|all, got 'some'"},
+      {"backward final=1", "case: final:"},
+      {"backward pool=move", "case: pool:"},
+      {"backward ckpt=3", "case: ckpt:"},
+      {"backward gv=1", "case: gv:"},
+      {"backward split=off", "case: split:"},
+      {"backward sdtype=bf16", "case: sdtype: expected init=1"},
+      {"backward dfinal=0 state=vk", "case: state: expected a state"},
   };
   for (const auto& row : rows) {
     const std::string text = error_of(row.line);
@@ -108,7 +135,22 @@ TEST(Grammar, BracesMultiply) {
   EXPECT_EQ(expand("forward K={16,32} dtype={f32,bf16}").size(), 4u);
   EXPECT_EQ(expand("forward K=16").size(), 1u);
   EXPECT_EQ(expand("forward seqs={1,2|3}").size(), 2u);
+  EXPECT_EQ(expand("a{1,2}b{3|4,5}{x,y}c"),
+            (std::vector<std::string>{"a1b3xc", "a1b3yc", "a1b4,5xc", "a1b4,5yc", "a2b3xc",
+                                      "a2b3yc", "a2b4,5xc", "a2b4,5yc"}));
   EXPECT_THROW(expand("forward K={16,32"), CaseError);
+}
+
+TEST(Grammar, HugeProductsAreRefusedWithTheirCount) {
+  std::string line = "forward";
+  for (int i = 0; i < 12; ++i) line += " K={1,2,3,4,5,6,7,8,9,10}";
+  try {
+    expand(line);
+    FAIL() << "no error";
+  } catch (const CaseError& e) {
+    EXPECT_STREQ(e.what(),
+                 "case: line: expected at most 100000 cases from its braces, got 1000000000000");
+  }
 }
 
 TEST(Grammar, FilesNameTheLine) {
@@ -135,8 +177,8 @@ TEST(Grammar, Filters) {
 
 TEST(Grammar, HelpNamesEveryKeyOfALine) {
   const std::string help = grammar_help();
-  for (const char* op :
-       {"forward", "decode", "cumsum", "gate", "l2norm", "kkt", "scores", "inverse", "wy"}) {
+  for (const char* op : {"forward", "decode", "cumsum", "gate", "l2norm", "kkt", "scores",
+                         "inverse", "wy", "backward form=softplus init=1"}) {
     const std::string line = canonical(parse(op));
     for (size_t at = line.find('='); at != std::string::npos; at = line.find('=', at + 1)) {
       const size_t begin = line.rfind(' ', at) + 1;

@@ -52,6 +52,30 @@ def table(cases):
     return lines
 
 
+def gradient_table(cases):
+    """One row per gradient and dtype, over all implementations."""
+    groups = {}
+    for case in cases:
+        if case["status"] == "skip" or case["case"].split()[0] != "backward":
+            continue
+        for tensor, error in case["error"].items():
+            key = (tensor, field(case["case"], "dtype"))
+            groups.setdefault(key, []).append((error, case["budget"][tensor]))
+    lines = [
+        "| gradient | dtype | tensors | median error | largest error "
+        "| largest share of its budget |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for (tensor, dtype), members in sorted(groups.items()):
+        errors = [error for error, _ in members]
+        share = max(error / budget for error, budget in members if budget > 0)
+        lines.append(
+            f"| {tensor} | {dtype} | {len(members)} | {statistics.median(errors):.1e} "
+            f"| {max(errors):.1e} | {100 * share:.0f} % |"
+        )
+    return lines
+
+
 def machine_text(machine):
     if isinstance(machine, dict):
         return machine.get("cpu") or machine.get("cpu.model") or machine.get("cpu.name") or "?"
@@ -70,6 +94,10 @@ def main():
         "error, for standard inputs at most the table's.",
         "",
         *table(run["cases"]),
+        "",
+        "Gradients by tensor, over all implementations:",
+        "",
+        *gradient_table(run["cases"]),
     ]
     replace_block(ROOT / "docs" / "numerics.md", "numerics", "\n".join(lines))
     return 0

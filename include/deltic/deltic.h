@@ -273,6 +273,17 @@ typedef struct deltic_block_backward_tensors {
 
 typedef deltic_buffer deltic_workspace;
 
+/* What training costs in memory: sizes follow from shapes and options alone. Chunks and segments
+ * are those of the chunked form; an implementation that goes token by token ignores `saved`. */
+typedef struct deltic_memory_plan {
+  uint64_t size;            /* sizeof(deltic_memory_plan) */
+  int64_t chunks;           /* of the longest sequence that the shapes allow */
+  int64_t segment_chunks;   /* chunks per segment; backward works on one segment at a time */
+  int64_t saved_states;     /* room for so many states per value head, over all sequences */
+  uint64_t saved_bytes;     /* as deltic_forward_saved says */
+  uint64_t workspace_bytes; /* of backward with such a `saved` */
+} deltic_memory_plan;
+
 /* Operations, devices and statuses are passed as int32_t: a number outside their enum is an error,
  * not undefined behaviour. */
 
@@ -291,8 +302,10 @@ DELTIC_API const char* deltic_op_name(int32_t op);
 DELTIC_API deltic_status deltic_set_num_threads(int32_t n);
 DELTIC_API int32_t deltic_get_num_threads(void);
 /* Checked mode also looks for non-finite inputs and for gates above 0 beyond the contract, and
- * names the first one. -1 goes back to what DELTIC_CHECKED says. Process-wide. */
+ * names the first one. -1 goes back to what DELTIC_CHECKED says (0 or 1; every operation fails on
+ * another text). Process-wide. */
 DELTIC_API deltic_status deltic_set_checked(int32_t on);
+/* 0, 1, or -1: DELTIC_CHECKED is asked and is neither. */
 DELTIC_API int32_t deltic_get_checked(void);
 /* Receives what DELTIC_LOG asks for (`dispatch`: one line per decision) instead of stderr; with a
  * callback set, `dispatch` is on. NULL goes back to the environment. Process-wide. */
@@ -304,6 +317,7 @@ DELTIC_API void deltic_tensors_init(deltic_tensors* tensors);
 DELTIC_API void deltic_backward_tensors_init(deltic_backward_tensors* tensors);
 DELTIC_API void deltic_block_tensors_init(deltic_block_tensors* tensors);
 DELTIC_API void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors);
+DELTIC_API void deltic_memory_plan_init(deltic_memory_plan* plan);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -327,6 +341,14 @@ DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* 
 DELTIC_API deltic_status deltic_block_backward_explain(int32_t op, const deltic_options* options,
                                                        const deltic_block_backward_tensors* tensors,
                                                        deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_backward_explain(const deltic_options* options,
+                                                 const deltic_backward_tensors* tensors,
+                                                 deltic_explain_fn fn, void* user);
+
+/* The memory that backward needs, and forward keeps for it, under a deltic_save. */
+DELTIC_API deltic_status deltic_backward_memory(const deltic_options* options,
+                                                const deltic_backward_tensors* tensors,
+                                                int32_t save, deltic_memory_plan* plan);
 /* Facts about build and machine, one call per fact, for example ("cpu.features", "avx2 avx512
  * ..."). */
 typedef void (*deltic_info_fn)(void* user, const char* key, const char* value);

@@ -506,6 +506,24 @@ inline std::vector<Choice> explain(Op op, const Options& options,
   return choices;
 }
 
+inline std::vector<Choice> explain(const Options& options, const BackwardTensors& tensors) {
+  std::vector<Choice> choices;
+  const deltic_options o = options.c();
+  const deltic_backward_tensors t = tensors.c();
+  detail::check(deltic_backward_explain(&o, &t, detail::collect_choice, &choices));
+  return choices;
+}
+// What backward needs, and forward keeps for it, under a Save; see deltic_memory_plan.
+inline deltic_memory_plan backward_memory(const Options& options, const BackwardTensors& tensors,
+                                          Save save) {
+  deltic_memory_plan plan;
+  deltic_memory_plan_init(&plan);
+  const deltic_options o = options.c();
+  const deltic_backward_tensors t = tensors.c();
+  detail::check(deltic_backward_memory(&o, &t, static_cast<int32_t>(save), &plan));
+  return plan;
+}
+
 struct ImplementationInfo {
   std::string name;
   bool runs_here = false;

@@ -24,7 +24,8 @@ deltic_status deltic_info(deltic_info_fn fn, void* user) {
     fn(user, "cpu.found", cpu::features_found().c_str());
     fn(user, "cpu.used", cpu::features_used().c_str());
     fn(user, "threads", std::to_string(default_threads()).c_str());
-    fn(user, "checked", default_checked() ? "on" : "off");
+    constexpr const char* kChecked[] = {"DELTIC_CHECKED is neither 0 nor 1", "off", "on"};
+    fn(user, "checked", kChecked[checked_setting() + 1]);
   });
 }
 

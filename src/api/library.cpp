@@ -56,6 +56,11 @@ void deltic_backward_tensors_init(deltic_backward_tensors* tensors) {
   tensors->size = sizeof(*tensors);
   tensors->forward.size = sizeof(tensors->forward);
 }
+void deltic_memory_plan_init(deltic_memory_plan* plan) {
+  if (plan == nullptr) return;
+  *plan = {};
+  plan->size = sizeof(*plan);
+}
 void deltic_block_tensors_init(deltic_block_tensors* tensors) {
   if (tensors == nullptr) return;
   *tensors = {};

@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "cpu/cpu.h"
+#include "cpu/saved.h"
 
 namespace deltic {
 namespace {
@@ -30,7 +31,7 @@ struct Call {
     context.query = query;
     context.allow_f64 = named != nullptr && named->only_when_named;
     context.threads = default_threads();
-    context.checked = default_checked();
+    context.checked = default_checked(name_of(op));
     problem = check_call(op, options, tensors, context);
     if (named != nullptr && problem.device != DELTIC_CPU) {
       fail(DELTIC_UNSUPPORTED, name_of(op), ": impl: ", named->name,
@@ -105,6 +106,27 @@ void saved_query(const deltic_options* options, const deltic_tensors* tensors, u
     fail(DELTIC_INVALID_ARGUMENT, "forward: bytes: expected a pointer, got null");
   }
   *bytes = cpu::saved_bytes(call.problem);
+}
+
+void memory_query(const deltic_options* options, const deltic_backward_tensors* tensors,
+                  int32_t save, deltic_memory_plan* plan) {
+  Call<deltic_backward_tensors> call(DELTIC_BACKWARD, options, tensors, true);
+  Problem& p = call.problem;
+  if (save < DELTIC_SAVE_NONE || save > DELTIC_SAVE_ALL) {
+    fail(DELTIC_INVALID_ARGUMENT, "backward: save: expected none (0), states (1) or all (2), got ",
+         save);
+  }
+  if (plan == nullptr || plan->size != sizeof(*plan)) {
+    fail(DELTIC_INVALID_ARGUMENT, "backward: plan.size: expected ", sizeof(*plan), ", got ",
+         plan == nullptr ? 0 : plan->size, " (set it with deltic_memory_plan_init)");
+  }
+  const cpu::SavedLayout layout(p, static_cast<deltic_save>(save));
+  p.saved.bytes = layout.bytes;
+  plan->chunks = (p.T + p.chunk - 1) / p.chunk;
+  plan->segment_chunks = layout.segment;
+  plan->saved_states = std::max<int64_t>(0, layout.max_states + layout.max_chunks);
+  plan->saved_bytes = layout.bytes;
+  plan->workspace_bytes = needed_bytes(p, choose(p, call.named));
 }
 
 template <class Tensors>

@@ -10,6 +10,9 @@ void workspace_query(deltic_op op, const deltic_options* options, const Tensors*
                      uint64_t* bytes);
 // Bytes of tensors.saved for options.save.
 void saved_query(const deltic_options* options, const deltic_tensors* tensors, uint64_t* bytes);
+// What backward needs and forward keeps for it with a deltic_save.
+void memory_query(const deltic_options* options, const deltic_backward_tensors* tensors,
+                  int32_t save, deltic_memory_plan* plan);
 template <class Tensors>
 void run_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                    const deltic_workspace* workspace, void* stream);

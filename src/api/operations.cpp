@@ -14,6 +14,10 @@ deltic_op block_op(int32_t op) {
   return static_cast<deltic_op>(op);
 }
 deltic_op main_op(int32_t op) {
+  if (op == DELTIC_BACKWARD) {
+    fail(DELTIC_INVALID_ARGUMENT,
+         "explain: op: expected forward or decode, got backward (see deltic_backward_explain)");
+  }
   if (op != DELTIC_FORWARD && op != DELTIC_DECODE) {
     fail(DELTIC_INVALID_ARGUMENT, "explain: op: expected forward or decode, got ",
          deltic_op_name(op), " (", op, ")");
@@ -62,6 +66,16 @@ deltic_status deltic_block(int32_t op, const deltic_options* options,
 deltic_status deltic_explain(int32_t op, const deltic_options* options,
                              const deltic_tensors* tensors, deltic_explain_fn fn, void* user) {
   return guard([&] { explain_operation(main_op(op), options, tensors, fn, user); });
+}
+deltic_status deltic_backward_explain(const deltic_options* options,
+                                      const deltic_backward_tensors* tensors, deltic_explain_fn fn,
+                                      void* user) {
+  return guard([&] { explain_operation(DELTIC_BACKWARD, options, tensors, fn, user); });
+}
+deltic_status deltic_backward_memory(const deltic_options* options,
+                                     const deltic_backward_tensors* tensors, int32_t save,
+                                     deltic_memory_plan* plan) {
+  return guard([&] { memory_query(options, tensors, save, plan); });
 }
 deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                    const deltic_block_tensors* tensors, deltic_explain_fn fn,

@@ -26,11 +26,21 @@ int default_threads() {
   return n > 0 ? n : omp_get_max_threads();
 }
 
-bool default_checked() {
+int32_t checked_setting() {
   const int on = g_checked.load();
-  if (on >= 0) return on == 1;
+  if (on >= 0) return on;
   const char* text = std::getenv("DELTIC_CHECKED");
-  return text != nullptr && text[0] != '\0' && std::strcmp(text, "0") != 0;
+  if (text == nullptr || text[0] == '\0' || std::strcmp(text, "0") == 0) return 0;
+  return std::strcmp(text, "1") == 0 ? 1 : -1;
+}
+
+bool default_checked(const char* op) {
+  const int32_t on = checked_setting();
+  if (on < 0) {
+    fail(DELTIC_INVALID_ARGUMENT, op, ": DELTIC_CHECKED: expected 0 or 1, got ",
+         std::getenv("DELTIC_CHECKED"));
+  }
+  return on == 1;
 }
 
 bool logs_dispatch() {
@@ -71,7 +81,7 @@ deltic_status deltic_set_checked(int32_t on) {
     g_checked = on;
   });
 }
-int32_t deltic_get_checked(void) { return default_checked() ? 1 : 0; }
+int32_t deltic_get_checked(void) { return checked_setting(); }
 
 deltic_status deltic_set_log(deltic_log_fn fn, void* user) {
   return guard([&] {

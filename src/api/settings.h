@@ -1,11 +1,13 @@
 // Process-wide defaults: threads, checked mode, the log.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace deltic {
 int default_threads();
-bool default_checked();
+int32_t checked_setting();             // 0, 1, or -1: DELTIC_CHECKED is neither
+bool default_checked(const char* op);  // fails in the name of `op` on a wrong DELTIC_CHECKED
 bool logs_dispatch();
 void log_line(const std::string& line);
 }  // namespace deltic

@@ -15,11 +15,6 @@ enum Kind { kForward = 0, kValues = 0, kIdentity = 1 };  // jobs of a transfer: 
 __device__ inline int num_positions(const Plan& plan, int carrier) {
   return max(0, min(plan.total - carrier * plan.steps, plan.steps));
 }
-__device__ inline Place place_of(const Params& params, const Plan& plan, int position) {
-  const int kinds = params.is_transfer ? 2 : 1;
-  return locate(plan, params.chunk_prefix, params.num_value_heads * kinds, kinds, position);
-}
-
 // One thread: packets and values of every position of carrier i.
 __device__ inline void load_packets(CarrySmem& s, const Params& params, const Plan& plan,
                                     const CUtensorMap* map_v, int carrier) {
@@ -29,35 +24,41 @@ __device__ inline void load_packets(CarrySmem& s, const Params& params, const Pl
   for (int n = 0; n < count; n++) {
     if (left == 0) {  // the next job, or part of one
       const Place p = place_of(params, plan, carrier * plan.steps + n);
-      token = params.cu_seqlens[p.seq] + p.chunk * kChunk, head = p.head;
+      token = __ldg(params.cu_seqlens + p.seq) + p.chunk * kChunk, head = p.head;
       left = p.end - p.begin;
       if (params.is_transfer && p.kind == kIdentity) token = 1 << 30;  // outside: zeros arrive
     }
     const int ks = n % kKeyStages, rs = n % kRestStages, slot = n % params.ring_slots;
     const Packet* packet = params.ring + int64_t(carrier) * params.ring_slots + slot;
-    wait_flag(ready_flag(params, carrier, slot), n + 1);
-    fence_async_proxy_global();  // written by ordinary stores
+    if (n > 0) {  // all of the packet before is here: its place in the ring is free
+      const int m = n - 1;
+      barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
+      barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
+      store_relaxed(consumed_flag(params, carrier), n);
+    }
+    TRACE(2, n, 0);
+    wait_flag<true>(ready_flag(params, carrier, slot), n + 1);
+    TRACE(2, n, 1);
+    fence_async_proxy_all();  // written by ordinary stores, read by bulk copies
     barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
-    barrier_expect(&s.keys_full[ks], sizeof(PacketKeys) + sizeof(packet->v_scale) + kTile);
+    barrier_expect(&s.keys_full[ks], sizeof(PacketKeys) + sizeof(packet->scales) + kTile);
     bulk_load(&s.keys[ks], &packet->keys, sizeof(PacketKeys), &s.keys_full[ks]);
-    bulk_load(s.v_scale[ks], packet->v_scale, sizeof(packet->v_scale), &s.keys_full[ks]);
+    bulk_load(s.scales[ks], packet->scales, sizeof(packet->scales), &s.keys_full[ks]);
     tensor_load(s.v[ks][0], map_v, 0, head, token, &s.keys_full[ks]);
     tensor_load(s.v[ks][1], map_v, 64, head, token, &s.keys_full[ks]);
+    TRACE(2, n, 2);
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
+    TRACE(2, n, 3);
     barrier_expect(&s.rest_full[rs], sizeof(PacketRest));
     bulk_load(s.kr[rs], packet->rest.kr, kTile, &s.rest_full[rs]);
     bulk_load(s.t[rs], packet->rest.t, kHalf, &s.rest_full[rs]);
     bulk_load(s.aqk[rs], packet->rest.aqk, kHalf, &s.rest_full[rs]);
-    bulk_load(s.decay_and_o[rs], packet->rest.decay, sizeof(s.decay_and_o[0]), &s.rest_full[rs]);
+    bulk_load(s.decay[rs], packet->rest.decay, sizeof(s.decay[0]), &s.rest_full[rs]);
     token += kChunk, left--;
   }
 }
 
-__device__ inline int carry_tid() {  // read anew: addresses are not kept across chunks
-  int t;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
-  return t;
-}
+__device__ inline int carry_tid() { return thread_index(); }
 // Lane's byte offset for ldmatrix / stmatrix of token groups 0, 1 in a 64 x 64 half tile of v or o.
 __device__ inline uint32_t fragment_offset(int tid) {
   const int lane = tid % 32, token = (lane >> 4) * 8 + lane % 8;
@@ -90,19 +91,19 @@ __device__ inline void load_values(CarrySmem& s, int st, float (&acc)[32]) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const float2 f = *reinterpret_cast<const float2*>(
-          &s.v_scale[st][16 * i + 8 * (j >> 1) + 2 * x]);
+          &s.scales[st][16 * i + 8 * (j >> 1) + 2 * x]);
       acc[8 * i + 2 * j] = bf16_lo(r[j]) * f.x;
       acc[8 * i + 2 * j + 1] = bf16_hi(r[j]) * f.y;
     }
   }
 }
-// o of one chunk: scaled, through shared memory, out. Frees the packet's second part.
+// o of one chunk: scaled, through shared memory, out. Frees the packet's first part.
 __device__ inline void store_output(CarrySmem& s, int st, int token, int rest, int head,
                                     const float (&o)[32], const Params& params,
                                     const CUtensorMap* map) {
   const int tid = carry_tid(), x = tid % 4, wg = tid / 128;
   if (params.is_transfer) {
-    barrier_arrive(&s.rest_empty[st]);
+    barrier_arrive(&s.keys_empty[st]);
     return;
   }
   if (tid % 128 == 0) tensor_store_wait_read();
@@ -114,7 +115,7 @@ __device__ inline void store_output(CarrySmem& s, int st, int token, int rest, i
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const float2 f = *reinterpret_cast<const float2*>(
-          &s.decay_and_o[st][kWidth + 16 * i + 8 * (j >> 1) + 2 * x]);
+          &s.scales[st][kChunk + 16 * i + 8 * (j >> 1) + 2 * x]);
       r[j] = pack_bf16(o[8 * i + 2 * j] * f.x, o[8 * i + 2 * j + 1] * f.y);
     }
     asm volatile(
@@ -122,7 +123,7 @@ __device__ inline void store_output(CarrySmem& s, int st, int token, int rest, i
         "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
         : "memory");
   }
-  barrier_arrive(&s.rest_empty[st]);
+  barrier_arrive(&s.keys_empty[st]);
   fence_async_proxy();
   named_sync(1 + wg, 128);  // the tile is complete
   if (rest >= kChunk) {
@@ -174,47 +175,69 @@ __device__ inline void store_state(float* to, const float (&S)[64]) {
         make_float2(S[2 * i], S[2 * i + 1]);
 }
 
-// Two warpgroups: every position of the carrier.
-__device__ inline void carry_state(CarrySmem& s, const Params& params, const Plan& plan,
-                                   const CUtensorMap* map_o, int carrier) {
-  const int count = num_positions(plan, carrier);
+// The part of a job that begins at position n: where it is, and its state.
+__device__ inline void begin_part(CarrySmem& s, const Params& params, const Plan& plan, int carrier,
+                                  int n, float (&S)[64]) {
+  const Place p = place_of(params, plan, carrier * plan.steps + n);
+  const int first = __ldg(params.cu_seqlens + p.seq);
+  const int len = __ldg(params.cu_seqlens + p.seq + 1) - first;
+  const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
+  named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
+  if (carry_tid() % 128 == 0) {
+    if (p.begin > 0) wait_flag<true>(handoff_flag(params, carrier + 1), 2);
+    s.part[carry_tid() / 128] = {first + (p.begin - n) * kChunk, len - (p.begin - n) * kChunk,
+                                 p.head, n, n + p.end - p.begin};
+  }
+  named_sync(1 + carry_tid() / 128, 128);
+  if (p.begin > 0) {  // the state comes from the next carrier
+    load_state(params.handoff + int64_t(carrier + 1) * kWidth * kWidth, S);
+  } else if (params.is_transfer) {
+    if (p.kind == kIdentity)
+      identity_state(S);
+    else
+      load_state(nullptr, S);
+  } else {
+    load_state(params.state_in ? params.state_in + job * kWidth * kWidth : nullptr, S);
+  }
+}
+// The part whose last position is n: its state to the carrier before, or out.
+__device__ inline void end_part(const Params& params, const Plan& plan, int carrier, int n,
+                                const float (&S)[64]) {
+  const Place p = place_of(params, plan, carrier * plan.steps + n);
+  const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
+  if (p.end < p.count) {
+    store_state(params.handoff + int64_t(carrier) * kWidth * kWidth, S);
+    __threadfence();
+    named_sync(1 + carry_tid() / 128, 128);
+    if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, carrier), 1u);
+  } else if (params.state_out) {
+    const int64_t all = int64_t(params.num_seqs) * params.num_value_heads;
+    store_state(params.state_out + (params.is_transfer ? p.kind * all + job : job) * kWidth * kWidth,
+                S);
+  }
+}
+
+// Two warpgroups: every position of the carrier. S takes 64 registers, its operand 32, two
+// accumulators 64, the operand made of one 16, and the compiler keeps 24 below the accumulators: what
+// else is needed in the loop is read again from shared memory.
+__device__ inline void carry_state(CarrySmem& s, const Params& params, const CUtensorMap* map_o) {
   float S[64], acc[32], O[32] = {};
   uint32_t av[16];
   auto pack_acc = [&] {
 #pragma unroll
     for (int i = 0; i < 16; i++) av[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
   };
+  auto part = [&]() -> const Part& { return s.part[carry_tid() / 128]; };
+  int n = 0;
 #pragma unroll 1
-  for (int n = 0; n < count;) {
-    int chunks;
-    {
-      const Place p = place_of(params, plan, carrier * plan.steps + n);
-      const int first = params.cu_seqlens[p.seq], len = params.cu_seqlens[p.seq + 1] - first;
-      const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
-      named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
-      if (carry_tid() % 128 == 0) {
-        if (p.begin > 0) wait_flag(handoff_flag(params, carrier + 1), 2);
-        s.part[carry_tid() / 128] = {first + p.begin * kChunk, len - p.begin * kChunk, p.head};
-      }
-      named_sync(1 + carry_tid() / 128, 128);
-      if (p.begin > 0) {  // the state comes from the next carrier
-        load_state(params.handoff + int64_t(carrier + 1) * kWidth * kWidth, S);
-      } else if (params.is_transfer) {
-        if (p.kind == kIdentity)
-          identity_state(S);
-        else
-          load_state(nullptr, S);
-      } else {
-        load_state(params.state_in ? params.state_in + job * kWidth * kWidth : nullptr, S);
-      }
-      chunks = p.end - p.begin;
-    }
-    const Part& part = s.part[carry_tid() / 128];
-    wait_values(s, n, part.rest);
+  while (n < num_positions(*params.plan, blockIdx.x)) {
+    begin_part(s, params, *params.plan, blockIdx.x, n, S);
+    wait_values(s, n, part().rest - n * kChunk);
     load_values(s, n % kKeyStages, acc);
 #pragma unroll 1
-    for (int c = 0; c < chunks; c++) {
-      const int ks = (n + c) % kKeyStages, st = (n + c) % kRestStages;
+    do {
+      TRACE(0, n, 0);
+      const int ks = n % kKeyStages, rs = n % kRestStages;
       const uint32_t ka = smem_u32(s.keys[ks].kd), qa = smem_u32(s.keys[ks].qd);
       uint32_t as[32];
 #pragma unroll
@@ -225,13 +248,13 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
       for (int j = 0; j < 8; j++)  // v - (k exp(G)) S
         wgmma<MmaN64>(acc, &as[4 * j], tile_desc(ka + (j / 4) * kHalf + (j % 4) * 32, 16, 1024));
       cute::warpgroup_commit_batch();
-      barrier_wait(&s.rest_full[st], ((n + c) / kRestStages) & 1);
-      if (carry_tid() == 0)  // all of the packet is here: its place in the ring is free
-        store_release(consumed_flag(params, carrier), n + c + 1);
-      if (c > 0) {
-        store_output(s, st ^ 1, reread(part.token) + (c - 1) * kChunk, kChunk, reread(part.head), O,
-                     params, map_o);
-      }
+      TRACE(0, n, 1);
+      barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
+      TRACE(0, n, 2);
+      if (n > reread(part().first))
+        store_output(s, (n - 1) % kKeyStages, reread(part().token) + (n - 1) * kChunk, kChunk,
+                     reread(part().head), O, params, map_o);
+      TRACE(0, n, 3);
       fence_operands(O);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -240,9 +263,10 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
                       j > 0);
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>();
+      TRACE(0, n, 4);
       fence_operands(acc);
       pack_acc();
-      const uint32_t ta = smem_u32(s.t[st]), aa = smem_u32(s.aqk[st]), ra = smem_u32(s.kr[st]);
+      const uint32_t ta = smem_u32(s.t[rs]), aa = smem_u32(s.aqk[rs]), ra = smem_u32(s.kr[rs]);
       fence_operands(acc);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -250,17 +274,20 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
         wgmma<MmaN64>(acc, &av[4 * j], tile_desc(ta + j * 32, 16, 1024), j > 0);
       cute::warpgroup_commit_batch();
       {
-        const float* decay = &s.decay_and_o[st][2 * (carry_tid() % 4)];
+        const float* decay = &s.decay[rs][2 * (carry_tid() % 4)];
 #pragma unroll
         for (int j = 0; j < 16; j++) {
           const float2 d = *reinterpret_cast<const float2*>(decay + 8 * j);
           S[4 * j] *= d.x, S[4 * j + 1] *= d.y, S[4 * j + 2] *= d.x, S[4 * j + 3] *= d.y;
         }
       }
+      TRACE(0, n, 5);
       // The next chunk's values, long there; after the last chunk this one's again, not used.
-      const int next = c + 1 < chunks ? c + 1 : c;
-      wait_values(s, n + next, reread(part.rest) - next * kChunk);
+      const int next = n + 1 < reread(part().end) ? n + 1 : n;
+      wait_values(s, next, reread(part().rest) - next * kChunk);
+      TRACE(0, n, 6);
       cute::warpgroup_wait<0>();
+      TRACE(0, n, 7);
       fence_operands(acc);
       fence_operands(O);
       pack_acc();
@@ -275,28 +302,18 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const Pla
       for (int j = 0; j < 4; j++)  // -o
         wgmma<MmaN64>(O, &av[4 * j], tile_desc(aa + j * 32, 16, 1024));
       cute::warpgroup_commit_batch();
-      load_values(s, (n + next) % kKeyStages, acc);
+      TRACE(0, n, 8);
+      load_values(s, next % kKeyStages, acc);
+      TRACE(0, n, 9);
       cute::warpgroup_wait<0>();
       fence_operands(S);
       fence_operands(O);
-      barrier_arrive(&s.keys_empty[ks]);
-    }
-    store_output(s, (n + chunks - 1) % kRestStages, part.token + (chunks - 1) * kChunk,
-                 part.rest - (chunks - 1) * kChunk, part.head, O, params, map_o);
-    const Place p = place_of(params, plan, carrier * plan.steps + n);
-    if (p.end < p.count) {  // the first part of a job: its rest is the carrier before
-      store_state(params.handoff + int64_t(carrier) * kWidth * kWidth, S);
-      __threadfence();
-      named_sync(1 + carry_tid() / 128, 128);
-      if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, carrier), 1u);
-    } else if (params.state_out) {
-      const int64_t all = int64_t(params.num_seqs) * params.num_value_heads;
-      const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
-      store_state(params.state_out + (params.is_transfer ? p.kind * all + job : job) * kWidth *
-                                         kWidth,
-                  S);
-    }
-    n += chunks;
+      barrier_arrive(&s.rest_empty[n % kRestStages]);
+      n++;
+    } while (n < reread(part().end));
+    store_output(s, (n - 1) % kKeyStages, part().token + (n - 1) * kChunk,
+                 part().rest - (n - 1) * kChunk, part().head, O, params, map_o);
+    end_part(params, *params.plan, blockIdx.x, n - 1, S);
   }
   if (carry_tid() % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

@@ -28,6 +28,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   CarrySmem& sc = *reinterpret_cast<CarrySmem*>(raw);
   PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
   if (threadIdx.x == 0) {
+    if (!is_carrier) sp.plan = plan;
     if (is_carrier) {
       for (int i = 0; i < kKeyStages; i++)
         barrier_init(&sc.keys_full[i], 1), barrier_init(&sc.keys_empty[i], 256);
@@ -52,7 +53,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   // The compiler gives a branch the registers it asks for only if the largest comes first.
   if (is_carrier && wg < 2) {
     cutlass::arch::warpgroup_reg_alloc<kCarryRegs>();
-    carry_state(sc, params, plan, &map_o, blockIdx.x);
+    carry_state(sc, params, &map_o);
   } else if (is_carrier) {
     cutlass::arch::warpgroup_reg_dealloc<kLoadRegs>();
     if (threadIdx.x == 256) load_packets(sc, params, plan, &map_v, blockIdx.x);

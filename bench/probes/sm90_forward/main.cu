@@ -455,6 +455,29 @@ int main(int argc, char** argv) {
     time_case({8192, 8192, 8192, 8192}, 16, 32, "gdn slow", kGateSlow, gdn, .401);
     time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236);
   }
+#ifdef DELTIC_TRACE
+  if (what == "trace") {  // clock reads of the first carrier and the last preparer
+    const int heads = argc > 2 ? std::atoi(argv[2]) : 96;
+    const bool is_gdn = argc > 3;
+    const Config cfg = is_gdn ? gdn : kda;
+    Tensors t = make_tensors({4096}, heads, heads, cfg, {.g = is_gdn ? kGateSlow : kNormal}, 1);
+    for (int i = 0; i < 3; i++) launch(t, cfg, .1f, -5.f, nullptr);
+    CHECK(cudaDeviceSynchronize());
+    std::vector<long long> h(132 * 4 * 64 * 16);
+    CHECK(cudaMemcpyFromSymbol(h.data(), g_trace, h.size() * 8));
+    auto line = [&](int cta, int wg, int n, int points, long long zero) {
+      std::printf("cta %3d %d item %2d:", cta, wg, n);
+      for (int i = 0; i < points; i++)
+        std::printf(" %6lld", h[((cta * 4 + wg) * 64 + n) * 16 + i] - zero);
+      std::printf("\n");
+    };
+    for (int n = 12; n < 16; n++)
+      for (int wg : {0, 2}) line(0, wg, n, wg ? 4 : 10, h[12 * 16]);
+    for (int n = 4; n < 9; n++)
+      for (int wg : {0, 1, 2})
+        line(131, wg, n, wg == 0 ? 8 : wg == 1 ? 4 : 9, h[((131 * 4) * 64 + 4) * 16]);
+  }
+#endif
   if (what == "once") {
     const int heads = argc > 2 ? std::atoi(argv[2]) : 96;
     Tensors t = make_tensors({4096}, heads, heads, kda, {.state = false}, 1);

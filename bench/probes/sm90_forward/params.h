@@ -24,11 +24,10 @@ struct PacketRest {
   uint8_t t[kHalf];       // diag(1/|k|) (I + L)^-1 diag(beta/|k|)
   uint8_t aqk[kHalf];     // -q k^T with decays, i >= j
   float decay[kWidth];    // exp(G_last)
-  float o_scale[kChunk];  // -scale/|q|
 };
 struct Packet {
   PacketKeys keys;
-  float v_scale[kChunk];  // |k|
+  float scales[2 * kChunk];  // |k|, then -scale/|q|
   PacketRest rest;
 };
 static_assert(sizeof(Packet) == 65 * 1024 && sizeof(PacketRest) % 16 == 0);

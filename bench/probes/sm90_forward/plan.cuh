@@ -7,6 +7,7 @@
 // `steps`; the fp32 state goes over through global memory, which changes no bit.
 #pragma once
 #include "params.h"
+#include "ptx.cuh"
 
 namespace deltic::gpu {
 
@@ -50,15 +51,15 @@ __device__ inline Place locate(const Plan& plan, const int* prefix, int jobs_per
   int lo = 0, hi = plan.num_seqs;  // prefix[lo] <= q < prefix[hi]
   while (hi - lo > 1) {
     const int mid = (lo + hi) / 2;
-    if (prefix[mid] <= q)
+    if (__ldg(prefix + mid) <= q)
       lo = mid;
     else
       hi = mid;
   }
   Place p;
   p.seq = lo;
-  const int first = prefix[lo], rel = position - jobs_per_seq * first;
-  p.count = prefix[lo + 1] - first;
+  const int first = __ldg(prefix + lo), rel = position - jobs_per_seq * first;
+  p.count = __ldg(prefix + lo + 1) - first;
   const int job = rel / p.count, off = rel - job * p.count;
   p.head = job / kinds, p.kind = job - p.head * kinds;
   const int start = position - off, border = (start / plan.steps + 1) * plan.steps;
@@ -68,6 +69,12 @@ __device__ inline Place locate(const Plan& plan, const int* prefix, int jobs_per
   else
     p.begin = 0, p.end = later, p.chunk = off - here;
   return p;
+}
+
+__device__ inline Place place_of(const Params& params, const Plan& plan, int position) {
+  const int kinds = params.is_transfer ? 2 : 1;
+  return locate(plan, params.chunk_prefix, opaque(params.num_value_heads) * kinds, opaque(kinds),
+                position);
 }
 
 // Packets are prepared step by step, all carriers of a step in turn; the last carrier may have

@@ -9,9 +9,13 @@
 #include "ptx.cuh"
 #include "smem.h"
 
+#include <type_traits>
+
 namespace deltic::gpu {
 
 constexpr float kLog2e = 1.4426950408889634f;
+template <int i>
+using Index = std::integral_constant<int, i>;
 
 // exp(g) from raw g, one channel. slope and bias carry log2(e).
 template <GateForm kForm>
@@ -92,19 +96,20 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
   const int half = warp & 1, b = warp >> 1;  // 64 channels; 16 tokens
   const uint32_t lane4 = 4 * (tid % 32);
   const int channel = 64 * half + 2 * (tid % 32);
-  int level = 0;  // running number of level buffers filled
-  auto fill_level = [&](auto write) {
-    const int n = level % kLevelBuffers;
-    barrier_wait(&s.level_empty[n], (level / kLevelBuffers & 1) ^ 1);
-    write(s.level[n]);
+  // Six levels in three buffers: a level's buffer and parity are the same in every item.
+  auto fill_level = [&](auto level, auto write) {
+    constexpr int l = decltype(level)::value, i = l % kLevelBuffers;
+    barrier_wait(&s.level_empty[i], (l / kLevelBuffers & 1) ^ 1);
+    write(s.level[i], uint32_t(4 * (thread_index() % 32)));
     fence_async_proxy();
-    barrier_arrive(&s.level_full[n]);
-    level++;
+    barrier_arrive(&s.level_full[i]);
   };
 #pragma unroll 1
   for (int n = 0; n < num_items; n++) {
     const int st = n % kRawStages;
+    TRACE(0, n, 0);
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
+    TRACE(0, n, 1);
     const Stage& stage = s.stage[st];
     Packet* const out = stage.item.packet;
     uint8_t* const packet = reinterpret_cast<uint8_t*>(out) + half * kHalf + 16 * b * 128;
@@ -112,7 +117,10 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     const uint32_t raw = half * kHalf + 16 * b * 128;
     const uint32_t k_addr = smem_u32(s.k[st]) + raw, q_addr = smem_u32(s.q[st]) + raw;
     auto put = [&](int64_t tile, int t, uint32_t v) {
-      *reinterpret_cast<uint32_t*>(packet + tile + t * 128 + (lane4 ^ ((t & 7) << 4))) = v;
+      asm volatile("st.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(
+                       packet + tile + t * 128 + (lane4 ^ ((t & 7) << 4)))),
+                   "r"(v)
+                   : "memory");
     };
     if constexpr (kGate == Gate::kChannel) {
       Rows r;
@@ -133,27 +141,30 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
         for (int t = 0; t < 16; t++)
           if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
       }
+      TRACE(0, n, 2);
       auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
       auto cols_at = [&](Level& l, int row) {
         return smem_u32(l.columns) + half * 4096 + row * 128;
       };
-      fill_level([&](Level& l) { local_level<1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-      fill_level([&](Level& l) { local_level<2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-      fill_level([&](Level& l) { local_level<4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-      fill_level([&](Level& l) { local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) { local_level<1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      fill_level(Index<1>{}, [&](Level& l, uint32_t lane4) { local_level<2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      fill_level(Index<2>{}, [&](Level& l, uint32_t lane4) { local_level<4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) { local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+      TRACE(0, n, 3);
       *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) =
           make_float2(r.fs[15][0], r.fs[15][1]);
       named_sync(1, kRowThreads);  // totals of all four blocks
       auto total = [&](int i) {
         return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
       };
-      fill_level([&](Level& l) {  // level 16
+      TRACE(0, n, 4);
+      fill_level(Index<4>{}, [&](Level& l, uint32_t lane4) {  // level 16
         if (b & 1)
           far_rows<true>(r, 1.f, 1.f, rows_at(l, 8 * (b - 1)), lane4);
         else
           far_columns<true>(r, 1.f, 1.f, cols_at(l, 8 * b), lane4);
       });
-      fill_level([&](Level& l) {  // level 32
+      fill_level(Index<5>{}, [&](Level& l, uint32_t lane4) {  // level 32
         if (b == 3) {
           const float2 f = total(2);
           far_rows<false>(r, f.x, f.y, rows_at(l, 16), lane4);
@@ -166,7 +177,9 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
           far_columns<false>(r, f.x, f.y, cols_at(l, 0), lane4);
         }
       });
+      TRACE(0, n, 5);
       barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
+      TRACE(0, n, 6);
       float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -187,7 +200,9 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
         *reinterpret_cast<float2*>(&out->rest.decay[channel]) =
             make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
     } else {
+      TRACE(0, n, 5);
       barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
+      TRACE(0, n, 6);
 #pragma unroll 8
       for (int t = 0; t < 16; t++) {
         const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
@@ -205,8 +220,8 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       }
       barrier_arrive(&s.raw_empty[st]);
     }
-    fence_async_proxy_global();  // the carrying CTA reads the packet by bulk copy
     barrier_arrive(&s.rows_done[n & 1]);
+    TRACE(0, n, 7);
   }
 }
 

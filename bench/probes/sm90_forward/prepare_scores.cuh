@@ -65,41 +65,42 @@ __device__ inline void put_one(Scores& s, bool is_q, int row, int col, float a) 
   else
     s.l[row * kPitch + col] = a * s.beta_k[row] * s.k_scale[col];
 }
-// What level h owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place.
-template <int h>
-__device__ inline void put_level(Scores& s, const float (&acc)[16], int warp, const Lane& ln) {
+// What a level owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place. Levels of 1
+// to 8 tokens (log2 0 to 3): four 8 x 8 blocks on the diagonal, one for each 16 tokens, and in these
+// blocks of the level's own size.
+__device__ inline void put_local_level(Scores& s, const float (&acc)[16], int log2, int warp,
+                                       const Lane& ln) {
   const bool is_q = warp >= 2;
-  const int upper = warp & 1;  // rows 16 .. 31
-  if constexpr (h == 32) {
+  const int upper = warp & 1, low = (1 << log2) - 1;  // upper: rows 16 .. 31
 #pragma unroll
-    for (int j = 0; j < 4; j++)
+  for (int i = 0; i < 2; i++) {
+    const int base = 32 * upper + 16 * i, row = base + 2 * (ln.g & ~low) + low + 1 + (ln.g & low);
 #pragma unroll
-      for (int i = 0; i < 2; i++)
-        put_pair(s, is_q, 32 + 16 * upper + 8 * i + ln.g, 8 * j + 2 * ln.x, acc[4 * j + 2 * i],
-                 acc[4 * j + 2 * i + 1]);
-  } else if constexpr (h == 16) {
-#pragma unroll
-    for (int j = 0; j < 2; j++)
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int at = 4 * j + 2 * i;
-        put_pair(s, is_q, 32 * upper + 16 + 8 * i + ln.g, 32 * upper + 8 * j + 2 * ln.x,
-                 upper ? acc[8 + at] : acc[at], upper ? acc[8 + at + 1] : acc[at + 1]);
-      }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {  // 16 tokens: 8 x 8 on the diagonal, blocks of h
-      const int base = 32 * upper + 16 * i, at = 6 * i;
-      const float a = upper ? acc[8 + at] : acc[at], b = upper ? acc[9 + at] : acc[1 + at];
-      const int row = base + ln.g / h * 2 * h + h + ln.g % h;
-      if constexpr (h == 1) {
-        if (ln.g >> 1 == ln.x) put_one(s, is_q, row, row - 1, ln.g & 1 ? b : a);
-      } else {
-        const int col = base + 2 * ln.x / h * 2 * h + 2 * ln.x % h;
-        if (ln.g / h == 2 * ln.x / h) put_pair(s, is_q, row, col, a, b);
-      }
+    for (int n = 0; n < 2; n++) {
+      const int c = 2 * ln.x + n, col = base + 2 * (c & ~low) + (c & low);
+      const float a = upper ? acc[8 + 6 * i + n] : acc[6 * i + n];
+      if ((ln.g ^ c) <= low) put_one(s, is_q, row, col, a);
     }
   }
+}
+__device__ inline void put_level16(Scores& s, const float (&acc)[16], int warp, const Lane& ln) {
+  const int upper = warp & 1;
+#pragma unroll
+  for (int j = 0; j < 2; j++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int at = 4 * j + 2 * i;
+      put_pair(s, warp >= 2, 32 * upper + 16 + 8 * i + ln.g, 32 * upper + 8 * j + 2 * ln.x,
+               upper ? acc[8 + at] : acc[at], upper ? acc[8 + at + 1] : acc[at + 1]);
+    }
+}
+__device__ inline void put_level32(Scores& s, const float (&acc)[16], int warp, const Lane& ln) {
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+      put_pair(s, warp >= 2, 32 + 16 * (warp & 1) + 8 * i + ln.g, 8 * j + 2 * ln.x,
+               acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
 }
 
 // Inverse of a 16 x 16 diagonal block of I + L by substitution in fp32; a lane holds a column.
@@ -161,7 +162,9 @@ __device__ inline void multiply(Block& d, const Block& a, const float* b, const 
     }
 }
 // (I + L)^-1 in place: 16 x 16 blocks, then T21 = -(T22 L21) T11 for blocks of 16 and of 32.
-__device__ inline void invert(float* l, int warp, int barrier, const Lane& ln) {
+__device__ inline void invert(float* l, int barrier) {
+  const int warp = thread_index() % 128 / 32;
+  const Lane ln(thread_index());
   auto block = [&](int i, int j) { return l + (16 * i) * kPitch + 16 * j; };
   invert_block(block(warp, warp), ln);
   named_sync(barrier, kScoreThreads);
@@ -191,11 +194,9 @@ __device__ inline void invert(float* l, int warp, int barrier, const Lane& ln) {
 }
 
 // T with its scales, and Aqk, to the packet: 16 bytes per access, zeros above the diagonal.
-__device__ inline void write_tiles(const Scores& s, Packet* out, int tid) {
-  if (tid < kChunk)
-    out->v_scale[tid] = 1.f / s.k_scale[tid];
-  else
-    out->rest.o_scale[tid - kChunk] = s.o_scale[tid - kChunk];
+__device__ inline void write_tiles(const Scores& s, Packet* out) {
+  const int tid = thread_index() % 128;
+  out->scales[tid] = tid < kChunk ? 1.f / s.k_scale[tid] : s.o_scale[tid - kChunk];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int row = 16 * i + tid / 8, j = tid % 8, at = row * 128 + ((j ^ (row & 7)) << 4);
@@ -251,83 +252,107 @@ __device__ inline void pair_scores(Scores& s, const Stage& stage, const uint8_t*
   }
 }
 
+// A level's product, when its operands are there.
+__device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16]) {
+  const int i = level % kLevelBuffers;
+  barrier_wait(&s.level_full[i], level / kLevelBuffers & 1);
+  const uint64_t a = tile_desc(smem_u32(s.level[i].rows), 16, 1024);
+  const uint64_t b = tile_desc(smem_u32(s.level[i].columns), 16, 1024);
+  fence_operands(acc);
+  cute::warpgroup_arrive();
+#pragma unroll
+  for (int j = 0; j < 8; j++)
+    wgmma<ScoreN32>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
+                    desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
+  cute::warpgroup_commit_batch();
+  cute::warpgroup_wait<0>();
+  fence_operands(acc);
+  barrier_arrive(&s.level_empty[i]);
+}
+
+// Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
+// levels are urgent (their buffers are few); what waits for memory comes after them, while the other
+// warpgroup has its turn.
 template <Gate kGate, GateForm kForm>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
-  const int which = threadIdx.x / 128 - 2, tid = threadIdx.x % 128, warp = tid / 32;
-  const int barrier = 2 + which;
-  const Lane ln(tid);
+  const int which = threadIdx.x / 128 - 2, barrier = 2 + which;
   Scores& sc = s.scores[which];
-  for (int i = tid; i < kHalf / 16; i += kScoreThreads)
+  for (int i = threadIdx.x % 128; i < kHalf / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
   named_sync(barrier, kScoreThreads);
-  // Raw tiles have two places, one for each of the two warpgroups; its last warp fills it.
-  auto load = [&](int n) {
-    if (warp == 3 && n < num_items) load_item<kGate, kForm>(s, params, maps, n);
+  Fetched fetched;
+  auto begin_load = [&](int n) {
+    if (threadIdx.x % 128 >= 96 && n < num_items)
+      begin_item<kGate, kForm>(s, params, maps, n, fetched);
     __syncwarp();
   };
-  load(which);
+  auto finish_load = [&](int n) {
+    if (threadIdx.x % 128 >= 96 && n < num_items) finish_item<kGate, kForm>(s, params, n, fetched);
+    __syncwarp();
+  };
+  auto wait_place = [&](int n) {  // the packet's place has been read by its carrier
+    if (threadIdx.x % 128 == 64 && n < num_items) {
+      const Item& item = s.stage[which].item;
+      const int over = item.step - params.ring_slots;
+      if (over >= 0) wait_flag<false>(item.consumed, over + 1);
+      barrier_arrive(&s.place_free[which]);
+    }
+    __syncwarp();
+  };
+  begin_load(which);
+  finish_load(which);
+  named_sync(barrier, kScoreThreads);
+  wait_place(which);
 #pragma unroll 1
   for (int n = which; n < num_items; n += 2) {
-    const int st = n % kRawStages;
-    barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
+    const int st = which, tid = thread_index() % 128, warp = tid / 32;
+    const Lane ln(tid);
     const Stage& stage = s.stage[st];
+    TRACE(2, n, 0);
+    barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
+    TRACE(2, n, 1);
     Packet* const out = stage.item.packet;
     uint32_t* const ready = stage.item.ready;
     const int step = stage.item.step;
     token_norms(sc, stage, s.k[st], s.q[st], params.scale, warp, ln);
-    if (tid == 0) {  // the ring's place has been read by its carrier
-      if (step >= params.ring_slots)
-        wait_flag(stage.item.consumed, step - params.ring_slots + 1);
-      barrier_arrive(&s.place_free[which]);
-    }
     named_sync(barrier, kScoreThreads);  // scales of all tokens
     if constexpr (kGate == Gate::kChannel) {
       barrier_arrive(&s.raw_empty[st]);
-      // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no more.
+      TRACE(2, n, 2);
+      // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
+      // more.
       barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
-      int level = 6 * n;
-      auto one_level = [&](auto put) {
-        const int buffer = level % kLevelBuffers;
-        barrier_wait(&s.level_full[buffer], (level / kLevelBuffers) & 1);
-        const uint32_t a = smem_u32(s.level[buffer].rows), b = smem_u32(s.level[buffer].columns);
-        float acc[16];
-        fence_operands(acc);
-        cute::warpgroup_arrive();
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-          wgmma<ScoreN32>(acc, tile_desc(a + (j / 4) * 8192 + (j % 4) * 32, 16, 1024),
-                          tile_desc(b + (j / 4) * 4096 + (j % 4) * 32, 16, 1024), j > 0);
-        cute::warpgroup_commit_batch();
-        cute::warpgroup_wait<0>();
-        fence_operands(acc);
-        barrier_arrive(&s.level_empty[buffer]);
-        put(acc);
-        level++;
-      };
-      one_level([&](const float(&acc)[16]) { put_level<1>(sc, acc, warp, ln); });
-      load(n + 2);  // a filled level means that the raw tiles have been read
-      one_level([&](const float(&acc)[16]) { put_level<2>(sc, acc, warp, ln); });
-      one_level([&](const float(&acc)[16]) { put_level<4>(sc, acc, warp, ln); });
-      one_level([&](const float(&acc)[16]) { put_level<8>(sc, acc, warp, ln); });
-      one_level([&](const float(&acc)[16]) { put_level<16>(sc, acc, warp, ln); });
-      one_level([&](const float(&acc)[16]) { put_level<32>(sc, acc, warp, ln); });
+      float acc[16];
+#pragma unroll 1
+      for (int l = 0; l < 4; l++) {
+        multiply_level(s, l, acc);
+        put_local_level(sc, acc, l, warp, ln);
+      }
+      TRACE(2, n, 3);
+      multiply_level(s, 4, acc);
+      put_level16(sc, acc, warp, ln);
+      multiply_level(s, 5, acc);
+      put_level32(sc, acc, warp, ln);
       barrier_arrive(&s.turn[which ^ 1]);
+      TRACE(2, n, 4);
     } else {
       pair_scores(sc, stage, s.k[st], s.q[st], warp, ln);
       barrier_arrive(&s.raw_empty[st]);
-      load(n + 2);
     }
+    begin_load(n + 2);
     named_sync(barrier, kScoreThreads);  // L complete
-    invert(sc.l, warp, barrier, ln);
-    write_tiles(sc, out, tid);
-    fence_async_proxy_global();
+    TRACE(2, n, 5);
+    invert(sc.l, barrier);
+    TRACE(2, n, 6);
+    finish_load(n + 2);
+    write_tiles(sc, out);
+    TRACE(2, n, 7);
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
-    named_sync(barrier, kScoreThreads);  // all of the packet is written
-    if (tid == 0) {
-      __threadfence();
-      store_release(ready, step + 1);
-    }
+    named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known
+    TRACE(2, n, 8);
+    if (tid == 32) store_release(ready, step + 1);
+    wait_place(n + 2);
   }
 }
 

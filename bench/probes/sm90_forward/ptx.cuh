@@ -11,6 +11,15 @@
 
 namespace deltic::gpu {
 
+#ifdef DELTIC_TRACE
+__device__ long long g_trace[132 * 4 * 64 * 16];  // [CTA][warpgroup][item][point]
+#define TRACE(wg, n, i)                                      \
+  if (threadIdx.x % 128 == ((wg) == 1 ? 96 : 0) && (n) < 64) \
+  g_trace[((blockIdx.x * 4 + (wg)) * 64 + (n)) * 16 + (i)] = clock64()
+#else
+#define TRACE(wg, n, i)
+#endif
+
 __device__ inline uint32_t smem_u32(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -28,25 +37,6 @@ __device__ inline void barrier_expect(uint64_t* b, int bytes) {
                : "memory");
 }
 __device__ inline void barrier_wait(uint64_t* b, uint32_t parity) {
-#ifdef DELTIC_DEBUG
-  for (int n = 0;; n++) {
-    uint32_t ok;
-    asm volatile(
-        "{\n.reg .pred P;\nmbarrier.try_wait.parity.shared::cta.b64 P, [%1], %2;\nselp.u32 %0, 1, 0, "
-        "P;\n}"
-        : "=r"(ok)
-        : "r"(smem_u32(b)), "r"(parity)
-        : "memory");
-    if (ok) return;
-    if (n > 100000) {
-      if (threadIdx.x % 32 == 0)
-        printf("CTA %d thread %d waits for barrier at %u, parity %u\n", blockIdx.x, threadIdx.x,
-               smem_u32(b), parity);
-      __nanosleep(1000000000);
-      __trap();
-    }
-  }
-#endif
   asm volatile(
       "{\n.reg .pred P;\nWAIT: mbarrier.try_wait.parity.shared::cta.b64 P, [%0], %1;\n@P bra "
       "DONE;\n"
@@ -64,8 +54,8 @@ __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ inline void fence_async_proxy_global() {
-  asm volatile("fence.proxy.async.global;" ::: "memory");
+__device__ inline void fence_async_proxy_all() {
+  asm volatile("fence.proxy.async;" ::: "memory");
 }
 
 // --- flags in global memory
@@ -78,17 +68,20 @@ __device__ inline uint32_t load_acquire(const uint32_t* p) {
 __device__ inline void store_release(uint32_t* p, uint32_t v) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
+// No order with anything else: enough where only the place of data is handed on, not data.
+__device__ inline uint32_t load_relaxed(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ inline void store_relaxed(uint32_t* p, uint32_t v) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 // Ends the kernel instead of hanging when a flag never comes (about two seconds).
+template <bool kAcquire>
 __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
-  for (int n = 0; load_acquire(p) < at_least; n++)
-    if (n > 4000000) {
-#ifdef DELTIC_DEBUG
-      printf("CTA %d thread %d waits for flag %p: %u, has %u\n", blockIdx.x, threadIdx.x, p, at_least,
-             load_acquire(p));
-      __nanosleep(1000000000);
-#endif
-      __trap();
-    }
+  for (int n = 0; (kAcquire ? load_acquire(p) : load_relaxed(p)) < at_least; n++)
+    if (n > 4000000) __trap();
 }
 
 // --- bulk copies of contiguous bytes
@@ -127,6 +120,18 @@ __device__ inline void tensor_store_wait_read() {
 template <class X>
 __device__ inline X reread(const X& x) {
   return *reinterpret_cast<const volatile X*>(&x);
+}
+
+// The same value, but what is computed from it is computed here and not kept from before.
+__device__ inline int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+// The thread's index, read anew: else dozens of addresses that depend on it are kept, and spilled.
+__device__ inline int thread_index() {
+  int t;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+  return t;
 }
 
 // --- numbers
@@ -226,6 +231,10 @@ __device__ inline void fence_operands(float (&r)[N]) {
 __device__ inline uint64_t tile_desc(uint32_t addr, uint32_t lead, uint32_t stride) {
   return uint64_t((addr & 0x3FFFF) >> 4) | (uint64_t(lead >> 4) << 16) |
          (uint64_t(stride >> 4) << 32) | (uint64_t(1) << 62);
+}
+// The same tile some bytes further on.
+__device__ inline uint64_t desc_at(uint64_t desc, uint32_t bytes) {
+  return (desc & 0xffffffff00000000ull) | (uint32_t(desc) + (bytes >> 4));
 }
 template <class Mma, int N, int... I>
 __device__ inline void wgmma_(float (&d)[N], const uint32_t* a, uint64_t b, bool keep,

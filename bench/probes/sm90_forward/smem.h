@@ -10,11 +10,12 @@ constexpr int kThreads = 512;
 constexpr int kRowThreads = 256, kScoreThreads = 128, kCarryThreads = 256;
 // setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
 // fifth of that: registers belong to the four quarters of an SM, and 17 warps leave 96 to each.
-constexpr int kRowRegs = 144, kScoreRegs = 112, kCarryRegs = 224, kLoadRegs = 32;
+constexpr int kRowRegs = 168, kScoreRegs = 88, kCarryRegs = 232, kLoadRegs = 24;
 static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoadRegs <= 512);
 
 constexpr int kRawStages = 2;
 constexpr int kLevelBuffers = 3;  // operands of three score levels between rows and scores
+static_assert(6 % kLevelBuffers == 0 && 6 / kLevelBuffers == 2, "buffers and parities by level");
 constexpr int kPitch = 68;        // floats per row of L: 2x-th rows fall on different banks
 
 struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
@@ -50,6 +51,7 @@ struct PrepareSmem {
   alignas(1024) Scores scores[2];
   float total[2][4][kWidth];  // decay of 16 tokens
   Stage stage[kRawStages];
+  Plan plan;
   uint64_t raw_full[kRawStages], raw_empty[kRawStages];
   uint64_t level_full[kLevelBuffers], level_empty[kLevelBuffers];
   uint64_t place_free[2], rows_done[2], turn[2];
@@ -57,8 +59,10 @@ struct PrepareSmem {
 static_assert(sizeof(PrepareSmem) <= 232448);
 
 constexpr int kKeyStages = 3, kRestStages = 2;
-struct Part {  // of a job: first token, tokens from there on
-  int token, rest, head;
+struct Part {     // of a job, in places of the carrier's positions
+  int token;      // first token of the chunk at position 0 if the job began there
+  int rest;       // tokens of the job from there on
+  int head, first, end;  // positions: first, after the last
 };
 struct CarrySmem {
   alignas(1024) PacketKeys keys[kKeyStages];
@@ -67,8 +71,8 @@ struct CarrySmem {
   alignas(1024) uint8_t kr[kRestStages][kTile];
   uint8_t t[kRestStages][kHalf];
   uint8_t aqk[kRestStages][kHalf];
-  float decay_and_o[kRestStages][kWidth + kChunk];  // chunk's decay, scale of o
-  float v_scale[kKeyStages][kChunk];
+  float decay[kRestStages][kWidth];
+  float scales[kKeyStages][2 * kChunk];
   Part part[2];
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
   uint64_t rest_full[kRestStages], rest_empty[kRestStages];

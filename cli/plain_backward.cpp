@@ -1,0 +1,300 @@
+// The plain algorithm of backward: the chunked form differentiated step by step, from the last
+// chunk to the first, operands of products rounded, everything else fp32.
+#include "plain.h"
+
+namespace deltic::cases::plain {
+namespace {
+
+// A[I, M] B[N, M]^T
+Floats times_transposed(const Floats& A, const Floats& B, int64_t I, int64_t M, int64_t N) {
+  Floats turned(static_cast<size_t>(M * N)), C(static_cast<size_t>(I * N), 0.0f);
+  for (int64_t n = 0; n < N; ++n) {
+    for (int64_t m = 0; m < M; ++m) {
+      turned[static_cast<size_t>(m * N + n)] = B[static_cast<size_t>(n * M + m)];
+    }
+  }
+  multiply(A.data(), turned.data(), C.data(), I, M, N);
+  return C;
+}
+// A[I, M]^T B[I, N]
+Floats transposed_times(const Floats& A, const Floats& B, int64_t I, int64_t M, int64_t N) {
+  Floats C(static_cast<size_t>(M * N), 0.0f);
+  for (int64_t i = 0; i < I; ++i) {
+    for (int64_t m = 0; m < M; ++m) {
+      const float a = A[static_cast<size_t>(i * M + m)];
+      float* row = C.data() + m * N;
+      const float* b = B.data() + i * N;
+      for (int64_t n = 0; n < N; ++n) row[n] += a * b[n];
+    }
+  }
+  return C;
+}
+
+struct ChunkGradient {
+  Floats dq, dk, dG;  // [R,K]: of the normalised rows, of the cumulative log decay
+  Floats dv, dbeta;   // [R,V] [R]
+};
+
+// The part of dq, dk and dG that comes from dP = d(Aqk) / scale and dL inside the chunk. A product
+// with exp(G_i - G_i) does not depend on G: the diagonal is left out of dG.
+void add_inner_scores(const Problem& p, const Chunk& x, const Floats& dP, const Floats& dL,
+                      ChunkGradient& r) {
+  const int64_t R = x.R, K = x.K;
+  const float scale = p.scale();
+  const bool by_channel = p.c.gate == Gate::channel;
+  Floats q_rows(x.q.size(), 0.0f), k_rows(q_rows), columns(q_rows);
+  for (int64_t i = 0; i < R; ++i) {
+    const float beta = x.beta[static_cast<size_t>(i)];
+    for (int64_t j = 0; j <= i; ++j) {
+      const float *qi = x.q.data() + i * K, *ki = x.k.data() + i * K, *kj = x.k.data() + j * K;
+      const float *Gi = x.G.data() + i * K, *Gj = x.G.data() + j * K;
+      const auto at = static_cast<size_t>(i * R + j);
+      const float head_decay = by_channel ? 1.0f : std::exp(Gi[0] - Gj[0]);
+      const float score = p.operand(scale * dP[at] * head_decay);
+      const float pair = p.operand(beta * dL[at] * head_decay);
+      for (int64_t d = 0; d < K; ++d) {
+        const float e = by_channel ? std::exp(Gi[d] - Gj[d]) : 1.0f;
+        const auto to_i = static_cast<size_t>(i * K + d), to_j = static_cast<size_t>(j * K + d);
+        const float right = p.exp_operand(kj[d] * e);
+        if (j == i) {
+          r.dq[to_i] += score * right;
+          r.dk[to_i] += score * p.exp_operand(qi[d] * e);
+          continue;
+        }
+        q_rows[to_i] += score * right;
+        k_rows[to_i] += pair * right;
+        columns[to_j] += score * p.exp_operand(qi[d] * e) + pair * p.exp_operand(ki[d] * e);
+      }
+    }
+  }
+  for (size_t i = 0; i < q_rows.size(); ++i) {
+    r.dq[i] += q_rows[i];
+    r.dk[i] += k_rows[i] + columns[i];
+    r.dG[i] += x.q[i] * q_rows[i] + x.k[i] * (k_rows[i] - columns[i]);
+  }
+}
+
+// D: the gradient of the state after the chunk, then of the one before it.
+ChunkGradient chunk_gradient(const Problem& p, const Chunk& x, const Inner& m, const Floats& S,
+                             const Floats& d_o, Floats& D) {
+  const int64_t R = x.R, K = x.K, V = x.V;
+  const float* last = x.G.data() + (R - 1) * K;
+  const Floats v_new = p.operands(m.v_new), D_operand = p.operands(D);
+  Floats kg(x.k.size());
+  for (size_t i = 0; i < kg.size(); ++i) {
+    kg[i] = p.exp_operand(x.k[i] * std::exp(last[static_cast<int64_t>(i) % K] - x.G[i]));
+  }
+  Floats d_v_new = transposed_times(m.Aqk, d_o, R, R, V);
+  multiply(kg.data(), D_operand.data(), d_v_new.data(), R, K, V);
+  d_v_new = p.operands(std::move(d_v_new));
+  const Floats dP = times_transposed(d_o, v_new, R, V, R);
+  const Floats dqg = times_transposed(d_o, m.S, R, V, K);
+  const Floats dkg = times_transposed(v_new, D_operand, R, V, K);
+  Floats dw = times_transposed(d_v_new, m.S, R, V, K);
+  for (float& y : dw) y = p.operand(-y);
+  const Floats dbv = transposed_times(m.A, d_v_new, R, R, V);
+  const Floats dbk = transposed_times(m.A, dw, R, R, K);
+  // dL = -(A^T dA A^T) below the diagonal
+  Floats dA = times_transposed(d_v_new, m.bv, R, V, R);
+  const Floats from_w = times_transposed(dw, m.bk, R, K, R);
+  for (int64_t i = 0; i < R; ++i) {
+    for (int64_t j = 0; j < R; ++j) {
+      const auto at = static_cast<size_t>(i * R + j);
+      dA[at] = j < i ? p.operand(dA[at] + from_w[at]) : 0.0f;
+    }
+  }
+  Floats dL = times_transposed(p.operands(transposed_times(m.A, dA, R, R, R)), m.A, R, R, R);
+  for (float& y : dL) y = -y;
+
+  ChunkGradient r;
+  for (Floats* list : {&r.dq, &r.dk, &r.dG}) list->assign(x.q.size(), 0.0f);
+  r.dv.resize(x.v.size());
+  r.dbeta.assign(static_cast<size_t>(R), 0.0f);
+  const float scale = p.scale();
+  for (int64_t i = 0; i < R; ++i) {
+    const float beta = x.beta[static_cast<size_t>(i)];
+    float& dbeta = r.dbeta[static_cast<size_t>(i)];
+    for (int64_t c = 0; c < V; ++c) {
+      const auto at = static_cast<size_t>(i * V + c);
+      r.dv[at] = beta * dbv[at];
+      dbeta += x.v[at] * dbv[at];
+    }
+    for (int64_t d = 0; d < K; ++d) {
+      const auto at = static_cast<size_t>(i * K + d);
+      const auto at_last = static_cast<size_t>((R - 1) * K + d);
+      const float e = std::exp(x.G[at]), to_last = std::exp(last[d] - x.G[at]);
+      r.dq[at] += scale * e * dqg[at];
+      r.dk[at] += to_last * dkg[at] + beta * e * dbk[at];
+      dbeta += x.k[at] * e * dbk[at];
+      r.dG[at] += e * (scale * x.q[at] * dqg[at] + beta * x.k[at] * dbk[at]);
+      if (at == at_last) continue;
+      const float carried = x.k[at] * to_last * dkg[at];
+      r.dG[at] -= carried;
+      r.dG[at_last] += carried;
+    }
+    for (int64_t j = 0; j < i; ++j) {
+      const auto at = static_cast<size_t>(i * R + j);
+      dbeta += dL[at] * m.kk[at];
+    }
+  }
+  add_inner_scores(p, x, dP, dL, r);
+
+  // dS = exp(G_last) D + scale (q exp(G))^T do - w^T d(v_new)
+  const Floats from_o = transposed_times(m.qg, d_o, R, K, V);
+  const Floats from_v = transposed_times(m.w, d_v_new, R, K, V);
+  for (int64_t d = 0; d < K; ++d) {
+    const float decay = std::exp(last[d]);
+    float& dG = r.dG[static_cast<size_t>((R - 1) * K + d)];
+    for (int64_t c = 0; c < V; ++c) {
+      const auto at = static_cast<size_t>(d * V + c);
+      const float carried = decay * D[at];
+      dG += carried * S[at];
+      D[at] = carried + scale * from_o[at] - from_v[at];
+    }
+  }
+  return r;
+}
+
+// Sums over the group and the tokens of what the value heads give, in fp32.
+struct Sums {
+  Floats dq, dk;            // [B,T,H,K], of the normalised rows
+  Floats dA_log, ddt_bias;  // [HV] [HV, width]
+};
+
+struct GradientOutputs {
+  Output dq, dk, dv, dbeta, dg, dA_log, ddt_bias, d_initial;
+  GradientOutputs(const Instance& i, Values& all)
+      : dq(make_output(i, all, "dq", 0.0)),
+        dk(make_output(i, all, "dk", 0.0)),
+        dv(make_output(i, all, "dv", 0.0)),
+        dbeta(make_output(i, all, "dbeta", 0.0)),
+        dg(make_output(i, all, "dg", 0.0)),
+        dA_log(make_output(i, all, "dA_log", 0.0)),
+        ddt_bias(make_output(i, all, "ddt_bias", 0.0)),
+        d_initial(make_output(i, all, "d_initial_state", 0.0)) {}
+};
+
+// d(log decay) of one element -> dg, and its part of dA_log and ddt_bias.
+void put_gate(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t row, int64_t h,
+              int64_t d, int64_t width, float dy) {
+  float dg = dy, dA = 0;
+  if (p.c.form != GateForm::log_decay) {
+    const Problem::RawGate r = p.raw_gate(row, h, d);
+    if (dy == 0) {  // a decay of 0 passes nothing on, and the form may be infinite there
+      dg = 0;
+    } else if (p.c.form == GateForm::softplus) {
+      dg = -r.A * sigmoid(r.x) * dy;
+      dA = -r.A * softplus(r.x) * dy;
+    } else {
+      const float slope =
+          static_cast<float>(p.c.lower_bound) * sigmoid(r.A * r.x) * sigmoid(-r.A * r.x);
+      dg = slope * r.A * dy;
+      dA = dg * r.x;
+    }
+    sums.dA_log[static_cast<size_t>(h)] += dA;
+    sums.ddt_bias[static_cast<size_t>(h * width + d)] += dg;
+  }
+  out.dg.put(static_cast<size_t>(row * width + d), dg);
+}
+
+void put_chunk(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t token, int64_t h,
+               const Chunk& x, const ChunkGradient& r) {
+  const int64_t K = x.K, V = x.V, width = p.c.gate == Gate::channel ? K : 1;
+  Floats dy(static_cast<size_t>(K), 0.0f);  // of the log decay: dG summed from the chunk's end
+  for (int64_t i = x.R - 1; i >= 0; --i) {
+    const int64_t row = (token + i) * p.c.HV + h;
+    for (int64_t c = 0; c < V; ++c) {
+      out.dv.put(static_cast<size_t>(row * V + c), r.dv[static_cast<size_t>(i * V + c)]);
+    }
+    float dbeta = r.dbeta[static_cast<size_t>(i)];
+    if (p.c.beta == Beta::sigmoid || p.c.beta == Beta::two_sigmoid) {
+      const float b = p.beta[static_cast<size_t>(row)];
+      dbeta *= (p.c.beta == Beta::two_sigmoid ? 2.0f : 1.0f) * sigmoid(b) * sigmoid(-b);
+    }
+    out.dbeta.put(static_cast<size_t>(row), dbeta);
+    const int64_t k_row = ((token + i) * p.c.H + p.k_head(h)) * K;
+    for (int64_t d = 0; d < K; ++d) {
+      const auto at = static_cast<size_t>(i * K + d);
+      sums.dq[static_cast<size_t>(k_row + d)] += r.dq[at];
+      sums.dk[static_cast<size_t>(k_row + d)] += r.dk[at];
+      dy[static_cast<size_t>(width > 1 ? d : 0)] += r.dG[at];
+    }
+    for (int64_t d = 0; d < width && p.c.gate != Gate::none; ++d) {
+      put_gate(p, out, sums, row, h, d, width, dy[static_cast<size_t>(d)]);
+    }
+  }
+}
+
+// Through the norm, where there is one: dx = r (dy - y (y . dy)).
+void put_rows(const Problem& p, const Floats& x, const Floats& dy, const Output& out, int64_t n) {
+  const int64_t K = p.c.K;
+  Floats y(static_cast<size_t>(K));
+  for (int64_t t = p.first_token(n); t < p.first_token(n) + p.c.sequence_length(n); ++t) {
+    for (int64_t h = 0; h < p.c.H; ++h) {
+      const float factor = p.load_row(x, t, h, y.data());
+      const auto first = static_cast<size_t>((t * p.c.H + h) * K);
+      float along = 0;
+      for (size_t d = 0; d < y.size() && p.c.l2norm; ++d) along += y[d] * dy[first + d];
+      for (size_t d = 0; d < y.size(); ++d) {
+        out.put(first + d, factor * (dy[first + d] - y[d] * along));
+      }
+    }
+  }
+}
+
+void run_head(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t n, int64_t h) {
+  const int64_t length = p.c.sequence_length(n), K = p.c.K, V = p.c.V;
+  std::vector<Floats> states = {first_state(p, n, h)};
+  std::vector<Inner> inner;
+  std::vector<Chunk> chunks;
+  for (int64_t begin = 0; begin < length; begin += p.c.chunk) {
+    const int64_t rows = std::min<int64_t>(p.c.chunk, length - begin);
+    chunks.push_back(load_chunk(p, p.first_token(n) + begin, rows, h));
+    inner.push_back(make_inner(p, chunks.back(), states.back()));
+    states.push_back(next_state(p, chunks.back(), states.back(), inner.back().v_new, rows));
+  }
+  Floats D(static_cast<size_t>(K * V), 0.0f);
+  for (int64_t i = 0; i < K * V && !p.d_final.empty(); ++i) {
+    D[static_cast<size_t>(i)] = p.d_final[p.state_at(n, h, i / V, i % V)];
+  }
+  for (size_t i = chunks.size(); i-- > 0;) {
+    const Chunk& x = chunks[i];
+    const int64_t token = p.first_token(n) + static_cast<int64_t>(i) * p.c.chunk;
+    Floats d_o(x.v.size(), 0.0f);
+    for (int64_t r = 0; r < x.R && !p.d_o.empty(); ++r) {
+      std::copy_n(p.d_o.data() + ((token + r) * p.c.HV + h) * V, V, d_o.data() + r * V);
+    }
+    put_chunk(p, out, sums, token, h, x, chunk_gradient(p, x, inner[i], states[i], d_o, D));
+  }
+  for (int64_t i = 0; i < K * V; ++i) {
+    out.d_initial.put(p.state_at(n, h, i / V, i % V), D[static_cast<size_t>(i)]);
+  }
+}
+
+}  // namespace
+
+Values backward(const Instance& instance) {
+  const Problem p(instance);
+  const int64_t group = p.c.HV / p.c.H, width = p.c.gate == Gate::channel ? p.c.K : 1;
+  Values all;
+  const GradientOutputs out(instance, all);
+  Sums sums{Floats(p.q.size(), 0.0f), Floats(p.q.size(), 0.0f),
+            Floats(static_cast<size_t>(p.c.HV), 0.0f),
+            Floats(static_cast<size_t>(p.c.HV * width), 0.0f)};
+  // Value heads of a group share rows of dq and dk; sequences share sums of parameters.
+#pragma omp parallel for schedule(dynamic) if (p.is_large())
+  for (int64_t key_head = 0; key_head < p.c.H; ++key_head) {
+    for (int64_t n = 0; n < p.c.num_sequences(); ++n) {
+      for (int64_t i = 0; i < group; ++i) run_head(p, out, sums, n, key_head * group + i);
+    }
+  }
+  for (int64_t n = 0; n < p.c.num_sequences(); ++n) {
+    put_rows(p, p.q, sums.dq, out.dq, n);
+    put_rows(p, p.k, sums.dk, out.dk, n);
+  }
+  for (size_t i = 0; i < sums.dA_log.size(); ++i) out.dA_log.put(i, sums.dA_log[i]);
+  for (size_t i = 0; i < sums.ddt_bias.size(); ++i) out.ddt_bias.put(i, sums.ddt_bias[i]);
+  return all;
+}
+
+}  // namespace deltic::cases::plain

@@ -1,0 +1,186 @@
+// The program deltic from outside: exit codes, the words of its errors, JSON, and that its demo
+// learns.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace {
+
+struct Outcome {
+  int status = -1;
+  std::string text;  // stdout and stderr
+};
+
+Outcome run(const std::string& arguments, const std::string& environment = {}) {
+  const std::string command = "env -u DELTIC_IMPL -u DELTIC_CHECKED -u DELTIC_LOG " + environment +
+                              " " DELTIC_PROGRAM " " + arguments + " 2>&1";
+  Outcome result;
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return result;
+  std::array<char, 4096> part;
+  for (size_t n = 0; (n = std::fread(part.data(), 1, part.size(), pipe)) > 0;) {
+    result.text.append(part.data(), n);
+  }
+  const int status = pclose(pipe);
+  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return result;
+}
+
+std::string read(const std::filesystem::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class Program : public testing::Test {
+ protected:
+  std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("deltic_program_" + std::to_string(::getpid()));
+  void SetUp() override { std::filesystem::create_directories(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string path(const char* name) const { return (folder_ / name).string(); }
+};
+
+void expect_usage_error(const std::string& arguments, const std::string& text) {
+  const Outcome r = run(arguments);
+  EXPECT_EQ(r.status, 2) << arguments << "\n" << r.text;
+  EXPECT_EQ(r.text, "deltic: " + text + "\n") << arguments;
+}
+
+TEST_F(Program, WrongNumbersAreNamed) {
+  for (const char* value : {"0", "-1", "4097", "two", "1.5", "99999999999999999999", "''"}) {
+    expect_usage_error(std::string("info --threads ") + value,
+                       std::string("--threads: expected a whole number from 1 to 4096, got '") +
+                           (value[0] == '\'' ? "" : value) + "'");
+  }
+  for (const char* command : {"verify", "bench"}) {
+    expect_usage_error(std::string(command) + " --seed -1",
+                       "--seed: expected a whole number from 0 to 9223372036854775807, got '-1'");
+  }
+  for (const char* value : {"0", "-2", "nan", "inf", "soon"}) {
+    expect_usage_error(
+        std::string("bench --time ") + value,
+        std::string("--time: expected seconds above 0, at most 86400, got '") + value + "'");
+  }
+  expect_usage_error("demo --step 9", "--step: expected a whole number from 1 to 5, got '9'");
+}
+
+TEST_F(Program, MisspeltCommandsAreNamedWithASuggestion) {
+  const std::string all = "command: expected info|explain|verify|bench|demo|help, got ";
+  expect_usage_error("bnech", all + "'bnech' (did you mean bench?)");
+  expect_usage_error("verfy --list", all + "'verfy' (did you mean verify?)");
+  expect_usage_error("help demmo", all + "'demmo' (did you mean demo?)");
+  expect_usage_error("sideways", all + "'sideways'");
+}
+
+TEST_F(Program, HelpListsCommandsAndEnvironment) {
+  for (const char* arguments : {"help", "--help"}) {
+    const Outcome r = run(arguments);
+    EXPECT_EQ(r.status, 0);
+    for (const char* word : {"verify", "bench", "explain", "demo", "info", "DELTIC_IMPL",
+                             "DELTIC_LOG", "DELTIC_CHECKED", "OMP_NUM_THREADS"}) {
+      EXPECT_NE(r.text.find(word), std::string::npos) << arguments << ": " << word;
+    }
+  }
+  EXPECT_NE(run("help verify").text.find("save=none|states|all"), std::string::npos);
+}
+
+// A refused case is no failure, a wrong one is, and nothing to do is an error of the caller: the
+// same for both commands that run cases.
+TEST_F(Program, BenchAndVerifyAgreeOnExitCodes) {
+  const struct {
+    const char *line, *options;
+    int status;
+  } rows[] = {
+      {"forward dense=1x20 K=16 V=16", "", 0},
+      {"forward dense=1x20 K=16 V=16 split=64", "", 0},       // refused
+      {"forward dense=1x20 K=16 V=16", "--impl cpu.amx", 0},  // refused: fp32
+      {"forward dense=1x20 K=300 V=16", "", 1},               // wrong
+      {"forward dense=1x4000000000", "", 1},                  // too large
+      {"decode dense=1x2 K=16 V=16", "--impl cpu.amx", 2},    // has no such implementation
+      {"decode dense=1x2 K=16 V=16", "--filter forward", 2},  // none left
+      {"decode dense=1x2 K=16 V=16", "--impl cpu.abacus", 2},
+      {"sideways", "", 2},
+  };
+  for (const auto& row : rows) {
+    std::ofstream(path("cases.txt")) << row.line << "\n";
+    for (const char* command : {"verify", "bench --time 0.01"}) {
+      const Outcome r =
+          run(std::string(command) + " --cases " + path("cases.txt") + " " + row.options);
+      EXPECT_EQ(r.status, row.status) << command << " " << row.line << " " << row.options << "\n"
+                                      << r.text;
+    }
+  }
+}
+
+TEST_F(Program, WrongSettingsAndCasesAreNamed) {
+  const Outcome checked =
+      run("verify --filter 'dense=1x4 gate=none op=forward'", "DELTIC_CHECKED=yes");
+  EXPECT_EQ(checked.status, 1);
+  EXPECT_NE(checked.text.find("DELTIC_CHECKED: expected 0 or 1, got yes"), std::string::npos)
+      << checked.text;
+  std::string line = "forward";
+  for (const char* key : {"K", "V", "H", "seed", "pad", "scale"}) {
+    line += std::string(" ") + key + "={1,2,3,4,5,6,7,8,9,10}";
+  }
+  expect_usage_error("bench '" + line + "'",
+                     "case: line: expected at most 100000 cases from its braces, got 1000000");
+}
+
+TEST_F(Program, JsonIsOpenedBeforeTheWork) {
+  expect_usage_error("verify --json /does/not/exist.json",
+                     "--json: expected a file that can be written, got '/does/not/exist.json'");
+  expect_usage_error("bench --json " + folder_.string(),
+                     "--json: expected a file that can be written, got '" + folder_.string() + "'");
+  std::ofstream(path("old.json")) << std::string(100000, 'x');
+  EXPECT_EQ(run("info --json " + path("old.json")).status, 0);
+  EXPECT_EQ(read(path("old.json")).substr(0, 1), "{");
+  EXPECT_EQ(read(path("old.json")).find('x', 90000), std::string::npos) << "old text is gone";
+}
+
+TEST_F(Program, ExplainsBackward) {
+  const Outcome r = run("explain 'backward dense=1x4096 H=2 K=128 V=128 save=all'");
+  EXPECT_EQ(r.status, 0);
+  for (const char* text : {"the first in the list that takes the call", "64 chunks of 64 tokens",
+                           "segments of 8", "all (this case)", "saved bytes", "workspace bytes"}) {
+    EXPECT_NE(r.text.find(text), std::string::npos) << text << "\n" << r.text;
+  }
+}
+
+TEST_F(Program, MeasuresBackward) {
+  const Outcome r =
+      run("bench --time 0.01 'backward dense=1x300 K=32 V=32 save={none,states,all}' "
+          "--json " +
+          path("bench.json"));
+  EXPECT_EQ(r.status, 0) << r.text;
+  for (const char* text : {"forward ms", "backward/forward", "saved MiB", "workspace MiB"}) {
+    EXPECT_NE(r.text.find(text), std::string::npos) << text << "\n" << r.text;
+  }
+  const std::string json = read(path("bench.json"));
+  for (const char* key : {"forward_ms", "backward_per_forward", "forward_and_backward_ms",
+                          "saved_bytes", "workspace_bytes", "flops", "bytes"}) {
+    EXPECT_NE(json.find("\"" + std::string(key) + "\""), std::string::npos) << key;
+  }
+}
+
+// The demo's own claim is 95 % of the questions; it exits with 1 below that.
+TEST_F(Program, DemoLearnsToRecall) {
+  const Outcome r = run("demo --step 5 --json " + path("demo.json"));
+  EXPECT_EQ(r.status, 0) << r.text;
+  const std::string json = read(path("demo.json"));
+  const size_t at = json.find("\"recall\": ");
+  ASSERT_NE(at, std::string::npos) << json;
+  EXPECT_GE(std::atof(json.c_str() + at + 10), 0.95);
+  EXPECT_EQ(r.text.find('\r'), std::string::npos) << "no terminal: plain lines";
+  EXPECT_NE(r.text.find("loss"), std::string::npos);
+}
+
+}  // namespace
