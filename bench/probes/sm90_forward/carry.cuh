@@ -10,8 +10,10 @@
 
 namespace deltic::gpu {
 
-enum Kind { kForward = 0, kValues = 0, kIdentity = 1 };  // jobs of a transfer: E, M
-
+// The second CTA of a transfer's carrier has M instead of values.
+__device__ inline bool is_identity(const Params& params) {
+  return params.is_transfer && blockIdx.x % 2 == 1;
+}
 __device__ inline int num_positions(const Plan& plan, int carrier) {
   return max(0, min(plan.total - carrier * plan.steps, plan.steps));
 }
@@ -26,15 +28,15 @@ __device__ inline void load_packets(CarrySmem& s, const Params& params, const Pl
       const Place p = place_of(params, plan, carrier * plan.steps + n);
       token = __ldg(params.cu_seqlens + p.seq) + p.chunk * kChunk, head = p.head;
       left = p.end - p.begin;
-      if (params.is_transfer && p.kind == kIdentity) token = 1 << 30;  // outside: zeros arrive
+      if (is_identity(params)) token = 1 << 30;  // outside: zeros arrive
     }
-    const int ks = n % kKeyStages, rs = n % kRestStages, slot = n % params.ring_slots;
+    const int ks = n % kKeyStages, rs = n % kRestStages, slot = n & (params.ring_slots - 1);
     const Packet* packet = params.ring + int64_t(carrier) * params.ring_slots + slot;
     if (n > 0) {  // all of the packet before is here: its place in the ring is free
       const int m = n - 1;
       barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
       barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
-      store_relaxed(consumed_flag(params, carrier), n);
+      store_relaxed(consumed_flag(params, blockIdx.x), n);
     }
     TRACE(2, n, 0);
     wait_flag<true>(ready_flag(params, carrier, slot), n + 1);
@@ -176,23 +178,24 @@ __device__ inline void store_state(float* to, const float (&S)[64]) {
 }
 
 // The part of a job that begins at position n: where it is, and its state.
-__device__ inline void begin_part(CarrySmem& s, const Params& params, const Plan& plan, int carrier,
-                                  int n, float (&S)[64]) {
-  const Place p = place_of(params, plan, carrier * plan.steps + n);
+__device__ inline void begin_part(CarrySmem& s, const Params& params, const Plan& plan, int n,
+                                  float (&S)[64]) {
+  const int group = group_of(params);
+  const Place p = place_of(params, plan, blockIdx.x / group * plan.steps + n);
   const int first = __ldg(params.cu_seqlens + p.seq);
   const int len = __ldg(params.cu_seqlens + p.seq + 1) - first;
   const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
   named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
   if (carry_tid() % 128 == 0) {
-    if (p.begin > 0) wait_flag<true>(handoff_flag(params, carrier + 1), 2);
+    if (p.begin > 0) wait_flag<true>(handoff_flag(params, blockIdx.x + group), 2);
     s.part[carry_tid() / 128] = {first + (p.begin - n) * kChunk, len - (p.begin - n) * kChunk,
                                  p.head, n, n + p.end - p.begin};
   }
   named_sync(1 + carry_tid() / 128, 128);
   if (p.begin > 0) {  // the state comes from the next carrier
-    load_state(params.handoff + int64_t(carrier + 1) * kWidth * kWidth, S);
+    load_state(params.handoff + int64_t(blockIdx.x + group) * kWidth * kWidth, S);
   } else if (params.is_transfer) {
-    if (p.kind == kIdentity)
+    if (is_identity(params))
       identity_state(S);
     else
       load_state(nullptr, S);
@@ -201,18 +204,19 @@ __device__ inline void begin_part(CarrySmem& s, const Params& params, const Plan
   }
 }
 // The part whose last position is n: its state to the carrier before, or out.
-__device__ inline void end_part(const Params& params, const Plan& plan, int carrier, int n,
+__device__ inline void end_part(const Params& params, const Plan& plan, int n,
                                 const float (&S)[64]) {
-  const Place p = place_of(params, plan, carrier * plan.steps + n);
+  const int group = group_of(params);
+  const Place p = place_of(params, plan, blockIdx.x / group * plan.steps + n);
   const int64_t job = int64_t(p.seq) * params.num_value_heads + p.head;
   if (p.end < p.count) {
-    store_state(params.handoff + int64_t(carrier) * kWidth * kWidth, S);
+    store_state(params.handoff + int64_t(blockIdx.x) * kWidth * kWidth, S);
     __threadfence();
     named_sync(1 + carry_tid() / 128, 128);
-    if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, carrier), 1u);
+    if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, blockIdx.x), 1u);
   } else if (params.state_out) {
     const int64_t all = int64_t(params.num_seqs) * params.num_value_heads;
-    store_state(params.state_out + (params.is_transfer ? p.kind * all + job : job) * kWidth * kWidth,
+    store_state(params.state_out + (is_identity(params) ? all + job : job) * kWidth * kWidth,
                 S);
   }
 }
@@ -230,8 +234,8 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
   auto part = [&]() -> const Part& { return s.part[carry_tid() / 128]; };
   int n = 0;
 #pragma unroll 1
-  while (n < num_positions(*params.plan, blockIdx.x)) {
-    begin_part(s, params, *params.plan, blockIdx.x, n, S);
+  while (n < num_positions(*params.plan, blockIdx.x / group_of(params))) {
+    begin_part(s, params, *params.plan, n, S);
     wait_values(s, n, part().rest - n * kChunk);
     load_values(s, n % kKeyStages, acc);
 #pragma unroll 1
@@ -313,7 +317,7 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
     } while (n < reread(part().end));
     store_output(s, (n - 1) % kKeyStages, part().token + (n - 1) * kChunk,
                  part().rest - (n - 1) * kChunk, part().head, O, params, map_o);
-    end_part(params, *params.plan, blockIdx.x, n - 1, S);
+    end_part(params, *params.plan, n - 1, S);
   }
   if (carry_tid() % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

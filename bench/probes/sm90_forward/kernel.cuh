@@ -24,7 +24,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
           params.state_out[j * kWidth * kWidth + i] =
               params.state_in ? params.state_in[j * kWidth * kWidth + i] : 0.f;
     }
-  const bool is_carrier = int(blockIdx.x) < plan.carriers;
+  const int group = group_of(params);
+  const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
   CarrySmem& sc = *reinterpret_cast<CarrySmem*>(raw);
   PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
   if (threadIdx.x == 0) {
@@ -48,7 +49,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
   __syncthreads();
-  const int preparer = blockIdx.x - plan.carriers, preparers = gridDim.x - plan.carriers;
+  const int preparer = blockIdx.x - group * plan.carriers;
+  const int preparers = gridDim.x - group * plan.carriers;
   const int num_items = (plan.total - preparer + preparers - 1) / preparers;
   // The compiler gives a branch the registers it asks for only if the largest comes first.
   if (is_carrier && wg < 2) {
@@ -56,7 +58,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     carry_state(sc, params, &map_o);
   } else if (is_carrier) {
     cutlass::arch::warpgroup_reg_dealloc<kLoadRegs>();
-    if (threadIdx.x == 256) load_packets(sc, params, plan, &map_v, blockIdx.x);
+    if (threadIdx.x == 256) load_packets(sc, params, plan, &map_v, blockIdx.x / group);
   } else if (wg < 2) {
     cutlass::arch::warpgroup_reg_alloc<kRowRegs>();
     prepare_rows<kGate, kForm>(sp, params, num_items);

@@ -24,12 +24,13 @@ __device__ inline void begin_item(PrepareSmem& s, const Params& params, const In
   const int lane = threadIdx.x % 32, st = n % kRawStages;
   const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
                      opaque(s.plan.num_seqs)};
-  const StepOf item = item_at(plan, blockIdx.x - plan.carriers + n * (gridDim.x - plan.carriers));
+  const int carriers = group_of(params) * plan.carriers;
+  const StepOf item = item_at(plan, blockIdx.x - carriers + n * (gridDim.x - carriers));
   const Place p = place_of(params, plan, item.carrier * plan.steps + item.step);
   const int first = __ldg(params.cu_seqlens + p.seq);
   const int len = __ldg(params.cu_seqlens + p.seq + 1) - first;
   const int token = first + p.chunk * kChunk;
-  const int hv = opaque(params.num_value_heads), qk_head = p.head / (hv / params.num_heads);
+  const int hv = opaque(params.num_value_heads), qk_head = divide(p.head, divide(hv, params.num_heads));
   f.rest = min(len - p.chunk * kChunk, kChunk);
   barrier_wait(&s.raw_empty[st], (n / kRawStages & 1) ^ 1);
   if (lane == 0) {
@@ -42,11 +43,11 @@ __device__ inline void begin_item(PrepareSmem& s, const Params& params, const In
       tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, qk_head, token, bar);
       tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, qk_head, token, bar);
     }
-    const int slot = item.step % opaque(params.ring_slots);
+    const int slot = item.step & (params.ring_slots - 1);  // a power of two
     s.stage[st].item = {f.rest, item.step,
                         params.ring + int64_t(item.carrier) * params.ring_slots + slot,
                         ready_flag(params, item.carrier, slot),
-                        consumed_flag(params, item.carrier)};
+                        consumed_flag(params, group_of(params) * item.carrier)};
   }
   __syncwarp();
   f.bias = make_float4(0.f, 0.f, 0.f, 0.f);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernel.cuh"
+#include "segments.cuh"
 
 using namespace deltic::gpu;
 using bf16 = __nv_bfloat16;
@@ -34,8 +35,14 @@ struct Tensors {
   int* cu;
   int tokens, heads, value_heads, seqs;
   std::vector<int> lens;
-  // workspace
   void* workspace;
+};
+// A call in segments of so many chunks.
+struct Split {
+  int segments = 0, transfers = 0;
+  int *cu = nullptr, *first = nullptr;
+  float *transfer = nullptr, *state_in = nullptr, *state_out = nullptr;
+  std::vector<int> last;  // segment of each sequence that ends it
 };
 
 // --- inputs --------------------------------------------------------------------------------------
@@ -163,21 +170,24 @@ void launch_kernel(const Tensors& t, Params p, cudaStream_t stream) {
       map(kGate == Gate::kChannel ? t.g : t.v, t.value_heads), map(t.o, t.value_heads), p);
   CHECK(cudaGetLastError());
 }
-void launch(const Tensors& t, Config cfg, float scale, float lower_bound, cudaStream_t stream) {
-  const Workspace w = workspace_of(t.seqs);
+Params params_of(const Tensors& t, float scale, float lower_bound, int seqs) {
+  const Workspace w = workspace_of(seqs);
   auto* base = static_cast<uint8_t*>(t.workspace);
   Params p{};
   p.cu_seqlens = t.cu, p.beta = t.beta, p.a_log = t.a_log, p.dt_bias = t.dt_bias, p.o = t.o;
   p.g_head = t.g;
   p.state_in = t.state_in, p.state_out = t.state_out, p.scale = scale;
   p.lower_bound = lower_bound;
-  p.num_seqs = t.seqs, p.num_heads = t.heads, p.num_value_heads = t.value_heads;
+  p.num_seqs = seqs, p.num_heads = t.heads, p.num_value_heads = t.value_heads;
   p.ring_slots = g_ring;
   p.plan = reinterpret_cast<Plan*>(base);
   p.flags = reinterpret_cast<uint32_t*>(base + w.flags);
   p.chunk_prefix = reinterpret_cast<int*>(base + w.prefix);
   p.handoff = reinterpret_cast<float*>(base + w.handoff);
   p.ring = reinterpret_cast<Packet*>(base + w.ring);
+  return p;
+}
+void launch_gate(const Tensors& t, Config cfg, const Params& p, cudaStream_t stream) {
   if (cfg.gate == Gate::kNone)
     launch_kernel<Gate::kNone, GateForm::kLogDecay>(t, p, stream);
   else if (cfg.gate == Gate::kHead && cfg.form == GateForm::kLogDecay)
@@ -192,6 +202,60 @@ void launch(const Tensors& t, Config cfg, float scale, float lower_bound, cudaSt
     launch_kernel<Gate::kChannel, GateForm::kBounded>(t, p, stream);
   else
     std::printf("no such instantiation\n"), std::exit(1);
+}
+void launch(const Tensors& t, Config cfg, float scale, float lower_bound, cudaStream_t stream,
+            const Split* split = nullptr) {
+  if (!split || !split->segments) {
+    launch_gate(t, cfg, params_of(t, scale, lower_bound, t.seqs), stream);
+    return;
+  }
+  const int64_t state = int64_t(t.value_heads) * kWidth * kWidth;
+  Params p = params_of(t, scale, lower_bound, split->transfers);
+  p.cu_seqlens = split->cu, p.is_transfer = true, p.state_out = split->transfer;
+  launch_gate(t, cfg, p, stream);
+  CHECK(cudaFuncSetAttribute(merge_segments, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             sizeof(MergeSmem)));
+  const MergeParams m{split->transfer, split->first,   t.state_in,
+                      split->state_in, t.value_heads, split->transfers};
+  merge_segments<<<dim3(kWidth / kMergeRows, t.value_heads, t.seqs), kWidth, sizeof(MergeSmem),
+                   stream>>>(m);
+  CHECK(cudaGetLastError());
+  p = params_of(t, scale, lower_bound, split->segments);
+  p.cu_seqlens = split->cu, p.state_in = split->state_in, p.state_out = split->state_out;
+  launch_gate(t, cfg, p, stream);
+  for (int i = 0; i < t.seqs; i++)
+    CHECK(cudaMemcpyAsync(t.state_out + i * state, split->state_out + split->last[i] * state,
+                          state * 4, cudaMemcpyDeviceToDevice, stream));
+}
+Split make_split(const Tensors& t, int chunks) {
+  Split s;
+  if (chunks == 0) return s;
+  std::vector<int> cu{0}, first;
+  int start = 0;
+  for (int len : t.lens) {
+    first.push_back(int(cu.size()) - 1);
+    for (int at = 0; at == 0 || at < len; at += chunks * kChunk)
+      cu.push_back(start + std::min(len, at + chunks * kChunk));
+    start += len;
+    s.last.push_back(int(cu.size()) - 2);
+  }
+  first.push_back(int(cu.size()) - 1);
+  s.segments = int(cu.size()) - 1;
+  s.transfers = t.seqs == 1 ? s.segments - 1 : s.segments;  // the last segment needs none
+  const int64_t state = int64_t(t.value_heads) * kWidth * kWidth * 4;
+  CHECK(cudaMalloc(&s.cu, cu.size() * 4));
+  CHECK(cudaMalloc(&s.first, first.size() * 4));
+  CHECK(cudaMemcpy(s.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
+  CHECK(cudaMemcpy(s.first, first.data(), first.size() * 4, cudaMemcpyHostToDevice));
+  CHECK(cudaMalloc(&s.transfer, 2 * s.segments * state));
+  CHECK(cudaMalloc(&s.state_in, s.segments * state));
+  CHECK(cudaMalloc(&s.state_out, s.segments * state));
+  return s;
+}
+void free_split(Split& s) {
+  for (void* p : {(void*)s.cu, (void*)s.first, (void*)s.transfer, (void*)s.state_in,
+                  (void*)s.state_out})
+    CHECK(cudaFree(p));
 }
 
 struct Fills {
@@ -227,7 +291,7 @@ Tensors make_tensors(std::vector<int> lens, int heads, int value_heads, Config c
   genf(t.state_out, m, kNormal, 10);
   CHECK(cudaMalloc(&t.cu, cu.size() * 4));
   CHECK(cudaMemcpy(t.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
-  CHECK(cudaMalloc(&t.workspace, workspace_of(t.seqs).bytes));
+  CHECK(cudaMalloc(&t.workspace, workspace_of(t.seqs + t.tokens / 64 + 1).bytes));
   CHECK(cudaDeviceSynchronize());
   return t;
 }
@@ -254,8 +318,9 @@ double rms_error(const std::vector<X>& x, const std::vector<double>& ref) {
 }
 
 bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int value_heads, Fills f,
-           double limit) {
+           double limit, int segment = 0) {
   Tensors t = make_tensors(lens, heads, value_heads, cfg, f, 42);
+  Split split = make_split(t, segment);
   int64_t n = int64_t(t.tokens) * value_heads * 128, m = int64_t(t.seqs) * value_heads * 128 * 128;
   float scale = 1.f / std::sqrt(128.f), lb = -5.f;
   double *rs, *ro;
@@ -264,7 +329,7 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
   auto run = [&](std::vector<bf16>& o, std::vector<float>& s) {
     CHECK(cudaMemset(t.o, 0xff, n * 2));
     CHECK(cudaMemset(t.state_out, 0xff, m * 4));
-    launch(t, cfg, scale, lb, nullptr);
+    launch(t, cfg, scale, lb, nullptr, &split);
     CHECK(cudaDeviceSynchronize());
     o = fetch(t.o, n), s = fetch(t.state_out, m);
   };
@@ -277,7 +342,7 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
   // Other roles: the bits must not depend on who prepares and who carries what.
   const float c = g_carry_us, pr = g_prepare_us;
   const int ctas = g_ctas, ring = g_ring;
-  g_carry_us = 1.f, g_prepare_us = 9.f, g_ring = 3, g_ctas = 29;
+  g_carry_us = 1.f, g_prepare_us = 9.f, g_ring = 4, g_ctas = 29;
   run(o3, s3);
   g_carry_us = c, g_prepare_us = pr, g_ring = ring, g_ctas = ctas;
   auto equal = [&](auto& a, auto& b) {
@@ -286,7 +351,7 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
   bool same = equal(o1, o2) && equal(s1, s2), roles = equal(o1, o3) && equal(s1, s3);
   // Packing: the last sequence alone.
   bool alone = true;
-  if (lens.size() > 1) {
+  if (lens.size() > 1 && !segment) {
     const int last = int(lens.size()) - 1, from = t.tokens - lens[last];
     int host[2] = {from, t.tokens};
     Tensors u = t;
@@ -336,12 +401,13 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
   std::fflush(stdout);
   CHECK(cudaFree(rs));
   CHECK(cudaFree(ro));
+  free_split(split);
   free_tensors(t);
   return ok;
 }
 
 double time_case(std::vector<int> lens, int heads, int value_heads, const char* name, int g_fill,
-                 Config cfg, double anchor) {
+                 Config cfg, double anchor, int segment = -1) {
   int64_t tokens = 0, chunks = 0;
   for (int n : lens) tokens += n, chunks += (n + 63) / 64;
   const double bytes = cfg.gate == Gate::kChannel
@@ -353,6 +419,11 @@ double time_case(std::vector<int> lens, int heads, int value_heads, const char* 
   Fills f;
   f.g = g_fill;
   for (int i = 0; i < sets; i++) t.push_back(make_tensors(lens, heads, value_heads, cfg, f, 7 + i));
+  const int longest = (*std::max_element(lens.begin(), lens.end()) + 63) / 64;
+  if (segment < 0)
+    segment = choose_segment(costs_of(cfg.gate), int(chunks) * value_heads, longest, g_ctas);
+  std::vector<Split> splits;
+  for (auto& x : t) splits.push_back(make_split(x, segment));
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
   cudaGraph_t graph;
@@ -360,7 +431,7 @@ double time_case(std::vector<int> lens, int heads, int value_heads, const char* 
   const int per_graph = 8;
   CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   for (int i = 0; i < per_graph; i++)
-    launch(t[i % sets], cfg, 1.f / std::sqrt(128.f), -5.f, stream);
+    launch(t[i % sets], cfg, 1.f / std::sqrt(128.f), -5.f, stream, &splits[i % sets]);
   CHECK(cudaStreamEndCapture(stream, &graph));
   CHECK(cudaGraphInstantiate(&exec, graph, 0));
   cudaEvent_t a, b;
@@ -380,15 +451,16 @@ double time_case(std::vector<int> lens, int heads, int value_heads, const char* 
   const double med = ms[ms.size() / 2];
   const Plan plan = fetch(static_cast<Plan*>(t[0].workspace), 1)[0];
   std::printf(
-      "time %zu x %6d H %3d/%3d %-9s %.4f ms (%.4f..%.4f) %.2f TB/s carriers %d steps %d: %.2f "
-      "us/step, prepare %.2f us  anchor %.3f: %.2fx\n",
-      lens.size(), lens[0], heads, value_heads, name, med, ms.front(), ms.back(),
+      "time %zu x %6d H %3d/%3d %-8s seg %3d %.4f ms (%.4f..%.4f) %.2f TB/s carriers %d steps %d: "
+      "%.2f us/step, prepare %.2f us  anchor %.3f: %.2fx\n",
+      lens.size(), lens[0], heads, value_heads, name, segment, med, ms.front(), ms.back(),
       bytes / med * 1e-9, plan.carriers, plan.steps, med * 1e3 / plan.steps,
       med * 1e3 * (g_ctas - plan.carriers) / plan.total, anchor, anchor / med);
   std::fflush(stdout);
   CHECK(cudaGraphExecDestroy(exec));
   CHECK(cudaGraphDestroy(graph));
   CHECK(cudaStreamDestroy(stream));
+  for (auto& x : splits) free_split(x);
   for (auto& x : t) free_tensors(x);
   return med;
 }
@@ -429,6 +501,12 @@ int main(int argc, char** argv) {
     ok &= check("per head, -1e-4..-1000, 1 x 1000", gdn, {1000}, 4, 8, {.g = kGateMix}, 6e-3);
     ok &= check("per head, softplus inside, 2 x 1000", gdn_soft, {1000, 1000}, 4, 8, {}, 6e-3);
     ok &= check("no gate, ragged", none, ragged, 2, 4, {}, 6e-3);
+    ok &= check("bounded, 1 x 4096, segments of 8", kda, {4096}, 2, 2, {}, 6e-3, 8);
+    ok &= check("slow, 1 x 4000, segments of 5", log, {4000}, 4, 4, {.g = kGateSlow}, 6e-3, 5);
+    ok &= check("-1e-4..-1000, ragged, segments of 2", log, {700, 1, 0, 65, 300}, 2, 2,
+                {.g = kGateMix}, 6e-3, 2);
+    ok &= check("per head, slow, 1 x 4096, segments of 8", gdn, {4096}, 2, 4, {.g = kGateSlow},
+                6e-3, 8);
     check("correlated keys, slow, 1 x 500 (info)", log, {500}, 4, 4,
           {.g = kGateSlow, .k = kCorrelated}, 1);
     std::printf("%s\n", ok ? "ALL OK" : "SOME FAILED");
@@ -447,13 +525,20 @@ int main(int argc, char** argv) {
     }
     const Row rows[] = {{{8192}, 96, 1.395},  {{8192}, 64, 1.183}, {{8192}, 32, .974},
                         {{8192}, 8, .813},    {{32768}, 8, 3.174}, {{131072}, 4, 12.08}};
-    for (const Row& r : rows) time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor);
+    for (const Row& r : rows)
+      time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor, 0);
+    for (int i = 2; i < 6; i++)
+      for (int seg : {8, 16, 32})
+        time_case(rows[i].lens, rows[i].heads, rows[i].heads, "random", kNormal, kda,
+                  rows[i].anchor, seg * (i == 5 ? 4 : 1));
     for (int i = 0; i < 4; i++)
-      time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor);
+      time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor, 0);
     time_case({8192}, 16, 32, "gdn slow", kGateSlow, gdn, .232);
     time_case({8192}, 16, 64, "gdn slow", kGateSlow, gdn, .357);
     time_case({8192, 8192, 8192, 8192}, 16, 32, "gdn slow", kGateSlow, gdn, .401);
     time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236);
+    time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236, 16);
+    time_case({8192}, 16, 32, "gdn slow", kGateSlow, gdn, .232, 0);
   }
 #ifdef DELTIC_TRACE
   if (what == "trace") {  // clock reads of the first carrier and the last preparer

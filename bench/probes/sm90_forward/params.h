@@ -21,7 +21,7 @@ struct PacketKeys {
 };
 struct PacketRest {
   uint8_t kr[kTile];      // k exp(G_last - G)
-  uint8_t t[kHalf];       // diag(1/|k|) (I + L)^-1 diag(beta/|k|)
+  uint8_t t[kHalf];       // (I + D L)^-1 D, D = beta/|k|^2, L = k k^T with decays, i > j
   uint8_t aqk[kHalf];     // -q k^T with decays, i >= j
   float decay[kWidth];    // exp(G_last)
 };
@@ -35,7 +35,7 @@ static_assert(sizeof(Packet) == 65 * 1024 && sizeof(PacketRest) % 16 == 0);
 // Who does what; written by the planning kernel, the same for every CTA of a call.
 struct Plan {
   int total;      // chunks of all jobs; a job is (sequence, value head), in this order
-  int carriers;   // CTAs that carry a state; the others prepare
+  int carriers;   // times one CTA (transfer: two) carry a state; the others prepare
   int steps;      // chunks per carrier: carrier i has positions [i steps, (i + 1) steps)
   int num_seqs;
 };
@@ -51,11 +51,12 @@ struct Params {
   float* state_out;            // [N,HV,V,K] or null
   float scale, lower_bound;
   int num_seqs, num_heads, num_value_heads;
-  // Transfer: two jobs per (sequence, value head), no o: E (state from 0) and M (values 0, state
-  // from the identity); state_out is then [2,N,HV,V,K]: E, then M transposed.
+  // Transfer (S_out = M S_in + E): every carrier is two CTAs that read the same packets, one for E (state
+  // from 0), one for M (values 0, state from the identity); no o; state_out is [2,N,HV,V,K]: E, then
+  // M transposed.
   bool is_transfer;
   // Workspace.
-  int ring_slots;            // packets per carrier
+  int ring_slots;            // packets per carrier, a power of two
   Plan* plan;
   int* chunk_prefix;         // [N+1] chunks before each sequence
   uint32_t* flags;           // ready [CTAs][kMaxRing], consumed [CTAs][32], handoff [CTAs][32]
@@ -68,11 +69,13 @@ __host__ __device__ inline int64_t flag_words(int ctas) { return int64_t(ctas) *
 __device__ inline uint32_t* ready_flag(const Params& p, int carrier, int slot) {
   return p.flags + carrier * kMaxRing + slot;
 }
-__device__ inline uint32_t* consumed_flag(const Params& p, int carrier) {
-  return p.flags + gridDim.x * kMaxRing + carrier * 32;
+// Of carrying CTAs: group * carrier + which of the group.
+__device__ inline uint32_t* consumed_flag(const Params& p, int cta) {
+  return p.flags + gridDim.x * kMaxRing + cta * 32;
 }
-__device__ inline uint32_t* handoff_flag(const Params& p, int carrier) {
-  return p.flags + gridDim.x * (kMaxRing + 32) + carrier * 32;
+__device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
+  return p.flags + gridDim.x * (kMaxRing + 32) + cta * 32;
 }
+__host__ __device__ inline int group_of(const Params& p) { return p.is_transfer ? 2 : 1; }
 
 }  // namespace deltic::gpu

@@ -23,31 +23,40 @@ __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
   return even > longest ? even : longest;
 }
 // Time of a split of the CTAs, for choosing: the slower of the two roles.
-__host__ __device__ inline float split_time(Costs c, int total, int longest, int carriers,
+__host__ __device__ inline float split_time(Costs c, int total, int longest, int carriers, int group,
                                             int ctas) {
   const float carry = c.carry * steps_of(total, longest, carriers);
-  const float prepare = c.prepare * total / (ctas - carriers);
+  const float prepare = c.prepare * total / (ctas - group * carriers);
   return carry > prepare ? carry : prepare;
 }
 // Fewest carriers among the best splits.
-__host__ __device__ inline int choose_carriers(Costs c, int total, int longest, int ctas) {
+__host__ __device__ inline int choose_carriers(Costs c, int total, int longest, int group, int ctas) {
   int best = 1;
-  float time = split_time(c, total, longest, 1, ctas);
-  for (int n = 2; n < ctas; n++) {
-    const float t = split_time(c, total, longest, n, ctas);
+  float time = split_time(c, total, longest, 1, group, ctas);
+  for (int n = 2; group * n < ctas; n++) {
+    const float t = split_time(c, total, longest, n, group, ctas);
     if (t < time) time = t, best = n;
   }
   return best;
 }
 
+// a / b for 0 <= a / b < 2^22: a third of the instructions of an exact division.
+__device__ inline int divide(int a, int b) {
+  int q = int(float(a) * __frcp_rn(float(b)));
+  const int r = a - q * b;
+  if (r < 0) q--;
+  if (r >= b) q++;
+  return q;
+}
+
 struct Place {  // of one chunk of one job
-  int seq, head, kind, chunk;
+  int seq, head, chunk;
   int begin, end;  // chunks of the job that this carrier has
   int count;       // chunks of the job
 };
-__device__ inline Place locate(const Plan& plan, const int* prefix, int jobs_per_seq, int kinds,
+__device__ inline Place locate(const Plan& plan, const int* prefix, int jobs_per_seq,
                                int position) {
-  const int q = position / jobs_per_seq;
+  const int q = divide(position, jobs_per_seq);
   int lo = 0, hi = plan.num_seqs;  // prefix[lo] <= q < prefix[hi]
   while (hi - lo > 1) {
     const int mid = (lo + hi) / 2;
@@ -60,9 +69,9 @@ __device__ inline Place locate(const Plan& plan, const int* prefix, int jobs_per
   p.seq = lo;
   const int first = __ldg(prefix + lo), rel = position - jobs_per_seq * first;
   p.count = __ldg(prefix + lo + 1) - first;
-  const int job = rel / p.count, off = rel - job * p.count;
-  p.head = job / kinds, p.kind = job - p.head * kinds;
-  const int start = position - off, border = (start / plan.steps + 1) * plan.steps;
+  const int job = divide(rel, p.count), off = rel - job * p.count;
+  p.head = job;
+  const int start = position - off, border = (divide(start, plan.steps) + 1) * plan.steps;
   const int here = min(p.count, border - start), later = p.count - here;
   if (off < here)
     p.begin = later, p.end = p.count, p.chunk = later + off;
@@ -72,9 +81,7 @@ __device__ inline Place locate(const Plan& plan, const int* prefix, int jobs_per
 }
 
 __device__ inline Place place_of(const Params& params, const Plan& plan, int position) {
-  const int kinds = params.is_transfer ? 2 : 1;
-  return locate(plan, params.chunk_prefix, opaque(params.num_value_heads) * kinds, opaque(kinds),
-                position);
+  return locate(plan, params.chunk_prefix, opaque(params.num_value_heads), position);
 }
 
 // Packets are prepared step by step, all carriers of a step in turn; the last carrier may have
@@ -83,10 +90,11 @@ struct StepOf {
   int step, carrier;
 };
 __device__ inline StepOf item_at(const Plan& plan, int index) {
-  const int full = plan.total / plan.steps, more = plan.total - full * plan.steps;
+  const int full = divide(plan.total, plan.steps), more = plan.total - full * plan.steps;
   const int wide = more * (full + 1);  // packets of the steps in which the last carrier is there too
-  if (index < wide) return {index / (full + 1), index % (full + 1)};
-  return {more + (index - wide) / full, (index - wide) % full};
+  const bool is_wide = index < wide;
+  const int i = is_wide ? index : index - wide, n = is_wide ? full + 1 : full, step = divide(i, n);
+  return {is_wide ? step : more + step, i - step * n};
 }
 
 // One CTA: chunk counts, roles, and flags back to zero.
@@ -122,9 +130,10 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     params.chunk_prefix[i] = before;
     before += chunks(i);
   }
-  const int total =
-      s_sum[kThreads - 1] * params.num_value_heads * (params.is_transfer ? 2 : 1);
-  s_time[tid] = tid >= 1 && tid < ctas ? split_time(costs, total, s_longest, tid, ctas) : INFINITY;
+  const int total = s_sum[kThreads - 1] * params.num_value_heads, group = group_of(params);
+  s_time[tid] = tid >= 1 && group * tid < ctas
+                    ? split_time(costs, total, s_longest, tid, group, ctas)
+                    : INFINITY;
   __syncthreads();
   if (tid == 0) {
     params.chunk_prefix[n] = s_sum[kThreads - 1];

@@ -37,8 +37,8 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
       const bool is_in = token < stage.item.rest;
       const float kk = (n ? kq[1] : kq[0]) + 1e-6f, rk = is_in ? rsqrtf(kk) : 1.f;
       const float rq = is_in ? rsqrtf((n ? qq[1] : qq[0]) + 1e-6f) : 1.f;
-      s.k_scale[token] = rk;
-      s.beta_k[token] = stage.beta[token] * rk;
+      s.v_scale[token] = is_in ? kk * rk : 1.f;
+      s.row_scale[token] = stage.beta[token] * rk * rk;
       s.o_scale[token] = -scale * rq;
       const float d = is_in ? -(n ? kq[3] : kq[2]) : 0.f;
       *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
@@ -47,24 +47,17 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
   }
 }
 
-// Two scores of adjacent columns: to L with its scales (warps 0, 1), or to Aqk (warps 2, 3).
+// Two scores of adjacent columns: to L with the row's scale (warps 0, 1), or to Aqk (warps 2, 3).
 __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a, float b) {
   if (is_q) {
     *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) =
         pack_bf16(-a, -b);
   } else {
-    const float f = s.beta_k[row];
-    const float2 c = *reinterpret_cast<const float2*>(&s.k_scale[col]);
-    *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) = make_float2(a * f * c.x, b * f * c.y);
+    const float f = s.row_scale[row];
+    *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) = make_float2(a * f, b * f);
   }
 }
-__device__ inline void put_one(Scores& s, bool is_q, int row, int col, float a) {
-  if (is_q)
-    *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) =
-        __float2bfloat16_rn(-a);
-  else
-    s.l[row * kPitch + col] = a * s.beta_k[row] * s.k_scale[col];
-}
+
 // What a level owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place. Levels of 1
 // to 8 tokens (log2 0 to 3): four 8 x 8 blocks on the diagonal, one for each 16 tokens, and in these
 // blocks of the level's own size.
@@ -75,11 +68,20 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int base = 32 * upper + 16 * i, row = base + 2 * (ln.g & ~low) + low + 1 + (ln.g & low);
+    const float f = is_q ? -1.f : s.row_scale[row];
+    const uint32_t aqk = smem_u32(s.aqk) + row * 128, l = smem_u32(s.l) + row * (4 * kPitch);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       const int c = 2 * ln.x + n, col = base + 2 * (c & ~low) + (c & low);
-      const float a = upper ? acc[8 + 6 * i + n] : acc[6 * i + n];
-      if ((ln.g ^ c) <= low) put_one(s, is_q, row, col, a);
+      const float a = (upper ? acc[8 + 6 * i + n] : acc[6 * i + n]) * f;
+      if ((ln.g ^ c) <= low) {
+        if (is_q)
+          asm volatile("st.shared.b16 [%0], %1;" ::"r"(aqk + ((2 * col) ^ ((row & 7) << 4))),
+                       "h"(__bfloat16_as_ushort(__float2bfloat16_rn(a)))
+                       : "memory");
+        else
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(l + 4 * col), "f"(a) : "memory");
+      }
     }
   }
 }
@@ -196,20 +198,19 @@ __device__ inline void invert(float* l, int barrier) {
 // T with its scales, and Aqk, to the packet: 16 bytes per access, zeros above the diagonal.
 __device__ inline void write_tiles(const Scores& s, Packet* out) {
   const int tid = thread_index() % 128;
-  out->scales[tid] = tid < kChunk ? 1.f / s.k_scale[tid] : s.o_scale[tid - kChunk];
+  out->scales[tid] = tid < kChunk ? s.v_scale[tid] : s.o_scale[tid - kChunk];
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int row = 16 * i + tid / 8, j = tid % 8, at = row * 128 + ((j ^ (row & 7)) << 4);
     *reinterpret_cast<uint4*>(out->rest.aqk + at) = *reinterpret_cast<const uint4*>(s.aqk + at);
-    const float rk = s.k_scale[row];
     uint32_t t[4];
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       const float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + 8 * j + 4 * n]);
-      const float4 c = *reinterpret_cast<const float4*>(&s.beta_k[8 * j + 4 * n]);
+      const float4 c = *reinterpret_cast<const float4*>(&s.row_scale[8 * j + 4 * n]);
       const int left = row - 8 * j - 4 * n;  // columns up to the diagonal, less one
-      const float x = left >= 0 ? a.x * rk * c.x : 0.f, y = left >= 1 ? a.y * rk * c.y : 0.f;
-      const float z = left >= 2 ? a.z * rk * c.z : 0.f, w = left >= 3 ? a.w * rk * c.w : 0.f;
+      const float x = left >= 0 ? a.x * c.x : 0.f, y = left >= 1 ? a.y * c.y : 0.f;
+      const float z = left >= 2 ? a.z * c.z : 0.f, w = left >= 3 ? a.w * c.w : 0.f;
       t[2 * n] = pack_bf16(x, y), t[2 * n + 1] = pack_bf16(z, w);
     }
     *reinterpret_cast<uint4*>(out->rest.t + at) = make_uint4(t[0], t[1], t[2], t[3]);
@@ -295,7 +296,10 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     if (threadIdx.x % 128 == 64 && n < num_items) {
       const Item& item = s.stage[which].item;
       const int over = item.step - params.ring_slots;
-      if (over >= 0) wait_flag<false>(item.consumed, over + 1);
+      if (over >= 0) {
+        wait_flag<false>(item.consumed, over + 1);
+        if (params.is_transfer) wait_flag<false>(item.consumed + 32, over + 1);
+      }
       barrier_arrive(&s.place_free[which]);
     }
     __syncwarp();

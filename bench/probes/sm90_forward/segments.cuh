@@ -1,0 +1,94 @@
+// Long sequences in segments: transfers (M, E) of all segments at once, the states at their borders
+// from these, and then all segments as sequences of their own. Exact for every gate; differs from one
+// pass by rounding.
+#pragma once
+#include "plan.cuh"
+#include "ptx.cuh"
+
+namespace deltic::gpu {
+
+struct MergeParams {
+  const float* transfer;   // [2, num_transfers, HV, V, K]: E, then M transposed
+  const int* first;        // [N+1] first segment of each sequence
+  const float* state_in;   // [N,HV,V,K] or null
+  float* segment_state;    // [segments,HV,V,K]
+  int num_value_heads, num_transfers;
+};
+constexpr int kMergeRows = 8;  // value rows per CTA: rows of S pass through M independently
+struct MergeSmem {
+  alignas(128) float m[2][kWidth * kWidth];
+  float s[kMergeRows][kWidth];
+  uint64_t full[2];
+};
+
+// CTA (rows / 8, head, sequence), 128 threads: S <- S M^T + E along the segments, fp32.
+__global__ __launch_bounds__(kWidth) void merge_segments(const __grid_constant__ MergeParams p) {
+  extern __shared__ __align__(128) uint8_t raw[];
+  MergeSmem& s = *reinterpret_cast<MergeSmem*>(raw);
+  const int tid = threadIdx.x, row = blockIdx.x * kMergeRows, head = blockIdx.y, seq = blockIdx.z;
+  const int begin = p.first[seq], end = p.first[seq + 1];
+  const int64_t size = kWidth * kWidth, hv = p.num_value_heads;
+  const float* m = p.transfer + p.num_transfers * hv * size;
+  auto load = [&](int i) {
+    uint64_t* bar = &s.full[i & 1];
+    barrier_expect(bar, sizeof(s.m[0]));
+    bulk_load(s.m[i & 1], m + (i * hv + head) * size, sizeof(s.m[0]), bar);
+  };
+  if (tid == 0) {
+    barrier_init(&s.full[0], 1), barrier_init(&s.full[1], 1);
+    asm volatile("fence.mbarrier_init.release.cluster;");
+    for (int i = begin; i < min(begin + 2, end - 1); i++) load(i);
+  }
+  float x[kMergeRows];
+#pragma unroll
+  for (int r = 0; r < kMergeRows; r++)
+    x[r] = p.state_in ? p.state_in[(seq * hv + head) * size + (row + r) * kWidth + tid] : 0.f;
+  uint32_t phase[2] = {};
+  for (int i = begin; i < end; i++) {
+    const int64_t at = (i * hv + head) * size + row * kWidth + tid;
+#pragma unroll
+    for (int r = 0; r < kMergeRows; r++) p.segment_state[at + r * kWidth] = x[r];
+    if (i + 1 == end) break;
+    __syncthreads();  // s and the other buffer of m have been read
+    if (tid == 0 && i > begin && i + 1 < end - 1) load(i + 1);
+#pragma unroll
+    for (int r = 0; r < kMergeRows; r++) {
+      s.s[r][tid] = x[r];
+      x[r] = p.transfer[at + r * kWidth];
+    }
+    __syncthreads();
+    barrier_wait(&s.full[i & 1], phase[i & 1]);
+    phase[i & 1] ^= 1;
+#pragma unroll 4
+    for (int c = 0; c < kWidth; c += 4) {
+      float b[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) b[j] = s.m[i & 1][(c + j) * kWidth + tid];
+#pragma unroll
+      for (int r = 0; r < kMergeRows; r++) {
+        const float4 a = *reinterpret_cast<const float4*>(&s.s[r][c]);
+        x[r] += a.x * b[0] + a.y * b[1] + a.z * b[2] + a.w * b[3];
+      }
+    }
+  }
+}
+
+// Policy: chunks per segment (0: no split) for sequences of `longest` chunks, `total` in all jobs.
+// Microseconds of a launch and of a merge step as measured.
+constexpr float kLaunchUs = 12.f, kMergeUs = 1.2f;
+inline int choose_segment(Costs c, int total, int longest, int ctas) {
+  int best = 0;
+  float time = split_time(c, total, longest, choose_carriers(c, total, longest, 1, ctas), 1, ctas);
+  for (int n = 2; n <= 64 && n <= longest / 4; n++) {
+    const int chunks = (longest + n - 1) / n, most = total - total / n;  // the last needs no transfer
+    const float transfer =
+        split_time(c, most, chunks, choose_carriers(c, most, chunks, 2, ctas), 2, ctas);
+    const float forward =
+        split_time(c, total, chunks, choose_carriers(c, total, chunks, 1, ctas), 1, ctas);
+    const float t = transfer + forward + n * kMergeUs + 2 * kLaunchUs;
+    if (t < time) time = t, best = chunks;
+  }
+  return best;
+}
+
+}  // namespace deltic::gpu
