@@ -1,8 +1,8 @@
 // The state chain: a warpgroup carries 64 value columns of S (V x K, fp32 accumulators) through the
 // chunks of its CTA's positions. Packets arrive by bulk copy from the ring.
 //
-// S goes into the products negated: then v - k S starts from v as accumulator, and o comes out as
-// -o (Aqk and the scale of o are negated by the preparing role).
+// The chain's first product accumulates on -v |k| (the scale of v comes negated), and T comes negated: no
+// instruction is spent on signs.
 #pragma once
 #include "plan.cuh"
 #include "ptx.cuh"
@@ -80,7 +80,7 @@ __device__ inline void wait_values(CarrySmem& s, int n, int rest) {
     named_sync(1 + tid / 128, 128);
   }
 }
-// acc = v |k| as V x token accumulators: the inverse carries the matching 1/|k|. No branch: runs
+// acc = -v |k| as V x token accumulators: the inverse carries the matching 1/|k|. No branch: runs
 // while products are under way.
 __device__ inline void load_values(CarrySmem& s, int st, float (&acc)[32]) {
   const int tid = carry_tid(), x = tid % 4;
@@ -245,11 +245,11 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
       const uint32_t ka = smem_u32(s.keys[ks].kd), qa = smem_u32(s.keys[ks].qd);
       uint32_t as[32];
 #pragma unroll
-      for (int i = 0; i < 32; i++) as[i] = pack_bf16(-S[2 * i], -S[2 * i + 1]);
+      for (int i = 0; i < 32; i++) as[i] = pack_bf16(S[2 * i], S[2 * i + 1]);
       fence_operands(acc);
       cute::warpgroup_arrive();
 #pragma unroll
-      for (int j = 0; j < 8; j++)  // v - (k exp(G)) S
+      for (int j = 0; j < 8; j++)  // (k exp(G)) S - v
         wgmma<MmaN64>(acc, &as[4 * j], tile_desc(ka + (j / 4) * kHalf + (j % 4) * 32, 16, 1024));
       cute::warpgroup_commit_batch();
       TRACE(0, n, 1);
@@ -262,7 +262,7 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
       fence_operands(O);
       cute::warpgroup_arrive();
 #pragma unroll
-      for (int j = 0; j < 8; j++)  // -(q exp(G)) S
+      for (int j = 0; j < 8; j++)  // (q exp(G)) S
         wgmma<MmaN64>(O, &as[4 * j], tile_desc(qa + (j / 4) * kHalf + (j % 4) * 32, 16, 1024),
                       j > 0);
       cute::warpgroup_commit_batch();
@@ -274,7 +274,7 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
       fence_operands(acc);
       cute::warpgroup_arrive();
 #pragma unroll
-      for (int j = 0; j < 4; j++)  // v_new = T (v - k S)
+      for (int j = 0; j < 4; j++)  // v_new = -T (k S - v)
         wgmma<MmaN64>(acc, &av[4 * j], tile_desc(ta + j * 32, 16, 1024), j > 0);
       cute::warpgroup_commit_batch();
       {
@@ -303,7 +303,7 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
         wgmma<MmaN128>(S, &av[4 * j], tile_desc(ra + j * 2048, kHalf, 1024));
       cute::warpgroup_commit_batch();
 #pragma unroll
-      for (int j = 0; j < 4; j++)  // -o
+      for (int j = 0; j < 4; j++)  // o
         wgmma<MmaN64>(O, &av[4 * j], tile_desc(aa + j * 32, 16, 1024));
       cute::warpgroup_commit_batch();
       TRACE(0, n, 8);

@@ -21,13 +21,13 @@ struct PacketKeys {
 };
 struct PacketRest {
   uint8_t kr[kTile];      // k exp(G_last - G)
-  uint8_t t[kHalf];       // (I + D L)^-1 D, D = beta/|k|^2, L = k k^T with decays, i > j
-  uint8_t aqk[kHalf];     // -q k^T with decays, i >= j
+  uint8_t t[kHalf];       // -(I + D L)^-1 D, D = beta/|k|^2, L = k k^T with decays, i > j
+  uint8_t aqk[kHalf];     // q k^T with decays, i >= j
   float decay[kWidth];    // exp(G_last)
 };
 struct Packet {
   PacketKeys keys;
-  float scales[2 * kChunk];  // |k|, then -scale/|q|
+  float scales[2 * kChunk];  // -|k|, then scale/|q|
   PacketRest rest;
 };
 static_assert(sizeof(Packet) == 65 * 1024 && sizeof(PacketRest) % 16 == 0);

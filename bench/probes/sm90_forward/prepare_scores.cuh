@@ -37,10 +37,10 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
       const bool is_in = token < stage.item.rest;
       const float kk = (n ? kq[1] : kq[0]) + 1e-6f, rk = is_in ? rsqrtf(kk) : 1.f;
       const float rq = is_in ? rsqrtf((n ? qq[1] : qq[0]) + 1e-6f) : 1.f;
-      s.v_scale[token] = is_in ? kk * rk : 1.f;
+      s.v_scale[token] = is_in ? -kk * rk : 1.f;
       s.row_scale[token] = stage.beta[token] * rk * rk;
-      s.o_scale[token] = -scale * rq;
-      const float d = is_in ? -(n ? kq[3] : kq[2]) : 0.f;
+      s.o_scale[token] = scale * rq;
+      const float d = is_in ? (n ? kq[3] : kq[2]) : 0.f;
       *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
           __float2bfloat16_rn(d);
     }
@@ -51,7 +51,7 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
 __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a, float b) {
   if (is_q) {
     *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) =
-        pack_bf16(-a, -b);
+        pack_bf16(a, b);
   } else {
     const float f = s.row_scale[row];
     *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) = make_float2(a * f, b * f);
@@ -68,7 +68,7 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int base = 32 * upper + 16 * i, row = base + 2 * (ln.g & ~low) + low + 1 + (ln.g & low);
-    const float f = is_q ? -1.f : s.row_scale[row];
+    const float f = is_q ? 1.f : s.row_scale[row];
     const uint32_t aqk = smem_u32(s.aqk) + row * 128, l = smem_u32(s.l) + row * (4 * kPitch);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
@@ -105,9 +105,10 @@ __device__ inline void put_level32(Scores& s, const float (&acc)[16], int warp, 
                acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
 }
 
-// Inverse of a 16 x 16 diagonal block of I + L by substitution in fp32; a lane holds a column.
-__device__ inline void invert_block(float* block, const Lane& ln) {
+// Inverses of two 16 x 16 diagonal blocks of I + L by substitution in fp32; a lane holds a column.
+__device__ inline void invert_blocks(float* first, float* second, const Lane& ln) {
   const int c = ln.id % 16;
+  float* const block = ln.id < 16 ? first : second;
   float x[16];
 #pragma unroll
   for (int r = 0; r < 16; r++) {
@@ -123,10 +124,8 @@ __device__ inline void invert_block(float* block, const Lane& ln) {
     x[r] = sum + odd;
   }
   __syncwarp();
-  if (ln.id < 16) {
 #pragma unroll
-    for (int r = 0; r < 16; r++) block[r * kPitch + c] = x[r];
-  }
+  for (int r = 0; r < 16; r++) block[r * kPitch + c] = x[r];
   __syncwarp();
 }
 // A 16 x 16 block as two operands or accumulators of 16 x 8.
@@ -163,39 +162,62 @@ __device__ inline void multiply(Block& d, const Block& a, const float* b, const 
       mma_tf32(d.m[j], a.m[k], p[0], p[kPitch]);
     }
 }
-// (I + L)^-1 in place: 16 x 16 blocks, then T21 = -(T22 L21) T11 for blocks of 16 and of 32.
+// (I + L)^-1 in place: 16 x 16 blocks, then T21 = -(T22 L21) T11 for blocks of 16 and of 32. Three warps;
+// the fourth loads meanwhile. barrier: of 96 threads.
 __device__ inline void invert(float* l, int barrier) {
   const int warp = thread_index() % 128 / 32;
   const Lane ln(thread_index());
   auto block = [&](int i, int j) { return l + (16 * i) * kPitch + 16 * j; };
-  invert_block(block(warp, warp), ln);
-  named_sync(barrier, kScoreThreads);
-  if (warp & 1) {
+  if (warp < 2) {
+    const int i = 2 * warp;
+    invert_blocks(block(i, i), block(i + 1, i + 1), ln);
     Block y = {}, z = {};
-    multiply(y, load_block(block(warp, warp), ln), block(warp, warp - 1), ln);
-    multiply(z, y, block(warp - 1, warp - 1), ln);
+    multiply(y, load_block(block(i + 1, i + 1), ln), block(i + 1, i), ln);
+    multiply(z, y, block(i, i), ln);
     __syncwarp();
-    store_negative(block(warp, warp - 1), z, ln);
+    store_negative(block(i + 1, i), z, ln);
   }
-  named_sync(barrier, kScoreThreads);
-  // Warp (row of blocks, column of blocks).
-  const int row = 2 + (warp & 1), col = warp >> 1;
-  Block y[2] = {}, z = {};
+  named_sync(barrier, 96);
+  // Rows of blocks 2 and 3 against columns 0 and 1. Products of blocks: six in warp 0, four in warp 1,
+  // two and three in warp 2.
+  Block z[2] = {};
+  if (warp == 0) {
+    Block y[2] = {};
 #pragma unroll
-  for (int i = 2; i < 4; i++) {
-    if (i > row) break;
-    const Block a = load_block(block(row, i), ln);
-    if (col == 0) multiply(y[0], a, block(i, 0), ln);
-    multiply(y[1], a, block(i, 1), ln);
+    for (int i = 2; i < 4; i++) {
+      const Block a = load_block(block(3, i), ln);
+      multiply(y[0], a, block(i, 0), ln);
+      multiply(y[1], a, block(i, 1), ln);
+    }
+    multiply(z[0], y[0], block(0, 0), ln);
+    multiply(z[0], y[1], block(1, 0), ln);
+  } else if (warp == 1) {
+    Block y[2] = {};
+    const Block a = load_block(block(2, 2), ln);
+    multiply(y[0], a, block(2, 0), ln);
+    multiply(y[1], a, block(2, 1), ln);
+    multiply(z[0], y[0], block(0, 0), ln);
+    multiply(z[0], y[1], block(1, 0), ln);
+  } else {
+    Block y[2] = {};
+    multiply(y[0], load_block(block(2, 2), ln), block(2, 1), ln);
+    multiply(y[1], load_block(block(3, 2), ln), block(2, 1), ln);
+    multiply(y[1], load_block(block(3, 3), ln), block(3, 1), ln);
+    multiply(z[0], y[0], block(1, 1), ln);
+    multiply(z[1], y[1], block(1, 1), ln);
   }
-  if (col == 0) multiply(z, y[0], block(0, 0), ln);
-  multiply(z, y[1], block(1, col), ln);
-  named_sync(barrier, kScoreThreads);  // L of the lower half has been read
-  store_negative(block(row, col), z, ln);
-  named_sync(barrier, kScoreThreads);
+  named_sync(barrier, 96);  // L of the lower half has been read
+  if (warp == 0) {
+    store_negative(block(3, 0), z[0], ln);
+  } else if (warp == 1) {
+    store_negative(block(2, 0), z[0], ln);
+  } else {
+    store_negative(block(2, 1), z[0], ln);
+    store_negative(block(3, 1), z[1], ln);
+  }
 }
 
-// T with its scales, and Aqk, to the packet: 16 bytes per access, zeros above the diagonal.
+// -T with its scales, and Aqk, to the packet: 16 bytes per access, zeros above the diagonal.
 __device__ inline void write_tiles(const Scores& s, Packet* out) {
   const int tid = thread_index() % 128;
   out->scales[tid] = tid < kChunk ? s.v_scale[tid] : s.o_scale[tid - kChunk];
@@ -209,8 +231,8 @@ __device__ inline void write_tiles(const Scores& s, Packet* out) {
       const float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + 8 * j + 4 * n]);
       const float4 c = *reinterpret_cast<const float4*>(&s.row_scale[8 * j + 4 * n]);
       const int left = row - 8 * j - 4 * n;  // columns up to the diagonal, less one
-      const float x = left >= 0 ? a.x * c.x : 0.f, y = left >= 1 ? a.y * c.y : 0.f;
-      const float z = left >= 2 ? a.z * c.z : 0.f, w = left >= 3 ? a.w * c.w : 0.f;
+      const float x = left >= 0 ? -a.x * c.x : 0.f, y = left >= 1 ? -a.y * c.y : 0.f;
+      const float z = left >= 2 ? -a.z * c.z : 0.f, w = left >= 3 ? -a.w * c.w : 0.f;
       t[2 * n] = pack_bf16(x, y), t[2 * n + 1] = pack_bf16(z, w);
     }
     *reinterpret_cast<uint4*>(out->rest.t + at) = make_uint4(t[0], t[1], t[2], t[3]);
@@ -282,16 +304,6 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
   for (int i = threadIdx.x % 128; i < kHalf / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
   named_sync(barrier, kScoreThreads);
-  Fetched fetched;
-  auto begin_load = [&](int n) {
-    if (threadIdx.x % 128 >= 96 && n < num_items)
-      begin_item<kGate, kForm>(s, params, maps, n, fetched);
-    __syncwarp();
-  };
-  auto finish_load = [&](int n) {
-    if (threadIdx.x % 128 >= 96 && n < num_items) finish_item<kGate, kForm>(s, params, n, fetched);
-    __syncwarp();
-  };
   auto wait_place = [&](int n) {  // the packet's place has been read by its carrier
     if (threadIdx.x % 128 == 64 && n < num_items) {
       const Item& item = s.stage[which].item;
@@ -304,8 +316,11 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     }
     __syncwarp();
   };
-  begin_load(which);
-  finish_load(which);
+  if (threadIdx.x % 128 >= 96 && which < num_items) {
+    Fetched fetched;
+    begin_item<kGate, kForm>(s, params, maps, which, fetched);
+    finish_item<kGate, kForm>(s, params, which, fetched);
+  }
   named_sync(barrier, kScoreThreads);
   wait_place(which);
 #pragma unroll 1
@@ -344,18 +359,23 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       pair_scores(sc, stage, s.k[st], s.q[st], warp, ln);
       barrier_arrive(&s.raw_empty[st]);
     }
-    begin_load(n + 2);
     named_sync(barrier, kScoreThreads);  // L complete
     TRACE(2, n, 5);
-    invert(sc.l, barrier);
+    if (tid < 96) {
+      invert(sc.l, barrier + 2);
+    } else if (n + 2 < num_items) {
+      Fetched fetched;
+      begin_item<kGate, kForm>(s, params, maps, n + 2, fetched);
+      finish_item<kGate, kForm>(s, params, n + 2, fetched);
+    }
     TRACE(2, n, 6);
-    finish_load(n + 2);
+    named_sync(barrier, kScoreThreads);  // the inverse is complete
     write_tiles(sc, out);
     TRACE(2, n, 7);
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
     named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known
     TRACE(2, n, 8);
-    if (tid == 32) store_release(ready, step + 1);
+    if (tid == 96) store_release(ready, step + 1);
     wait_place(n + 2);
   }
 }

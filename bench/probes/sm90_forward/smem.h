@@ -43,7 +43,7 @@ struct Scores {
   float l[kChunk * kPitch];       // L, then its inverse block by block in place
   uint8_t aqk[kHalf];             // above the diagonal zero
   float row_scale[kChunk];  // beta/|k|^2: of rows of L, of columns of the inverse
-  float v_scale[kChunk];    // |k|
+  float v_scale[kChunk];    // -|k|
   float o_scale[kChunk];
 };
 struct PrepareSmem {
