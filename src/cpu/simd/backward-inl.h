@@ -46,10 +46,9 @@ class Backward {
   }
 
   void run(std::span<std::byte> workspace) const {
-    const deltic_save saved = check_saved_header(p_, Chain::kArithmetic);
-    const SavedLayout layout(p_, saved);
-    if (p_.saved.bytes < layout.bytes) {
-      fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", layout.bytes, " bytes, got ",
+    const Kept kept(p_);
+    if (p_.saved.bytes < kept.layout.bytes) {
+      fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", kept.layout.bytes, " bytes, got ",
            p_.saved.bytes);
     }
     Scratch m(workspace.data());
@@ -68,12 +67,12 @@ class Backward {
       if (whole) {
         const SegmentMemory seg(memory, thread, *this, false);
         for (int64_t i = next++; i < tasks; i = next++) {
-          run_task<false>(memory, seg, mine, saved, layout, memory.order[i / p_.H], i % p_.H);
+          Task<false>(*this, memory, seg, mine, kept, memory.order[i / p_.H], i % p_.H).run();
         }
       } else {
         const SegmentMemory seg(memory, 0, *this, true);
         for (int64_t i = 0; i < tasks; ++i) {
-          run_task<true>(memory, seg, mine, saved, layout, memory.order[i / p_.H], i % p_.H);
+          Task<true>(*this, memory, seg, mine, kept, memory.order[i / p_.H], i % p_.H).run();
         }
       }
       chain_.leave();
@@ -83,6 +82,14 @@ class Backward {
 
  private:
   int64_t state_floats() const { return shape_.panels * shape_.panel_floats(); }
+
+  // What the forward kept.
+  struct Kept {
+    deltic_save save;
+    SavedLayout layout;
+    explicit Kept(const Problem& p)
+        : save(check_saved_header(p, Chain::kArithmetic)), layout(p, save) {}
+  };
 
   struct Memory {
     int64_t *order, *loads;  // [N], [threads]
@@ -129,37 +136,39 @@ class Backward {
   struct Chunk {
     Operands operands;
     float *k, *q, *e, *k_inverse_norm, *q_inverse_norm;  // as PrepareScratch has them
-    ChunkStates states;
+    float *S, *Y;     // incoming state and v_new, in panels; elsewhere if they were kept
     double* d_param;  // [1 + Kp] sums of this chunk: dA_log, ddt_bias
+    ChunkStates states;
 
     Chunk(Scratch& m, const Shape& s) : operands(m, s) {
       k = m.take<float>(s.C * s.Kp), q = m.take<float>(s.C * s.Kp);
       e = m.take<float>(kGate == Gate::channel ? s.C * s.Kp : s.C);
       k_inverse_norm = m.take<float>(s.C), q_inverse_norm = m.take<float>(s.C);
-      states.S = m.take<float>(s.panels * s.panel_floats());
-      states.Y = m.take<float>(s.panels * kPanel * s.C);
+      S = m.take<float>(s.panels * s.panel_floats()), Y = m.take<float>(s.panels * kPanel * s.C);
       d_param = m.take<double>(1 + s.Kp);
+      states = {S, Y, nullptr, nullptr};
     }
   };
 
   // What one task holds for the segment it works on. A team needs the gradients of all its chunks
-  // at once, a single thread those of one.
+  // at once, a single thread those of a chunk and of the one before it.
   struct SegmentMemory {
     std::byte *chunks, *gradients;
     float *dq, *dk;  // [segment C][Kp]
     float* dS;       // [group] gradients of the state, in panels
     float* starts;   // [group][segments] states at segment starts, where none were saved
     size_t chunk_bytes, gradient_bytes;
+    int64_t num_gradients;
 
     SegmentMemory(Scratch& m, const Backward& b, bool team) {
       const Shape& s = b.shape_;
       Scratch chunk(nullptr), gradient(nullptr);
       Chunk(chunk, s);
       gradient.take<float>(s.panels * (s.panel_floats() + kPanel * s.C));
-      chunk_bytes = chunk.used(), gradient_bytes = team ? gradient.used() : 0;
+      chunk_bytes = chunk.used(), gradient_bytes = gradient.used();
       chunks = m.take<std::byte>(static_cast<int64_t>(chunk_bytes) * b.segment_);
-      gradients =
-          m.take<std::byte>(static_cast<int64_t>(gradient.used()) * (team ? b.segment_ : 1));
+      num_gradients = team ? b.segment_ : 2;
+      gradients = m.take<std::byte>(static_cast<int64_t>(gradient_bytes) * num_gradients);
       dq = m.take<float>(b.segment_ * s.C * s.Kp), dk = m.take<float>(b.segment_ * s.C * s.Kp);
       dS = m.take<float>(b.group_ * b.state_floats());
       starts = m.take<float>(
@@ -182,10 +191,14 @@ class Backward {
   Chunk chunk(const SegmentMemory& seg, int64_t j) const {
     Scratch m(seg.chunks + static_cast<size_t>(j) * seg.chunk_bytes);
     Chunk c(m, shape_);
-    c.states.dS =
-        reinterpret_cast<float*>(seg.gradients + static_cast<size_t>(j) * seg.gradient_bytes);
-    c.states.dX = c.states.dS + shape_.panels * shape_.panel_floats();
+    c.states.dS = gradient_after(seg, j);
+    c.states.dX = gradient_after(seg, j) + state_floats();
     return c;
+  }
+  // The gradient of the state after chunk j, in panels.
+  float* gradient_after(const SegmentMemory& seg, int64_t j) const {
+    return reinterpret_cast<float*>(seg.gradients + static_cast<size_t>(j % seg.num_gradients) *
+                                                        seg.gradient_bytes);
   }
   int64_t chunks(const Sequence& s) const { return (s.length + shape_.C - 1) / shape_.C; }
   ChunkPlace place(const Sequence& s, int64_t head, int64_t chunk) const {
@@ -209,170 +222,241 @@ class Backward {
     }
   }
 
+  // One sequence and q/k head with the value heads of its group, by one thread or by the team.
   template <bool kTeam>
-  void run_task(const Memory& memory, const SegmentMemory& seg, const ThreadMemory& mine,
-                deltic_save saved, const SavedLayout& layout, int64_t n, int64_t k_head) const {
-    const Sequence s = sequence(p_, n);
-    const int64_t total = chunks(s), segments = (total + segment_ - 1) / segment_;
-    const int64_t head0 = k_head * group_;
-    for_each<kTeam>(group_ * shape_.panels, [&](int64_t i) {
-      load_state(p_.d_final, p_.d_final ? n : -1, head0 + i / shape_.panels, shape_,
-                 i % shape_.panels, gradient_state(seg, i / shape_.panels, i % shape_.panels));
-      if (has_params() && i % shape_.panels == 0) {
-        double* sums = params(memory, n, head0 + i / shape_.panels);
-        std::fill(sums, sums + 1 + shape_.Kp, 0.0);
-      }
-    });
-    const auto start = [&](int64_t segment, int64_t h, int64_t panel, float* S) {
-      if (segment == 0) return load_state(p_.state_in, s.read_slot, head0 + h, shape_, panel, S);
-      if (saved == DELTIC_SAVE_STATES) {
-        const int64_t index = memory.first_state[n] + segment - 1;
-        return load_saved(
-            saved_payload(p_.saved) + (index * p_.HV + head0 + h) * layout.state_floats, panel, S);
-      }
-      const float* from = seg.starts + (h * (max_segments() - 1) + segment - 1) * state_floats();
-      std::memcpy(S, from + panel * shape_.panel_floats(),
-                  static_cast<size_t>(shape_.panel_floats()) * sizeof(float));
-    };
+  struct Task {
+    const Backward& b;
+    const Memory& memory;
+    const SegmentMemory& seg;
+    const ThreadMemory& mine;
+    const Kept& kept;
+    int64_t n, k_head, head0, segments;
+    Sequence s;
+    Ahead ahead{};
 
-    if (saved == DELTIC_SAVE_NONE) {  // the states at segment starts, from the first token on
-      for (int64_t h = 0; h < group_; ++h) {
-        for (int64_t segment = 0; segment + 1 < segments; ++segment) {
-          const auto at = [&](int64_t j) { return place(s, head0 + h, segment * segment_ + j); };
-          const auto state = [&](int64_t panel) {
-            return seg.starts + (h * (max_segments() - 1) + segment) * state_floats() +
-                   panel * shape_.panel_floats();
-          };
-          through_segment<kTeam>(
-              segment_, [&](int64_t j) { prepare(at(j), chunk(seg, j), mine); },
-              [&](int64_t j, int64_t panel) {
-                float* S = state(panel);
-                if (j == 0) start(segment, h, panel, S);
-                carry(at(j), chunk(seg, j), panel, mine.chain.y, S, S, nullptr, mine);
-              });
+    Task(const Backward& backward, const Memory& m, const SegmentMemory& segment,
+         const ThreadMemory& thread, const Kept& k, int64_t sequence_index, int64_t head)
+        : b(backward),
+          memory(m),
+          seg(segment),
+          mine(thread),
+          kept(k),
+          n(sequence_index),
+          k_head(head),
+          head0(head * backward.group_),
+          segments((backward.chunks(sequence(backward.p_, n)) + backward.segment_ - 1) /
+                   backward.segment_),
+          s(sequence(backward.p_, n)) {}
+
+    void run() {
+      const int64_t panels = b.shape_.panels;
+      for_each<kTeam>(b.group_ * panels, [&](int64_t i) {
+        load_state(b.p_.d_final, b.p_.d_final ? n : -1, head0 + i / panels, b.shape_, i % panels,
+                   b.gradient_state(seg, i / panels, i % panels));
+        if (b.has_params() && i % panels == 0) {
+          double* sums = b.params(memory, n, head0 + i / panels);
+          std::fill(sums, sums + 1 + b.shape_.Kp, 0.0);
         }
+      });
+      for (int64_t h = 0; kept.save == DELTIC_SAVE_NONE && h < b.group_; ++h) find_starts(h);
+      for (int64_t segment = segments - 1; segment >= 0; --segment) {
+        const int64_t first = segment * b.segment_;
+        const int64_t count = std::min(b.segment_, b.chunks(s) - first);
+        for (int64_t h = 0; h < b.group_; ++h) {
+          if (kTeam || kept.save != DELTIC_SAVE_ALL) find_states(h, segment, count);
+          find_gradients(h, first, count);
+          if (b.has_params()) add_parameters(h, count);
+        }
+        for_each<kTeam>(count, [&](int64_t j) { store_keys(first, j); });
       }
+      for_each<kTeam>(b.group_ * panels, [&](int64_t i) {
+        store_state(b.p_.d_initial, b.p_.d_initial ? n : -1, head0 + i / panels, b.shape_,
+                    i % panels, b.gradient_state(seg, i / panels, i % panels));
+      });
     }
 
-    for (int64_t segment = segments - 1; segment >= 0; --segment) {
-      const int64_t first = segment * segment_, count = std::min(segment_, total - first);
-      for_each<kTeam>(count, [&](int64_t j) {
-        const size_t bytes = static_cast<size_t>(shape_.C * shape_.Kp) * sizeof(float);
-        std::memset(seg.dq + j * shape_.C * shape_.Kp, 0, bytes);
-        std::memset(seg.dk + j * shape_.C * shape_.Kp, 0, bytes);
-      });
-      for (int64_t h = 0; h < group_; ++h) {
-        const int64_t head = head0 + h;
-        const auto at = [&](int64_t j) { return place(s, head, first + j); };
-        // A single thread fetches the next chunk's rows between the products of this one.
-        Ahead ahead;
-        const auto look_ahead = [&](auto... add) {
-          if constexpr (kTeam) return;
-          ahead = Ahead();
-          (add(), ...);
-          ahead.spread(shape_.panels * Chain::kPauses);
-        };
-        through_segment<kTeam>(
-            count,
-            [&](int64_t j) {
-              if (saved == DELTIC_SAVE_ALL) {
-                restore(layout, memory.first_chunk[n] + first + j, at(j), chunk(seg, j), mine);
-              } else {
-                prepare(at(j), chunk(seg, j), mine);
-              }
-              look_ahead([&] {
-                if (j + 1 == count) return add_rows(at(j), p_.d_o, head, p_.V, &ahead);
-                add_keys<kGate>(p_, at(j + 1), &ahead);
-                add_rows(at(j + 1), p_.v, head, p_.V, &ahead);
-              });
-            },
+    ChunkPlace place(int64_t h, int64_t index) const { return b.place(s, head0 + h, index); }
+
+    // The state a segment starts from.
+    void start(int64_t segment, int64_t h, int64_t panel, float* S) const {
+      if (segment == 0) {
+        load_state(b.p_.state_in, s.read_slot, head0 + h, b.shape_, panel, S);
+      } else if (kept.save == DELTIC_SAVE_STATES) {
+        const int64_t index = (memory.first_state[n] + segment - 1) * b.p_.HV + head0 + h;
+        b.load_saved(saved_payload(b.p_.saved) + index * kept.layout.state_floats, panel, S);
+      } else {
+        std::memcpy(S, found_start(segment, h, panel),
+                    static_cast<size_t>(b.shape_.panel_floats()) * sizeof(float));
+      }
+    }
+    float* found_start(int64_t segment, int64_t h, int64_t panel) const {
+      return seg.starts + (h * (b.max_segments() - 1) + segment - 1) * b.state_floats() +
+             panel * b.shape_.panel_floats();
+    }
+
+    // The states at segment starts, from the first token on, where none were kept.
+    void find_starts(int64_t h) {
+      for (int64_t segment = 0; segment + 1 < segments; ++segment) {
+        const auto at = [&](int64_t j) { return place(h, segment * b.segment_ + j); };
+        through_segment(
+            b.segment_, [&](int64_t j) { b.prepare(at(j), b.chunk(seg, j), mine); },
             [&](int64_t j, int64_t panel) {
-              if (saved == DELTIC_SAVE_ALL) return;
-              const ChunkStates c = chunk(seg, j).states;
-              float* S = c.S + panel * shape_.panel_floats();
+              float* S = found_start(segment + 1, h, panel);
               if (j == 0) start(segment, h, panel, S);
-              float* next = j + 1 < count
-                                ? chunk(seg, j + 1).states.S + panel * shape_.panel_floats()
-                                : nullptr;
-              carry(at(j), chunk(seg, j), panel, c.Y + panel * kPanel * shape_.C, S, next, &ahead,
-                    mine);
+              b.carry(at(j), b.chunk(seg, j), panel, mine.chain.y, S, S, nullptr, mine);
             });
-        const auto pull_panel = [&](int64_t j, int64_t panel) {
-          pull(at(j), chunk(seg, j), panel, mine, gradient_state(seg, h, panel), &ahead);
-        };
-        const auto give = [&](int64_t j) {
-          const Chunk c = chunk(seg, j);
-          const int64_t rows = j * shape_.C * shape_.Kp;
-          const PrepareScratch scratch = redirect(mine, c);
-          chunk_gradients<kGate, Engine>(p_, at(j), shape_, scratch, mine.gradient, mine.room,
-                                         c.states, seg.dq + rows, seg.dk + rows);
-          store_gradients<kGate>(p_, at(j), shape_, scratch, mine.gradient, c.states, c.d_param);
-        };
-        if constexpr (kTeam) {
-          for_each<true>(shape_.panels, [&](int64_t panel) {
-            for (int64_t j = count - 1; j >= 0; --j) pull_panel(j, panel);
-          });
-          for_each<true>(count, give);
-        } else {
-          for (int64_t j = count - 1; j >= 0; --j) {
+      }
+    }
+
+    // Operands, incoming state and v_new of every chunk of a segment.
+    void find_states(int64_t h, int64_t segment, int64_t count) {
+      const int64_t first = segment * b.segment_;
+      const auto at = [&](int64_t j) { return place(h, first + j); };
+      if (kept.save == DELTIC_SAVE_ALL) {
+        return for_each<kTeam>(count, [&](int64_t j) { restored(h, first, j); });
+      }
+      through_segment(
+          count,
+          [&](int64_t j) {
+            b.prepare(at(j), b.chunk(seg, j), mine);
             look_ahead([&] {
-              add_rows(at(j), p_.dv, head, p_.V, &ahead);
-              if (kGate == Gate::channel) add_rows(at(j), p_.dg, head, p_.K, &ahead);
-              if (j > 0) add_rows(at(j - 1), p_.d_o, head, p_.V, &ahead);
+              if (j + 1 == count) return add_rows(at(j), b.p_.d_o, at(j).head, b.p_.V, &ahead);
+              add_keys<kGate>(b.p_, at(j + 1), &ahead);
+              add_rows(at(j + 1), b.p_.v, at(j).head, b.p_.V, &ahead);
             });
-            for (int64_t panel = 0; panel < shape_.panels; ++panel) pull_panel(j, panel);
-            give(j);
-          }
-        }
-        if (has_params()) {
-          // In chunk order, whoever computed them.
-          for_each<kTeam>(1, [&](int64_t) {
-            double* sums = params(memory, n, head);
-            for (int64_t j = count - 1; j >= 0; --j) {
-              const double* add = chunk(seg, j).d_param;
-              for (int64_t i = 0; i < 1 + shape_.Kp; ++i) sums[i] += add[i];
-            }
+          },
+          [&](int64_t j, int64_t panel) {
+            const Chunk c = b.chunk(seg, j);
+            const int64_t state = panel * b.shape_.panel_floats();
+            if (j == 0) start(segment, h, panel, c.S + state);
+            float* next = j + 1 < count ? b.chunk(seg, j + 1).S + state : nullptr;
+            b.carry(at(j), c, panel, c.Y + panel * kPanel * b.shape_.C, c.S + state, next, &ahead,
+                    mine);
           });
+    }
+
+    // A chunk of which all was kept: S and Y stay where they are, only its rows are formed again.
+    void restored(int64_t h, int64_t first, int64_t j) const {
+      b.restore(kept_chunk(h, first, j), kept.layout, place(h, first + j), b.chunk(seg, j), mine);
+    }
+    const float* kept_chunk(int64_t h, int64_t first, int64_t j) const {
+      const int64_t index = (memory.first_chunk[n] + first + j) * b.p_.HV + head0 + h;
+      return saved_payload(b.p_.saved) + index * kept.layout.chunk_floats();
+    }
+    Chunk chunk(int64_t h, int64_t first, int64_t j) const {
+      Chunk c = b.chunk(seg, j);
+      if (kept.save == DELTIC_SAVE_ALL) {
+        const float* from = kept_chunk(h, first, j);
+        if (kept.layout.state_floats == b.state_floats()) c.states.S = from;
+        c.states.Y = from + kept.layout.state_floats;
+      }
+      return c;
+    }
+
+    // The gradient of the state backwards through a segment, and each chunk's gradients.
+    void find_gradients(int64_t h, int64_t first, int64_t count) {
+      const auto pull = [&](int64_t j, int64_t panel) {
+        const int64_t state = panel * b.shape_.panel_floats();
+        float* outside = b.gradient_state(seg, h, panel);
+        if (j == count - 1) {
+          std::memcpy(b.gradient_after(seg, j) + state, outside,
+                      static_cast<size_t>(b.shape_.panel_floats()) * sizeof(float));
+        }
+        float* before = j > 0 ? b.gradient_after(seg, j - 1) + state : outside;
+        const Chunk c = b.chunk(seg, j);
+        with_width(b.shape_.panel_width(panel), [&](auto width) {
+          Engine::template pull<width()>(b.p_, place(h, first + j), b.shape_, c.operands, panel,
+                                         mine.chain, c.states.dX + panel * kPanel * b.shape_.C,
+                                         c.states.dS + state, before, &ahead);
+        });
+      };
+      const auto give = [&](int64_t j) {
+        const Chunk c = chunk(h, first, j);
+        const ChunkPlace at = place(h, first + j);
+        const int64_t rows = j * b.shape_.C * b.shape_.Kp;
+        const PrepareScratch scratch = redirect(mine, c);
+        chunk_gradients<kGate, Engine>(b.p_, at, b.shape_, scratch, mine.gradient, mine.room,
+                                       c.states, h == 0, seg.dq + rows, seg.dk + rows);
+        store_gradients<kGate>(b.p_, at, b.shape_, scratch, mine.gradient, c.states, c.d_param);
+      };
+      if constexpr (kTeam) {
+        for_each<true>(b.shape_.panels, [&](int64_t panel) {
+          for (int64_t j = count - 1; j >= 0; --j) pull(j, panel);
+        });
+        for_each<true>(count, give);
+      } else {
+        for (int64_t j = count - 1; j >= 0; --j) {
+          const bool restores = kept.save == DELTIC_SAVE_ALL;
+          if (restores) restored(h, first, j);
+          look_ahead([&] {
+            const ChunkPlace at = place(h, first + j), next = place(h, first + j - 1);
+            add_rows(at, b.p_.dv, at.head, b.p_.V, &ahead);
+            if (kGate == Gate::channel) add_rows(at, b.p_.dg, at.head, b.p_.K, &ahead);
+            if (j == 0) return;
+            add_rows(next, b.p_.d_o, at.head, b.p_.V, &ahead);
+            if (restores) add_keys<kGate>(b.p_, next, &ahead);
+          });
+          for (int64_t panel = 0; panel < b.shape_.panels; ++panel) pull(j, panel);
+          give(j);
         }
       }
-      for_each<kTeam>(count, [&](int64_t j) {
-        const ChunkPlace at = place(s, head0, first + j);
-        const int64_t rows = j * shape_.C * shape_.Kp;
-        const Chunk c = chunk(seg, j);  // k and q are the same for all value heads of the group
-        const float* k_norms = p_.l2norm ? c.k_inverse_norm : nullptr;
-        const float* q_norms = p_.l2norm ? c.q_inverse_norm : nullptr;
-        store_head_gradient(p_.dq, at, k_head, p_.K, shape_.Kp, p_.scale, c.q, q_norms,
-                            seg.dq + rows);
-        store_head_gradient(p_.dk, at, k_head, p_.K, shape_.Kp, 1.0f, c.k, k_norms, seg.dk + rows);
+    }
+
+    // In chunk order, whoever computed them.
+    void add_parameters(int64_t h, int64_t count) {
+      for_each<kTeam>(1, [&](int64_t) {
+        double* sums = b.params(memory, n, head0 + h);
+        for (int64_t j = count - 1; j >= 0; --j) {
+          const double* add = b.chunk(seg, j).d_param;
+          for (int64_t i = 0; i < 1 + b.shape_.Kp; ++i) sums[i] += add[i];
+        }
       });
     }
-    for_each<kTeam>(group_ * shape_.panels, [&](int64_t i) {
-      store_state(p_.d_initial, p_.d_initial ? n : -1, head0 + i / shape_.panels, shape_,
-                  i % shape_.panels, gradient_state(seg, i / shape_.panels, i % shape_.panels));
-    });
-  }
+
+    // dq and dk of a chunk; k and q are the same for all value heads of the group.
+    void store_keys(int64_t first, int64_t j) const {
+      const ChunkPlace at = place(0, first + j);
+      const int64_t rows = j * b.shape_.C * b.shape_.Kp;
+      const Chunk c = b.chunk(seg, j);
+      const float* k_norms = b.p_.l2norm ? c.k_inverse_norm : nullptr;
+      const float* q_norms = b.p_.l2norm ? c.q_inverse_norm : nullptr;
+      store_head_gradient(b.p_.dq, at, k_head, b.p_.K, b.shape_.Kp, b.p_.scale, c.q, q_norms,
+                          seg.dq + rows);
+      store_head_gradient(b.p_.dk, at, k_head, b.p_.K, b.shape_.Kp, 1.0f, c.k, k_norms,
+                          seg.dk + rows);
+    }
+
+    // A single thread fetches the next chunk's rows between the products of this one.
+    template <class Add>
+    void look_ahead(const Add& add) {
+      if constexpr (kTeam) return;
+      ahead = Ahead();
+      add();
+      ahead.spread(b.shape_.panels * Chain::kPauses);
+    }
+
+    // The chain of states through `count` chunks: prepare(j), then carry(j, panel) in order of j.
+    template <class Prepare, class Carry>
+    void through_segment(int64_t count, const Prepare& prepare, const Carry& carry) const {
+      if constexpr (kTeam) {
+        for_each<true>(count, prepare);
+        for_each<true>(b.shape_.panels, [&](int64_t panel) {
+          for (int64_t j = 0; j < count; ++j) carry(j, panel);
+        });
+      } else {
+        for (int64_t j = 0; j < count; ++j) {
+          prepare(j);
+          for (int64_t panel = 0; panel < b.shape_.panels; ++panel) carry(j, panel);
+        }
+      }
+    }
+  };
 
   float* gradient_state(const SegmentMemory& seg, int64_t h, int64_t panel) const {
     return seg.dS + h * state_floats() + panel * shape_.panel_floats();
   }
   double* params(const Memory& memory, int64_t n, int64_t head) const {
     return memory.params + (n * p_.HV + head) * (1 + shape_.Kp);
-  }
-
-  // The chain of states through `count` chunks: prepare(j), then carry(j, panel) in order of j.
-  template <bool kTeam, class Prepare, class Carry>
-  void through_segment(int64_t count, const Prepare& prepare, const Carry& carry) const {
-    if constexpr (kTeam) {
-      for_each<true>(count, prepare);
-      for_each<true>(shape_.panels, [&](int64_t panel) {
-        for (int64_t j = 0; j < count; ++j) carry(j, panel);
-      });
-    } else {
-      for (int64_t j = 0; j < count; ++j) {
-        prepare(j);
-        for (int64_t panel = 0; panel < shape_.panels; ++panel) carry(j, panel);
-      }
-    }
   }
 
   // Where a chunk's preparation goes: what its gradients need stays with the chunk.
@@ -394,22 +478,18 @@ class Backward {
                 static_cast<size_t>(rows * width) * sizeof(float));
     std::fill(S + rows * width, S + shape_.Kp * width, 0.0f);
   }
-  // A chunk whose state, new values, inverse and scores were kept: only its rows are formed again.
-  void restore(const SavedLayout& layout, int64_t index, const ChunkPlace& at, const Chunk& c,
+  // A chunk from what was kept of it, `from`; S only where it has not this engine's number of rows.
+  void restore(const float* from, const SavedLayout& layout, const ChunkPlace& at, const Chunk& c,
                const ThreadMemory& mine) const {
-    const float* from = saved_payload(p_.saved) + (index * p_.HV + at.head) * layout.chunk_floats();
-    for (int64_t panel = 0; panel < shape_.panels; ++panel) {
-      load_saved(from, panel, c.states.S + panel * shape_.panel_floats());
+    for (int64_t panel = 0; layout.state_floats != state_floats() && panel < shape_.panels;
+         ++panel) {
+      load_saved(from, panel, c.S + panel * shape_.panel_floats());
     }
-    from += layout.state_floats;
+    from += layout.state_floats + layout.y_floats;
     const PrepareScratch s = redirect(mine, c);
-    const auto copy = [&](float* to, int64_t n) {
-      std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
-      from += n;
-    };
-    copy(c.states.Y, layout.y_floats);
-    copy(s.inverse, layout.square_floats);
-    copy(s.scores, layout.square_floats);
+    const size_t bytes = static_cast<size_t>(layout.square_floats) * sizeof(float);
+    std::memcpy(s.inverse, from, bytes);
+    std::memcpy(s.scores, from + layout.square_floats, bytes);
     prepare_rows<kGate>(p_, at, shape_.Kp, s);
     Engine::pack(s, c.operands, shape_, rows_of(at.length));
   }
@@ -422,17 +502,6 @@ class Backward {
       Chain::template values<width()>(p_, at, shape_, c.operands, panel, mine.chain, S, y, ahead);
       if (next == nullptr) return;
       Chain::template advance<width()>(at, shape_, c.operands, mine.chain, y, S, next, ahead);
-    });
-  }
-
-  // One chunk of the chain of gradients on one panel; c.states keeps the gradient after the chunk.
-  void pull(const ChunkPlace& at, const Chunk& c, int64_t panel, const ThreadMemory& mine,
-            float* dS, Ahead* ahead) const {
-    with_width(shape_.panel_width(panel), [&](auto width) {
-      std::memcpy(c.states.dS + panel * shape_.panel_floats(), dS,
-                  static_cast<size_t>(shape_.Kp * width()) * sizeof(float));
-      Engine::template pull<width()>(p_, at, shape_, c.operands, panel, mine.chain,
-                                     c.states.dX + panel * kPanel * shape_.C, dS, ahead);
     });
   }
 

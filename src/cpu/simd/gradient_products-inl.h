@@ -41,10 +41,10 @@ struct GradientScratch {
 
 // A chunk's matrices that live from the chains to the gradients, all in panels.
 struct ChunkStates {
-  float* S;   // [Kp][V] incoming state
-  float* Y;   // [C][V] v_new
-  float* dX;  // [C][V]
-  float* dS;  // [Kp][V] gradient of the outgoing state
+  const float* S;   // [Kp][V] incoming state
+  const float* Y;   // [C][V] v_new
+  float* dX;        // [C][V]
+  const float* dS;  // [Kp][V] gradient of the outgoing state
 };
 
 template <int64_t kWidth>
@@ -76,10 +76,10 @@ struct GradientProducts {
       store_block(acc, y + i * kWidth, kWidth);
     }
   }
-  // S = decay S + a^T x - b^T y, contraction over tokens.
+  // next = decay S + a^T x - b^T y, contraction over tokens.
   static HWY_NOINLINE void push(const float* decay, const float* a, const float* b, int64_t ab_row,
                                 int64_t tokens, int64_t width, const float* x, const float* y,
-                                float* S, Ahead* ahead) {
+                                const float* S, float* next, Ahead* ahead) {
     for (int64_t r = 0; r < width; r += kBlockRows) {
       if (ahead != nullptr) ahead->some();
       Block acc;
@@ -87,7 +87,7 @@ struct GradientProducts {
       scale_block(acc, decay + r);
       accumulate<kVecs, false>(acc, a + r, 1, ab_row, x, kWidth, tokens);
       accumulate<kVecs, true>(acc, b + r, 1, ab_row, y, kWidth, tokens);
-      store_block(acc, S + r * kWidth, kWidth);
+      store_block(acc, next + r * kWidth, kWidth);
     }
   }
 };
@@ -206,17 +206,19 @@ struct Fp32Gradients {
 
   static void pack(const PrepareScratch&, const Operands&, const Shape&, int64_t) {}
 
-  // One chunk of the chain of gradients on one panel: dX, and dS from after the chunk to before it.
+  // One chunk of the chain of gradients on one panel: dX, and from dS, the gradient of the state
+  // after the chunk, that before it.
   template <int64_t kWidth>
   static void pull(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* dX, float* dS, Ahead* ahead) {
+                   int64_t panel, const ChainScratch& scratch, float* dX, const float* dS,
+                   float* before, Ahead* ahead) {
     using Products = GradientProducts<kWidth>;
     const int64_t rows = rows_of(at.length), Kp = s.Kp;
     float *d_o = scratch.x, *dY = scratch.y;
     load_panel_rows(p.d_o, at, s, panel, nullptr, d_o);
     Products::pull(ops.scores, s.C, rows, d_o, ops.kg, Kp, s.K, dS, dY, ahead);
     Products::lower_transposed(ops.inverse, s.C, rows, dY, dX, ahead);
-    Products::push(ops.decay, ops.qd, ops.kd, Kp, at.length, Kp, d_o, dX, dS, ahead);
+    Products::push(ops.decay, ops.qd, ops.kd, Kp, at.length, Kp, d_o, dX, dS, before, ahead);
   }
 
   // N = dX Y^T and W = dO Y^T (blocks that reach below the diagonal), dq_in = dO S^T, dk_in = dX

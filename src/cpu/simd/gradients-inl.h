@@ -275,13 +275,13 @@ inline void sum_dG(const float* e, int64_t length, int64_t Kp, const GradientScr
   }
 }
 
-// Everything of a chunk after its chains; s holds its rows (k, q, e, beta), dq_sum and dk_sum
-// [C][Kp] collect the heads of a group.
+// Everything of a chunk after its chains; s holds its rows (k, q, e, beta). dq_sum and dk_sum
+// [C][Kp] collect the heads of a group: the first one sets them.
 template <Gate kGate, class Engine>
 inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape& shape,
                             const PrepareScratch& s, const GradientScratch& g,
-                            const typename Engine::Room& room, const ChunkStates& c, float* dq_sum,
-                            float* dk_sum) {
+                            const typename Engine::Room& room, const ChunkStates& c, bool is_first,
+                            float* dq_sum, float* dk_sum) {
   const F32 d;
   const int64_t C = shape.C, Kp = shape.Kp, rows = rows_of(at.length);
   factor_rows<kGate>(s.e, rows, Kp, g);
@@ -322,8 +322,9 @@ inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape&
         row_dG = hn::Add(row_dG, dG);
       }
       const Vec dk = hn::Add(hn::Add(dk_plus, dk_minus), hn::MulAdd(own, q, dk_out));
-      hn::StoreU(hn::Add(hn::LoadU(d, dk_sum + i), dk), d, dk_sum + i);
-      hn::StoreU(hn::Add(hn::LoadU(d, dq_sum + i), hn::MulAdd(own, k, dq)), d, dq_sum + i);
+      const Vec dq_all = hn::MulAdd(own, k, dq);
+      hn::StoreU(is_first ? dk : hn::Add(hn::LoadU(d, dk_sum + i), dk), d, dk_sum + i);
+      hn::StoreU(is_first ? dq_all : hn::Add(hn::LoadU(d, dq_sum + i), dq_all), d, dq_sum + i);
     }
     if constexpr (kGate == Gate::head) g.dG[t] += sum_lanes(row_dG);
   }

@@ -92,7 +92,8 @@ struct TileGradients {
 
   template <int64_t kWidth>
   static void pull(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
-                   int64_t panel, const ChainScratch& scratch, float* dX, float* dS, Ahead* ahead) {
+                   int64_t panel, const ChainScratch& scratch, float* dX, const float* dS,
+                   float* before, Ahead* ahead) {
     const int64_t rows = rows_of(at.length), tokens = TileEngine::depth(s.C), Kp = s.Kp;
     const int64_t depth = TileEngine::depth(rows);
     uint16_t *d_o = scratch.x_pairs, *dYX = scratch.y_pairs;
@@ -118,13 +119,13 @@ struct TileGradients {
       tile_write<kRows, kWidth>(dX + i * kWidth, kWidth);
     });
     TileEngine::to_pairs<kWidth>(dX, rows, dYX);
-    TileEngine::scale_state<kWidth>(ops.decay, Kp, dS, dS);
+    TileEngine::scale_state<kWidth>(ops.decay, Kp, dS, before);
     for (int64_t c = 0; c < Kp; c += 32) {
       if (ahead != nullptr) ahead->some();
-      tile_read<32, kWidth>(dS + c * kWidth, kWidth);
+      tile_read<32, kWidth>(before + c * kWidth, kWidth);
       tile_block<32, kWidth>(ops.qd_T + c * tokens, tokens, d_o, kWidth, depth);
       tile_block<32, kWidth>(ops.minus_kd_T + c * tokens, tokens, dYX, kWidth, depth);
-      tile_write<32, kWidth>(dS + c * kWidth, kWidth);
+      tile_write<32, kWidth>(before + c * kWidth, kWidth);
     }
   }
 

@@ -178,9 +178,54 @@ HWY_INLINE Vec beta_value(deltic_beta_form form, Vec x) {
   return form == DELTIC_BETA_SIGMOID ? s : hn::Add(s, s);
 }
 
+#if HWY_TARGET == HWY_AVX3
+// One block of 16 x 16: pairs of rows, of pairs, then 128-bit blocks change places twice.
+HWY_INLINE void transpose_16x16(const float* src, int64_t src_stride, float* dst,
+                                int64_t dst_stride) {
+  __m512 r[16], t[16];
+  DELTIC_UNROLL
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_ps(src + i * src_stride);
+  DELTIC_UNROLL
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  const auto pairs = [](__m512 a, __m512 b, bool high) {
+    const __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    return _mm512_castpd_ps(high ? _mm512_unpackhi_pd(x, y) : _mm512_unpacklo_pd(x, y));
+  };
+  DELTIC_UNROLL
+  for (int i = 0; i < 16; i += 4) {  // r[i + k]: column k of each 128-bit block, rows i .. i + 3
+    r[i] = pairs(t[i], t[i + 2], false), r[i + 1] = pairs(t[i], t[i + 2], true);
+    r[i + 2] = pairs(t[i + 1], t[i + 3], false), r[i + 3] = pairs(t[i + 1], t[i + 3], true);
+  }
+  DELTIC_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    const __m512 a = _mm512_shuffle_f32x4(r[k], r[4 + k], 0x88);
+    const __m512 b = _mm512_shuffle_f32x4(r[8 + k], r[12 + k], 0x88);
+    const __m512 c = _mm512_shuffle_f32x4(r[k], r[4 + k], 0xDD);
+    const __m512 e = _mm512_shuffle_f32x4(r[8 + k], r[12 + k], 0xDD);
+    _mm512_storeu_ps(dst + k * dst_stride, _mm512_shuffle_f32x4(a, b, 0x88));
+    _mm512_storeu_ps(dst + (4 + k) * dst_stride, _mm512_shuffle_f32x4(c, e, 0x88));
+    _mm512_storeu_ps(dst + (8 + k) * dst_stride, _mm512_shuffle_f32x4(a, b, 0xDD));
+    _mm512_storeu_ps(dst + (12 + k) * dst_stride, _mm512_shuffle_f32x4(c, e, 0xDD));
+  }
+}
+#endif
+
 // dst[c][r] = src[r][c] for `rows` x `cols`, multiples of 4; strides in elements.
 inline void transpose(const float* src, int64_t src_stride, int64_t rows, int64_t cols, float* dst,
                       int64_t dst_stride) {
+#if HWY_TARGET == HWY_AVX3
+  if (rows % 16 == 0 && cols % 16 == 0) {
+    for (int64_t r = 0; r < rows; r += 16) {
+      for (int64_t c = 0; c < cols; c += 16) {
+        transpose_16x16(src + r * src_stride + c, src_stride, dst + c * dst_stride + r, dst_stride);
+      }
+    }
+    return;
+  }
+#endif
   const hn::CappedTag<float, 4> d4;
   const hn::RepartitionToWide<decltype(d4)> d2;
   for (int64_t r = 0; r < rows; r += 4) {
