@@ -525,20 +525,13 @@ int main(int argc, char** argv) {
     }
     const Row rows[] = {{{8192}, 96, 1.395},  {{8192}, 64, 1.183}, {{8192}, 32, .974},
                         {{8192}, 8, .813},    {{32768}, 8, 3.174}, {{131072}, 4, 12.08}};
-    for (const Row& r : rows)
-      time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor, 0);
-    for (int i = 2; i < 6; i++)
-      for (int seg : {8, 16, 32})
-        time_case(rows[i].lens, rows[i].heads, rows[i].heads, "random", kNormal, kda,
-                  rows[i].anchor, seg * (i == 5 ? 4 : 1));
+    for (const Row& r : rows) time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor);
     for (int i = 0; i < 4; i++)
-      time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor, 0);
+      time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor);
     time_case({8192}, 16, 32, "gdn slow", kGateSlow, gdn, .232);
     time_case({8192}, 16, 64, "gdn slow", kGateSlow, gdn, .357);
     time_case({8192, 8192, 8192, 8192}, 16, 32, "gdn slow", kGateSlow, gdn, .401);
     time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236);
-    time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236, 16);
-    time_case({8192}, 16, 32, "gdn slow", kGateSlow, gdn, .232, 0);
   }
 #ifdef DELTIC_TRACE
   if (what == "trace") {  // clock reads of the first carrier and the last preparer
@@ -563,6 +556,49 @@ int main(int argc, char** argv) {
         line(131, wg, n, wg == 0 ? 8 : wg == 1 ? 4 : 9, h[((131 * 4) * 64 + 4) * 16]);
   }
 #endif
+  if (what == "rows") {  // KDA rows with FlashKDA's times
+    struct Row {
+      std::vector<int> lens;
+      int heads;
+      double anchor;
+    };
+    const std::vector<int> mixed{1300, 547, 2048, 963, 271, 3063};
+    const Row rows[] = {{{2048}, 12, .2335},
+                        {{2048}, 16, .2407},
+                        {{4096}, 8, .4243},
+                        {{4096}, 12, .44},
+                        {std::vector<int>(4, 2048), 12, .3108},
+                        {{8192}, 16, .8652},
+                        {{1024}, 4, .1147},
+                        {{3072}, 10, .3253},
+                        {{8192}, 24, .9217},
+                        {std::vector<int>(8, 2048), 16, .4412},
+                        {{8192}, 96, 1.3952},
+                        {{8192}, 64, 1.1833},
+                        {{8192}, 32, .9738},
+                        {{8192}, 8, .8127},
+                        {mixed, 96, 1.3869},
+                        {std::vector<int>(8, 1024), 96, 1.1893},
+                        {mixed, 64, 1.0073},
+                        {std::vector<int>(8, 1024), 64, .8061},
+                        {{32768}, 32, 3.8084},
+                        {{32768}, 8, 3.1738},
+                        {{131072}, 4, 12.0845}};
+    double product = 0;
+    for (const Row& r : rows)
+      product += std::log(r.anchor /
+                          time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor));
+    std::printf("geometric mean over FlashKDA, %zu rows: %.2fx\n", std::size(rows),
+                std::exp(product / std::size(rows)));
+  }
+  if (what == "segments") {
+    for (int seg : {0, 8, 12, 16, 24, 32, 43, 64})
+      time_case({8192}, 8, 8, "random", kNormal, kda, .813, seg);
+    for (int seg : {0, 16, 32, 64, 128}) time_case({32768}, 8, 8, "random", kNormal, kda, 3.17, seg);
+    for (int seg : {64, 128, 256, 512})
+      time_case({131072}, 4, 4, "random", kNormal, kda, 12.08, seg);
+    for (int seg : {16, 32, 64, 128}) time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236, seg);
+  }
   if (what == "once") {
     const int heads = argc > 2 ? std::atoi(argv[2]) : 96;
     Tensors t = make_tensors({4096}, heads, heads, kda, {.state = false}, 1);

@@ -15,7 +15,7 @@ struct Costs {  // microseconds of one SM per chunk
   float carry, prepare;
 };
 __host__ __device__ inline Costs costs_of(Gate gate) {
-  return gate == Gate::kChannel ? Costs{1.6f, 2.6f} : Costs{1.6f, 1.2f};
+  return gate == Gate::kChannel ? Costs{2.3f, 3.8f} : Costs{2.3f, 3.0f};
 }
 
 __host__ __device__ inline int steps_of(int total, int longest, int carriers) {

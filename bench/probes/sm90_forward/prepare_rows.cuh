@@ -63,30 +63,22 @@ __device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uin
       }
     }
 }
-// Operands of 16 tokens whose boundary lies `f` further on: rows (k and q) or columns (k).
-template <bool kOne>
-__device__ inline void far_rows(const Rows& r, float f0, float f1, uint32_t rows, uint32_t lane4) {
+// Operands of 16 tokens whose boundary lies f further on: rows (k and q) or columns (k).
+__device__ inline void far_rows(const Rows& r, float2 f, uint32_t rows, uint32_t lane4) {
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-    const uint32_t f = kOne ? pack_bf16(r.fs[t][0], r.fs[t][1])
-                            : pack_bf16(r.fs[t][0] * f0, r.fs[t][1] * f1);
-    store_shared(rows + at, mul_bf16x2(r.k[t], f));
-    store_shared(rows + 32 * 128 + at, mul_bf16x2(r.q[t], f));
+    const uint32_t x = pack_bf16(r.fs[t][0] * f.x, r.fs[t][1] * f.y);
+    store_shared(rows + at, mul_bf16x2(r.k[t], x));
+    store_shared(rows + 32 * 128 + at, mul_bf16x2(r.q[t], x));
   }
 }
-template <bool kOne>
-__device__ inline void far_columns(const Rows& r, float f0, float f1, uint32_t columns,
-                                   uint32_t lane4) {
+__device__ inline void far_columns(const Rows& r, float2 f, uint32_t columns, uint32_t lane4) {
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-    uint32_t c = r.k[t];
-    if (!kOne || t < 15)
-      c = mul_bf16x2(c, kOne ? pack_bf16(r.te[t][0], r.te[t][1])
-                             : pack_bf16((t < 15 ? r.te[t][0] : 1.f) * f0,
-                                         (t < 15 ? r.te[t][1] : 1.f) * f1));
-    store_shared(columns + at, c);
+    const uint32_t x = t < 15 ? pack_bf16(r.te[t][0] * f.x, r.te[t][1] * f.y) : pack_bf16(f.x, f.y);
+    store_shared(columns + at, mul_bf16x2(r.k[t], x));
   }
 }
 
@@ -158,25 +150,24 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
         return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
       };
       TRACE(0, n, 4);
-      fill_level(Index<4>{}, [&](Level& l, uint32_t lane4) {  // level 16
-        if (b & 1)
-          far_rows<true>(r, 1.f, 1.f, rows_at(l, 8 * (b - 1)), lane4);
+      // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away from
+      // the boundary has the other's total as factor.
+#pragma unroll 1
+      for (int far = 0; far < 2; far++) {
+        barrier_wait(&s.level_empty[1 + far], 0);
+        Level& l = s.level[1 + far];
+        const uint32_t lane4 = 4 * (thread_index() % 32);
+        float2 f = make_float2(1.f, 1.f);
+        if (far && b == 3) f = total(2);
+        if (far && b == 0) f = total(1);
+        const int row = far ? 16 * (b & 1) : 8 * (b & 2);
+        if (b & (1 + far))
+          far_rows(r, f, rows_at(l, row), lane4);
         else
-          far_columns<true>(r, 1.f, 1.f, cols_at(l, 8 * b), lane4);
-      });
-      fill_level(Index<5>{}, [&](Level& l, uint32_t lane4) {  // level 32
-        if (b == 3) {
-          const float2 f = total(2);
-          far_rows<false>(r, f.x, f.y, rows_at(l, 16), lane4);
-        } else if (b == 2) {
-          far_rows<true>(r, 1.f, 1.f, rows_at(l, 0), lane4);
-        } else if (b == 1) {
-          far_columns<true>(r, 1.f, 1.f, cols_at(l, 16), lane4);
-        } else {
-          const float2 f = total(1);
-          far_columns<false>(r, f.x, f.y, cols_at(l, 0), lane4);
-        }
-      });
+          far_columns(r, f, cols_at(l, row), lane4);
+        fence_async_proxy();
+        barrier_arrive(&s.level_full[1 + far]);
+      }
       TRACE(0, n, 5);
       barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
       TRACE(0, n, 6);

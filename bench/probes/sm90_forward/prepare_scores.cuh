@@ -217,25 +217,23 @@ __device__ inline void invert(float* l, int barrier) {
   }
 }
 
-// -T with its scales, and Aqk, to the packet: 16 bytes per access, zeros above the diagonal.
+// -T with its scales (columns), and Aqk, to the packet; zeros above the diagonal.
 __device__ inline void write_tiles(const Scores& s, Packet* out) {
-  const int tid = thread_index() % 128;
+  const int tid = thread_index() % 128, col = 4 * (tid % 16);
   out->scales[tid] = tid < kChunk ? s.v_scale[tid] : s.o_scale[tid - kChunk];
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int row = 16 * i + tid / 8, j = tid % 8, at = row * 128 + ((j ^ (row & 7)) << 4);
-    *reinterpret_cast<uint4*>(out->rest.aqk + at) = *reinterpret_cast<const uint4*>(s.aqk + at);
-    uint32_t t[4];
+  for (int i = 0; i < 4; i++)
+    reinterpret_cast<uint4*>(out->rest.aqk)[128 * i + tid] =
+        reinterpret_cast<const uint4*>(s.aqk)[128 * i + tid];
+  const float4 c = *reinterpret_cast<const float4*>(&s.row_scale[col]);
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-      const float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + 8 * j + 4 * n]);
-      const float4 c = *reinterpret_cast<const float4*>(&s.row_scale[8 * j + 4 * n]);
-      const int left = row - 8 * j - 4 * n;  // columns up to the diagonal, less one
-      const float x = left >= 0 ? -a.x * c.x : 0.f, y = left >= 1 ? -a.y * c.y : 0.f;
-      const float z = left >= 2 ? -a.z * c.z : 0.f, w = left >= 3 ? -a.w * c.w : 0.f;
-      t[2 * n] = pack_bf16(x, y), t[2 * n + 1] = pack_bf16(z, w);
-    }
-    *reinterpret_cast<uint4*>(out->rest.t + at) = make_uint4(t[0], t[1], t[2], t[3]);
+  for (int i = 0; i < 8; i++) {
+    const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
+    const float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
+    const float x = left >= 0 ? -a.x * c.x : 0.f, y = left >= 1 ? -a.y * c.y : 0.f;
+    const float z = left >= 2 ? -a.z * c.z : 0.f, w = left >= 3 ? -a.w * c.w : 0.f;
+    *reinterpret_cast<uint2*>(out->rest.t + swizzled(row, col / 8) + 2 * (col % 8)) =
+        make_uint2(pack_bf16(x, y), pack_bf16(z, w));
   }
 }
 

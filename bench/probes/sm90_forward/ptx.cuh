@@ -94,22 +94,25 @@ __device__ inline void bulk_load(void* dst, const void* src, int bytes, uint64_t
       : "memory");
 }
 
+// Inputs and outputs pass through L2 once; the ring of packets is to stay there.
+constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy gives for evict_first
+
 // --- bulk tensor copies, maps of (channel, head, token)
 // --------------------------------------------
 __device__ inline void tensor_load(void* dst, const CUtensorMap* map, int channel, int head,
                                    int token, uint64_t* bar) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-      "%3, %4}], [%5];" ::"r"(smem_u32(dst)),
-      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(smem_u32(bar))
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(smem_u32(dst)),
+      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(smem_u32(bar)), "l"(kEvictFirst)
       : "memory");
 }
 __device__ inline void tensor_store(const CUtensorMap* map, const void* src, int channel, int head,
                                     int token) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];\n"
-      "cp.async.bulk.commit_group;" ::"l"(map),
-      "r"(channel), "r"(head), "r"(token), "r"(smem_u32(src))
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], "
+      "[%4], %5;\ncp.async.bulk.commit_group;" ::"l"(map),
+      "r"(channel), "r"(head), "r"(token), "r"(smem_u32(src)), "l"(kEvictFirst)
       : "memory");
 }
 __device__ inline void tensor_store_wait_read() {
@@ -163,11 +166,9 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
-__device__ inline uint32_t to_tf32(float x) {
-  uint32_t r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
+// To nearest, ties away from zero: the tensor cores drop the low 13 bits. One instruction; cvt.rna is
+// three because of infinities, which here may become NaN.
+__device__ inline uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
 // --- mma.sync
 // -------------------------------------------------------------------------------------- Rows 0..7
