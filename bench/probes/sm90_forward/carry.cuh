@@ -255,19 +255,8 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
       TRACE(0, n, 1);
       barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
       TRACE(0, n, 2);
-      if (n > reread(part().first))
-        store_output(s, (n - 1) % kKeyStages, reread(part().token) + (n - 1) * kChunk, kChunk,
-                     reread(part().head), O, params, map_o);
+      cute::warpgroup_wait<0>();
       TRACE(0, n, 3);
-      fence_operands(O);
-      cute::warpgroup_arrive();
-#pragma unroll
-      for (int j = 0; j < 8; j++)  // (q exp(G)) S
-        wgmma<MmaN64>(O, &as[4 * j], tile_desc(qa + (j / 4) * kHalf + (j % 4) * 32, 16, 1024),
-                      j > 0);
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>();
-      TRACE(0, n, 4);
       fence_operands(acc);
       pack_acc();
       const uint32_t ta = smem_u32(s.t[rs]), aa = smem_u32(s.aqk[rs]), ra = smem_u32(s.kr[rs]);
@@ -276,6 +265,17 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
 #pragma unroll
       for (int j = 0; j < 4; j++)  // v_new = -T (k S - v)
         wgmma<MmaN64>(acc, &av[4 * j], tile_desc(ta + j * 32, 16, 1024), j > 0);
+      cute::warpgroup_commit_batch();
+      if (n > reread(part().first))  // beside T: o of the chunk before
+        store_output(s, (n - 1) % kKeyStages, reread(part().token) + (n - 1) * kChunk, kChunk,
+                     reread(part().head), O, params, map_o);
+      TRACE(0, n, 4);
+      fence_operands(O);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int j = 0; j < 8; j++)  // (q exp(G)) S
+        wgmma<MmaN64>(O, &as[4 * j], tile_desc(qa + (j / 4) * kHalf + (j % 4) * 32, 16, 1024),
+                      j > 0);
       cute::warpgroup_commit_batch();
       {
         const float* decay = &s.decay[rs][2 * (carry_tid() % 4)];
@@ -288,12 +288,11 @@ __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUt
       TRACE(0, n, 5);
       // The next chunk's values, long there; after the last chunk this one's again, not used.
       const int next = n + 1 < reread(part().end) ? n + 1 : n;
-      wait_values(s, next, reread(part().rest) - next * kChunk);
+      wait_values(s, next, next > n ? reread(part().rest) - next * kChunk : kChunk);
       TRACE(0, n, 6);
-      cute::warpgroup_wait<0>();
+      cute::warpgroup_wait<1>();
       TRACE(0, n, 7);
       fence_operands(acc);
-      fence_operands(O);
       pack_acc();
       fence_operands(S);
       fence_operands(O);

@@ -74,18 +74,20 @@ __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_constant__
 }
 
 // Policy: chunks per segment (0: no split) for sequences of `longest` chunks, `total` in all jobs.
-// Microseconds of a launch and of a merge step as measured.
-constexpr float kLaunchUs = 12.f, kMergeUs = 1.2f;
+// Microseconds as measured: until the first packet of a launch is there, a merge step, a change of state.
+constexpr float kLaunchUs = 32.f, kMergeUs = 1.2f, kPartUs = 3.f;
 inline int choose_segment(Costs c, int total, int longest, int ctas) {
+  auto launch_time = [&](int chunks, int longest_part, int group) {
+    const int carriers = choose_carriers(c, chunks, longest_part, group, ctas);
+    const int parts = steps_of(chunks, longest_part, carriers) / longest_part + 1;
+    return kLaunchUs + parts * kPartUs +
+           split_time(c, chunks, longest_part, carriers, group, ctas);
+  };
   int best = 0;
-  float time = split_time(c, total, longest, choose_carriers(c, total, longest, 1, ctas), 1, ctas);
+  float time = launch_time(total, longest, 1);
   for (int n = 2; n <= 64 && n <= longest / 4; n++) {
     const int chunks = (longest + n - 1) / n, most = total - total / n;  // the last needs no transfer
-    const float transfer =
-        split_time(c, most, chunks, choose_carriers(c, most, chunks, 2, ctas), 2, ctas);
-    const float forward =
-        split_time(c, total, chunks, choose_carriers(c, total, chunks, 1, ctas), 1, ctas);
-    const float t = transfer + forward + n * kMergeUs + 2 * kLaunchUs;
+    const float t = launch_time(most, chunks, 2) + launch_time(total, chunks, 1) + n * kMergeUs;
     if (t < time) time = t, best = chunks;
   }
   return best;
