@@ -2,7 +2,7 @@
 // states, the others prepare packets for them; README.md has the schedule.
 #pragma once
 #include "carry.cuh"
-#include "prepare_scores.cuh"
+#include "prepare_heads.cuh"
 
 namespace deltic::gpu {
 
@@ -28,14 +28,15 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
   CarrySmem& sc = *reinterpret_cast<CarrySmem*>(raw);
   PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
+  HeadSmem& sh = *reinterpret_cast<HeadSmem*>(raw);
   if (threadIdx.x == 0) {
-    if (!is_carrier) sp.plan = plan;
     if (is_carrier) {
       for (int i = 0; i < kKeyStages; i++)
         barrier_init(&sc.keys_full[i], 1), barrier_init(&sc.keys_empty[i], 256);
       for (int i = 0; i < kRestStages; i++)
         barrier_init(&sc.rest_full[i], 1), barrier_init(&sc.rest_empty[i], 256);
-    } else {
+    } else if constexpr (kGate == Gate::kChannel) {
+      sp.plan = plan;
       for (int i = 0; i < kRawStages; i++)
         barrier_init(&sp.raw_full[i], 33),
             barrier_init(&sp.raw_empty[i], kRowThreads + kScoreThreads);
@@ -45,6 +46,9 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
       for (int i = 0; i < 2; i++)
         barrier_init(&sp.rows_done[i], kRowThreads), barrier_init(&sp.place_free[i], 1),
             barrier_init(&sp.turn[i], kScoreThreads);
+    } else {
+      sh.plan = plan;
+      for (int i = 0; i < kHeadGroups; i++) barrier_init(&sh.raw_full[i], 33);
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
@@ -59,12 +63,14 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   } else if (is_carrier) {
     cutlass::arch::warpgroup_reg_dealloc<kLoadRegs>();
     if (threadIdx.x == 256) load_packets(sc, params, plan, &map_v, blockIdx.x / group);
+  } else if constexpr (kGate != Gate::kChannel) {
+    prepare_heads<kGate, kForm>(sh, params, {&map_q, &map_k, &map_g}, num_items);
   } else if (wg < 2) {
     cutlass::arch::warpgroup_reg_alloc<kRowRegs>();
-    prepare_rows<kGate, kForm>(sp, params, num_items);
+    prepare_rows<kForm>(sp, params, num_items);
   } else {
     cutlass::arch::warpgroup_reg_dealloc<kScoreRegs>();
-    prepare_scores<kGate, kForm>(sp, params, {&map_q, &map_k, &map_g}, num_items);
+    prepare_scores<kForm>(sp, params, {&map_q, &map_k, &map_g}, num_items);
   }
 }
 

@@ -16,12 +16,12 @@ struct Fetched {
   int rest;
 };
 
-// One warp: raw tiles and loads of the CTA's item n. Items go by step, then carrier, so that all
-// carriers advance together.
-template <Gate kGate, GateForm kForm>
-__device__ inline void begin_item(PrepareSmem& s, const Params& params, const InputMaps& maps,
-                                  int n, Fetched& f) {
-  const int lane = threadIdx.x % 32, st = n % kRawStages;
+// One warp: raw tiles and loads of the CTA's item n into stage st, which is free. Items go by step, then
+// carrier, so that all carriers advance together.
+template <Gate kGate, GateForm kForm, class Smem>
+__device__ inline void begin_item(Smem& s, const Params& params, const InputMaps& maps, int n,
+                                  int st, Fetched& f) {
+  const int lane = threadIdx.x % 32;
   const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
                      opaque(s.plan.num_seqs)};
   const int carriers = group_of(params) * plan.carriers;
@@ -32,13 +32,12 @@ __device__ inline void begin_item(PrepareSmem& s, const Params& params, const In
   const int token = first + p.chunk * kChunk;
   const int hv = opaque(params.num_value_heads), qk_head = divide(p.head, divide(hv, params.num_heads));
   f.rest = min(len - p.chunk * kChunk, kChunk);
-  barrier_wait(&s.raw_empty[st], (n / kRawStages & 1) ^ 1);
   if (lane == 0) {
     uint64_t* bar = &s.raw_full[st];
     barrier_expect(bar, (kGate == Gate::kChannel ? 3 : 2) * kTile);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      if (kGate == Gate::kChannel)
+      if constexpr (kGate == Gate::kChannel)
         tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, p.head, token, bar);
       tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, qk_head, token, bar);
       tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, qk_head, token, bar);
@@ -72,9 +71,9 @@ __device__ inline void begin_item(PrepareSmem& s, const Params& params, const In
   }
 }
 // The same warp, later: beta, gates per head or the parameters of gates per channel.
-template <Gate kGate, GateForm kForm>
-__device__ inline void finish_item(PrepareSmem& s, const Params& params, int n, const Fetched& f) {
-  const int lane = threadIdx.x % 32, st = n % kRawStages;
+template <Gate kGate, GateForm kForm, class Smem>
+__device__ inline void finish_item(Smem& s, const Params& params, int st, const Fetched& f) {
+  const int lane = threadIdx.x % 32;
   Stage& stage = s.stage[st];
   float slope = 0.f;
   if constexpr (kGate != Gate::kNone && kForm != GateForm::kLogDecay)

@@ -82,7 +82,7 @@ __device__ inline void far_columns(const Rows& r, float2 f, uint32_t columns, ui
   }
 }
 
-template <Gate kGate, GateForm kForm>
+template <GateForm kForm>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
   const int tid = threadIdx.x, warp = tid / 32;
   const int half = warp & 1, b = warp >> 1;  // 64 channels; 16 tokens
@@ -114,103 +114,81 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
                    "r"(v)
                    : "memory");
     };
-    if constexpr (kGate == Gate::kChannel) {
-      Rows r;
-      const uint32_t g_addr = smem_u32(s.g[st]) + raw;
-      const float slope = stage.slope, bound = params.lower_bound * kLog2e;
-      const float2 bias = *reinterpret_cast<const float2*>(&stage.bias[channel]);
+    Rows r;
+    const uint32_t g_addr = smem_u32(s.g[st]) + raw;
+    const float slope = stage.slope, bound = params.lower_bound * kLog2e;
+    const float2 bias = *reinterpret_cast<const float2*>(&stage.bias[channel]);
 #pragma unroll
-      for (int t = 0; t < 16; t++) {
-        const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-        const uint32_t g = load_shared(g_addr + at);
-        r.k[t] = load_shared(k_addr + at), r.q[t] = load_shared(q_addr + at);
-        r.fs[t][0] = decay_of<kForm>(bf16_lo(g), slope, bias.x, bound);
-        r.fs[t][1] = decay_of<kForm>(bf16_hi(g), slope, bias.y, bound);
-      }
-      barrier_arrive(&s.raw_empty[st]);
-      if (rest < 16) {  // past the end: k = q = 0, decay 1
-#pragma unroll
-        for (int t = 0; t < 16; t++)
-          if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
-      }
-      TRACE(0, n, 2);
-      auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
-      auto cols_at = [&](Level& l, int row) {
-        return smem_u32(l.columns) + half * 4096 + row * 128;
-      };
-      fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) { local_level<1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-      fill_level(Index<1>{}, [&](Level& l, uint32_t lane4) { local_level<2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-      fill_level(Index<2>{}, [&](Level& l, uint32_t lane4) { local_level<4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-      fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) { local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-      TRACE(0, n, 3);
-      *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) =
-          make_float2(r.fs[15][0], r.fs[15][1]);
-      named_sync(1, kRowThreads);  // totals of all four blocks
-      auto total = [&](int i) {
-        return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
-      };
-      TRACE(0, n, 4);
-      // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away from
-      // the boundary has the other's total as factor.
-#pragma unroll 1
-      for (int far = 0; far < 2; far++) {
-        barrier_wait(&s.level_empty[1 + far], 0);
-        Level& l = s.level[1 + far];
-        const uint32_t lane4 = 4 * (thread_index() % 32);
-        float2 f = make_float2(1.f, 1.f);
-        if (far && b == 3) f = total(2);
-        if (far && b == 0) f = total(1);
-        const int row = far ? 16 * (b & 1) : 8 * (b & 2);
-        if (b & (1 + far))
-          far_rows(r, f, rows_at(l, row), lane4);
-        else
-          far_columns(r, f, cols_at(l, row), lane4);
-        fence_async_proxy();
-        barrier_arrive(&s.level_full[1 + far]);
-      }
-      TRACE(0, n, 5);
-      barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
-      TRACE(0, n, 6);
-      float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const float2 f = total(i);
-        if (i < b) p0 *= f.x, p1 *= f.y;
-        if (i > b) s0 *= f.x, s1 *= f.y;
-      }
-#pragma unroll
-      for (int t = 0; t < 16; t++) {
-        const uint32_t f = pack_bf16(r.fs[t][0] * p0, r.fs[t][1] * p1);
-        put(offsetof(Packet, keys.kd), t, mul_bf16x2(r.k[t], f));
-        put(offsetof(Packet, keys.qd), t, mul_bf16x2(r.q[t], f));
-        put(offsetof(Packet, rest.kr), t,
-            mul_bf16x2(r.k[t], pack_bf16((t < 15 ? r.te[t][0] : 1.f) * s0,
-                                         (t < 15 ? r.te[t][1] : 1.f) * s1)));
-      }
-      if (b == 0)
-        *reinterpret_cast<float2*>(&out->rest.decay[channel]) =
-            make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
-    } else {
-      TRACE(0, n, 5);
-      barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
-      TRACE(0, n, 6);
-#pragma unroll 8
-      for (int t = 0; t < 16; t++) {
-        const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-        uint32_t k = load_shared(k_addr + at), q = load_shared(q_addr + at);
-        if (t >= rest) k = q = 0;
-        const uint32_t f = stage.f[16 * b + t];
-        put(offsetof(Packet, keys.kd), t, mul_bf16x2(k, f));
-        put(offsetof(Packet, keys.qd), t, mul_bf16x2(q, f));
-        put(offsetof(Packet, rest.kr), t,
-            mul_bf16x2(k, stage.h[16 * b + t]));
-      }
-      if (b == 0) {
-        const float f = exp2_approx(stage.g_sum[kChunk - 1]);
-        *reinterpret_cast<float2*>(&out->rest.decay[channel]) = make_float2(f, f);
-      }
-      barrier_arrive(&s.raw_empty[st]);
+    for (int t = 0; t < 16; t++) {
+      const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
+      const uint32_t g = load_shared(g_addr + at);
+      r.k[t] = load_shared(k_addr + at), r.q[t] = load_shared(q_addr + at);
+      r.fs[t][0] = decay_of<kForm>(bf16_lo(g), slope, bias.x, bound);
+      r.fs[t][1] = decay_of<kForm>(bf16_hi(g), slope, bias.y, bound);
     }
+    barrier_arrive(&s.raw_empty[st]);
+    if (rest < 16) {  // past the end: k = q = 0, decay 1
+#pragma unroll
+      for (int t = 0; t < 16; t++)
+        if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
+    }
+    TRACE(0, n, 2);
+    auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
+    auto cols_at = [&](Level& l, int row) {
+      return smem_u32(l.columns) + half * 4096 + row * 128;
+    };
+    fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) { local_level<1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+    fill_level(Index<1>{}, [&](Level& l, uint32_t lane4) { local_level<2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+    fill_level(Index<2>{}, [&](Level& l, uint32_t lane4) { local_level<4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+    fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) { local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+    TRACE(0, n, 3);
+    *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) =
+        make_float2(r.fs[15][0], r.fs[15][1]);
+    named_sync(1, kRowThreads);  // totals of all four blocks
+    auto total = [&](int i) {
+      return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
+    };
+    TRACE(0, n, 4);
+    // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away from
+    // the boundary has the other's total as factor.
+#pragma unroll 1
+    for (int far = 0; far < 2; far++) {
+      barrier_wait(&s.level_empty[1 + far], 0);
+      Level& l = s.level[1 + far];
+      const uint32_t lane4 = 4 * (thread_index() % 32);
+      float2 f = make_float2(1.f, 1.f);
+      if (far && b == 3) f = total(2);
+      if (far && b == 0) f = total(1);
+      const int row = far ? 16 * (b & 1) : 8 * (b & 2);
+      if (b & (1 + far))
+        far_rows(r, f, rows_at(l, row), lane4);
+      else
+        far_columns(r, f, cols_at(l, row), lane4);
+      fence_async_proxy();
+      barrier_arrive(&s.level_full[1 + far]);
+    }
+    TRACE(0, n, 5);
+    barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
+    TRACE(0, n, 6);
+    float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float2 f = total(i);
+      if (i < b) p0 *= f.x, p1 *= f.y;
+      if (i > b) s0 *= f.x, s1 *= f.y;
+    }
+#pragma unroll
+    for (int t = 0; t < 16; t++) {
+      const uint32_t f = pack_bf16(r.fs[t][0] * p0, r.fs[t][1] * p1);
+      put(offsetof(Packet, keys.kd), t, mul_bf16x2(r.k[t], f));
+      put(offsetof(Packet, keys.qd), t, mul_bf16x2(r.q[t], f));
+      put(offsetof(Packet, rest.kr), t,
+          mul_bf16x2(r.k[t], pack_bf16((t < 15 ? r.te[t][0] : 1.f) * s0,
+                                       (t < 15 ? r.te[t][1] : 1.f) * s1)));
+    }
+    if (b == 0)
+      *reinterpret_cast<float2*>(&out->rest.decay[channel]) =
+          make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
     barrier_arrive(&s.rows_done[n & 1]);
     TRACE(0, n, 7);
   }

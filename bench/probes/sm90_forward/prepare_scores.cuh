@@ -11,7 +11,8 @@ struct Lane {
 };
 
 // Row scales of the warp's 16 tokens from diagonals of k k^T, q q^T; the diagonal of Aqk.
-__device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t* k_tile,
+template <class AnyScores>
+__device__ inline void token_norms(AnyScores& s, const Stage& stage, const uint8_t* k_tile,
                                    const uint8_t* q_tile, float scale, int warp, const Lane& ln) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -40,9 +41,11 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
       s.v_scale[token] = is_in ? -kk * rk : 1.f;
       s.row_scale[token] = stage.beta[token] * rk * rk;
       s.o_scale[token] = scale * rq;
-      const float d = is_in ? (n ? kq[3] : kq[2]) : 0.f;
-      *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
-          __float2bfloat16_rn(d);
+      if constexpr (std::is_same_v<AnyScores, Scores>) {
+        const float d = is_in ? (n ? kq[3] : kq[2]) : 0.f;
+        *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
+            __float2bfloat16_rn(d);
+      }
     }
   }
 }
@@ -217,14 +220,11 @@ __device__ inline void invert(float* l, int barrier) {
   }
 }
 
-// -T with its scales (columns), and Aqk, to the packet; zeros above the diagonal.
-__device__ inline void write_tiles(const Scores& s, Packet* out) {
+// -T with its scales (columns) and the scales of v and o to the packet; zeros above the diagonal.
+template <class AnyScores>
+__device__ inline void write_inverse(const AnyScores& s, Packet* out) {
   const int tid = thread_index() % 128, col = 4 * (tid % 16);
   out->scales[tid] = tid < kChunk ? s.v_scale[tid] : s.o_scale[tid - kChunk];
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-    reinterpret_cast<uint4*>(out->rest.aqk)[128 * i + tid] =
-        reinterpret_cast<const uint4*>(s.aqk)[128 * i + tid];
   const float4 c = *reinterpret_cast<const float4*>(&s.row_scale[col]);
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -236,41 +236,12 @@ __device__ inline void write_tiles(const Scores& s, Packet* out) {
         make_uint2(pack_bf16(x, y), pack_bf16(z, w));
   }
 }
-
-// Gates per head or none: both products straight from the raw tiles, decays by pairs.
-__device__ inline void pair_scores(Scores& s, const Stage& stage, const uint8_t* k_tile,
-                                   const uint8_t* q_tile, int warp, const Lane& ln) {
+__device__ inline void write_scores(const Scores& s, Packet* out) {
+  const int tid = thread_index() % 128;
 #pragma unroll
-  for (int is_q = 0; is_q < 2; is_q++) {
-    float acc[32];
-    const uint32_t a = smem_u32(is_q ? q_tile : k_tile), b = smem_u32(k_tile);
-    fence_operands(acc);
-    cute::warpgroup_arrive();
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const int at = (j / 4) * kHalf + (j % 4) * 32;
-      wgmma<ScoreN64>(acc, tile_desc(a + at, 16, 1024), tile_desc(b + at, 16, 1024), j > 0);
-    }
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<0>();
-    fence_operands(acc);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int row = 16 * warp + 8 * i + ln.g;
-      const float g = stage.g_sum[row];
-      const bool is_in = row < stage.item.rest;
-#pragma unroll
-      for (int j = 0; j < 8; j++) {
-        const int col = 8 * j + 2 * ln.x;
-        if (j > 2 * warp + i) break;
-        const float2 c = *reinterpret_cast<const float2*>(&stage.g_sum[col]);
-        const float x = acc[4 * j + 2 * i] * exp2_approx(g - c.x);
-        const float y = acc[4 * j + 2 * i + 1] * exp2_approx(g - c.y);
-        const bool has_x = is_in && row >= col + 1 - is_q, has_y = is_in && row >= col + 2 - is_q;
-        put_pair(s, is_q, row, col, has_x ? x : 0.f, has_y ? y : 0.f);
-      }
-    }
-  }
+  for (int i = 0; i < 4; i++)
+    reinterpret_cast<uint4*>(out->rest.aqk)[128 * i + tid] =
+        reinterpret_cast<const uint4*>(s.aqk)[128 * i + tid];
 }
 
 // A level's product, when its operands are there.
@@ -294,7 +265,7 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
 // Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
 // levels are urgent (their buffers are few); what waits for memory comes after them, while the other
 // warpgroup has its turn.
-template <Gate kGate, GateForm kForm>
+template <GateForm kForm>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
   const int which = threadIdx.x / 128 - 2, barrier = 2 + which;
@@ -316,8 +287,8 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
   };
   if (threadIdx.x % 128 >= 96 && which < num_items) {
     Fetched fetched;
-    begin_item<kGate, kForm>(s, params, maps, which, fetched);
-    finish_item<kGate, kForm>(s, params, which, fetched);
+    begin_item<Gate::kChannel, kForm>(s, params, maps, which, which, fetched);
+    finish_item<Gate::kChannel, kForm>(s, params, which, fetched);
   }
   named_sync(barrier, kScoreThreads);
   wait_place(which);
@@ -334,41 +305,38 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     const int step = stage.item.step;
     token_norms(sc, stage, s.k[st], s.q[st], params.scale, warp, ln);
     named_sync(barrier, kScoreThreads);  // scales of all tokens
-    if constexpr (kGate == Gate::kChannel) {
-      barrier_arrive(&s.raw_empty[st]);
-      TRACE(2, n, 2);
-      // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
-      // more.
-      barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
-      float acc[16];
+    barrier_arrive(&s.raw_empty[st]);
+    TRACE(2, n, 2);
+    // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
+    // more.
+    barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
+    float acc[16];
 #pragma unroll 1
-      for (int l = 0; l < 4; l++) {
-        multiply_level(s, l, acc);
-        put_local_level(sc, acc, l, warp, ln);
-      }
-      TRACE(2, n, 3);
-      multiply_level(s, 4, acc);
-      put_level16(sc, acc, warp, ln);
-      multiply_level(s, 5, acc);
-      put_level32(sc, acc, warp, ln);
-      barrier_arrive(&s.turn[which ^ 1]);
-      TRACE(2, n, 4);
-    } else {
-      pair_scores(sc, stage, s.k[st], s.q[st], warp, ln);
-      barrier_arrive(&s.raw_empty[st]);
+    for (int l = 0; l < 4; l++) {
+      multiply_level(s, l, acc);
+      put_local_level(sc, acc, l, warp, ln);
     }
+    TRACE(2, n, 3);
+    multiply_level(s, 4, acc);
+    put_level16(sc, acc, warp, ln);
+    multiply_level(s, 5, acc);
+    put_level32(sc, acc, warp, ln);
+    barrier_arrive(&s.turn[which ^ 1]);
+    TRACE(2, n, 4);
     named_sync(barrier, kScoreThreads);  // L complete
     TRACE(2, n, 5);
     if (tid < 96) {
       invert(sc.l, barrier + 2);
     } else if (n + 2 < num_items) {
       Fetched fetched;
-      begin_item<kGate, kForm>(s, params, maps, n + 2, fetched);
-      finish_item<kGate, kForm>(s, params, n + 2, fetched);
+      barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
+      begin_item<Gate::kChannel, kForm>(s, params, maps, n + 2, st, fetched);
+      finish_item<Gate::kChannel, kForm>(s, params, st, fetched);
     }
     TRACE(2, n, 6);
     named_sync(barrier, kScoreThreads);  // the inverse is complete
-    write_tiles(sc, out);
+    write_inverse(sc, out);
+    write_scores(sc, out);
     TRACE(2, n, 7);
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
     named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known

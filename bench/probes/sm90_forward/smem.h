@@ -59,6 +59,21 @@ struct PrepareSmem {
 };
 static_assert(sizeof(PrepareSmem) <= 232448);
 
+// Gates per head, or none: four warpgroups, each with chunks of its own.
+constexpr int kHeadGroups = 4;
+struct HeadScores {
+  float l[kChunk * kPitch];
+  float row_scale[kChunk], v_scale[kChunk], o_scale[kChunk];
+};
+struct HeadSmem {
+  alignas(1024) uint8_t k[kHeadGroups][kTile], q[kHeadGroups][kTile];
+  HeadScores scores[kHeadGroups];
+  Stage stage[kHeadGroups];
+  Plan plan;
+  uint64_t raw_full[kHeadGroups];
+};
+static_assert(sizeof(HeadSmem) <= 232448);
+
 constexpr int kKeyStages = 3, kRestStages = 2;
 struct Part {     // of a job, in places of the carrier's positions
   int token;      // first token of the chunk at position 0 if the job began there
