@@ -1,8 +1,8 @@
 // The state chain: a warpgroup carries 64 value columns of S (V x K, fp32 accumulators) through the
 // chunks of its CTA's positions. Packets arrive by bulk copy from the ring.
 //
-// The chain's first product accumulates on -v |k| (the scale of v comes negated), and T comes negated: no
-// instruction is spent on signs.
+// The chain's first product accumulates on -v |k| (the scale of v comes negated), and T comes
+// negated: no instruction is spent on signs.
 #pragma once
 #include "plan.cuh"
 #include "ptx.cuh"
@@ -92,8 +92,8 @@ __device__ inline void load_values(CarrySmem& s, int st, float (&acc)[32]) {
     ldmatrix_x4_trans(r, vb + i * 2048);
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      const float2 f = *reinterpret_cast<const float2*>(
-          &s.scales[st][16 * i + 8 * (j >> 1) + 2 * x]);
+      const float2 f =
+          *reinterpret_cast<const float2*>(&s.scales[st][16 * i + 8 * (j >> 1) + 2 * x]);
       acc[8 * i + 2 * j] = bf16_lo(r[j]) * f.x;
       acc[8 * i + 2 * j + 1] = bf16_hi(r[j]) * f.y;
     }
@@ -116,8 +116,8 @@ __device__ inline void store_output(CarrySmem& s, int st, int token, int rest, i
     uint32_t r[4];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      const float2 f = *reinterpret_cast<const float2*>(
-          &s.scales[st][kChunk + 16 * i + 8 * (j >> 1) + 2 * x]);
+      const float2 f =
+          *reinterpret_cast<const float2*>(&s.scales[st][kChunk + 16 * i + 8 * (j >> 1) + 2 * x]);
       r[j] = pack_bf16(o[8 * i + 2 * j] * f.x, o[8 * i + 2 * j + 1] * f.y);
     }
     asm volatile(
@@ -216,14 +216,13 @@ __device__ inline void end_part(const Params& params, const Plan& plan, int n,
     if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, blockIdx.x), 1u);
   } else if (params.state_out) {
     const int64_t all = int64_t(params.num_seqs) * params.num_value_heads;
-    store_state(params.state_out + (is_identity(params) ? all + job : job) * kWidth * kWidth,
-                S);
+    store_state(params.state_out + (is_identity(params) ? all + job : job) * kWidth * kWidth, S);
   }
 }
 
 // Two warpgroups: every position of the carrier. S takes 64 registers, its operand 32, two
-// accumulators 64, the operand made of one 16, and the compiler keeps 24 below the accumulators: what
-// else is needed in the loop is read again from shared memory.
+// accumulators 64, the operand made of one 16, and the compiler keeps 24 below the accumulators:
+// what else is needed in the loop is read again from shared memory.
 __device__ inline void carry_state(CarrySmem& s, const Params& params, const CUtensorMap* map_o) {
   float S[64], acc[32], O[32] = {};
   uint32_t av[16];

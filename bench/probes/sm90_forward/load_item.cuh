@@ -16,8 +16,8 @@ struct Fetched {
   int rest;
 };
 
-// One warp: raw tiles and loads of the CTA's item n into stage st, which is free. Items go by step, then
-// carrier, so that all carriers advance together.
+// One warp: raw tiles and loads of the CTA's item n into stage st, which is free. Items go by step,
+// then carrier, so that all carriers advance together.
 template <Gate kGate, GateForm kForm, class Smem>
 __device__ inline void begin_item(Smem& s, const Params& params, const InputMaps& maps, int n,
                                   int st, Fetched& f) {
@@ -30,7 +30,8 @@ __device__ inline void begin_item(Smem& s, const Params& params, const InputMaps
   const int first = __ldg(params.cu_seqlens + p.seq);
   const int len = __ldg(params.cu_seqlens + p.seq + 1) - first;
   const int token = first + p.chunk * kChunk;
-  const int hv = opaque(params.num_value_heads), qk_head = divide(p.head, divide(hv, params.num_heads));
+  const int hv = opaque(params.num_value_heads),
+            qk_head = divide(p.head, divide(hv, params.num_heads));
   f.rest = min(len - p.chunk * kChunk, kChunk);
   if (lane == 0) {
     uint64_t* bar = &s.raw_full[st];

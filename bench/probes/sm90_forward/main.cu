@@ -1,4 +1,5 @@
-// Stand-alone check and timing of the forward probe: `probe check | small | time | rows | segments | once`.
+// Stand-alone check and timing of the forward probe: `probe check | small | time | rows | segments
+// | once`.
 #include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
@@ -215,7 +216,7 @@ void launch(const Tensors& t, Config cfg, float scale, float lower_bound, cudaSt
   launch_gate(t, cfg, p, stream);
   CHECK(cudaFuncSetAttribute(merge_segments, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              sizeof(MergeSmem)));
-  const MergeParams m{split->transfer, split->first,   t.state_in,
+  const MergeParams m{split->transfer, split->first,  t.state_in,
                       split->state_in, t.value_heads, split->transfers};
   merge_segments<<<dim3(kWidth / kMergeRows, t.value_heads, t.seqs), kWidth, sizeof(MergeSmem),
                    stream>>>(m);
@@ -253,8 +254,8 @@ Split make_split(const Tensors& t, int chunks) {
   return s;
 }
 void free_split(Split& s) {
-  for (void* p : {(void*)s.cu, (void*)s.first, (void*)s.transfer, (void*)s.state_in,
-                  (void*)s.state_out})
+  for (void* p :
+       {(void*)s.cu, (void*)s.first, (void*)s.transfer, (void*)s.state_in, (void*)s.state_out})
     CHECK(cudaFree(p));
 }
 
@@ -296,9 +297,9 @@ Tensors make_tensors(std::vector<int> lens, int heads, int value_heads, Config c
   return t;
 }
 void free_tensors(Tensors& t) {
-  for (void* p : {(void*)t.q, (void*)t.k, (void*)t.v, (void*)t.g, (void*)t.beta, (void*)t.o,
-                  (void*)t.a_log, (void*)t.dt_bias, (void*)t.state_in, (void*)t.state_out,
-                  (void*)t.cu, t.workspace})
+  for (void* p :
+       {(void*)t.q, (void*)t.k, (void*)t.v, (void*)t.g, (void*)t.beta, (void*)t.o, (void*)t.a_log,
+        (void*)t.dt_bias, (void*)t.state_in, (void*)t.state_out, (void*)t.cu, t.workspace})
     CHECK(cudaFree(p));
 }
 template <class X>
@@ -520,8 +521,8 @@ int main(int argc, char** argv) {
       if (argv[i][0] == 'c') g_carry_us = std::atof(argv[i + 1]), g_prepare_us = 2.6f;
       if (argv[i][0] == 'p') g_prepare_us = std::atof(argv[i + 1]);
     }
-    const Row rows[] = {{{8192}, 96, 1.395},  {{8192}, 64, 1.183}, {{8192}, 32, .974},
-                        {{8192}, 8, .813},    {{32768}, 8, 3.174}, {{131072}, 4, 12.08}};
+    const Row rows[] = {{{8192}, 96, 1.395}, {{8192}, 64, 1.183}, {{8192}, 32, .974},
+                        {{8192}, 8, .813},   {{32768}, 8, 3.174}, {{131072}, 4, 12.08}};
     for (const Row& r : rows) time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor);
     for (int i = 0; i < 4; i++)
       time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor);
@@ -591,10 +592,12 @@ int main(int argc, char** argv) {
   if (what == "segments") {
     for (int seg : {0, 8, 12, 16, 24, 32, 43, 64})
       time_case({8192}, 8, 8, "random", kNormal, kda, .813, seg);
-    for (int seg : {0, 16, 32, 64, 128}) time_case({32768}, 8, 8, "random", kNormal, kda, 3.17, seg);
+    for (int seg : {0, 16, 32, 64, 128})
+      time_case({32768}, 8, 8, "random", kNormal, kda, 3.17, seg);
     for (int seg : {64, 128, 256, 512})
       time_case({131072}, 4, 4, "random", kNormal, kda, 12.08, seg);
-    for (int seg : {16, 32, 64, 128}) time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236, seg);
+    for (int seg : {16, 32, 64, 128})
+      time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236, seg);
   }
   if (what == "once") {
     const int heads = argc > 2 ? std::atoi(argv[2]) : 96;

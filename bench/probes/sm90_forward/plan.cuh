@@ -14,8 +14,9 @@ namespace deltic::gpu {
 struct Costs {  // microseconds of one SM per chunk
   float carry, prepare;
 };
-// For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best times at
-// 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when carriers are few).
+// For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
+// times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
+// carriers are few).
 __host__ __device__ inline Costs costs_of(Gate gate) {
   return gate == Gate::kChannel ? Costs{2.3f, 3.8f} : Costs{2.3f, 3.0f};
 }
@@ -29,14 +30,15 @@ __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
   return even > longest ? even : longest;
 }
 // Time of a split of the CTAs, for choosing: the slower of the two roles.
-__host__ __device__ inline float split_time(Costs c, int total, int longest, int carriers, int group,
-                                            int ctas) {
+__host__ __device__ inline float split_time(Costs c, int total, int longest, int carriers,
+                                            int group, int ctas) {
   const float carry = c.carry * steps_of(total, longest, carriers);
   const float prepare = c.prepare * total / (ctas - group * carriers);
   return carry > prepare ? carry : prepare;
 }
 // Fewest carriers among the best splits.
-__host__ __device__ inline int choose_carriers(Costs c, int total, int longest, int group, int ctas) {
+__host__ __device__ inline int choose_carriers(Costs c, int total, int longest, int group,
+                                               int ctas) {
   int best = 1;
   float time = split_time(c, total, longest, 1, group, ctas);
   for (int n = 2; group * n < ctas; n++) {
@@ -97,7 +99,8 @@ struct StepOf {
 };
 __device__ inline StepOf item_at(const Plan& plan, int index) {
   const int full = divide(plan.total, plan.steps), more = plan.total - full * plan.steps;
-  const int wide = more * (full + 1);  // packets of the steps in which the last carrier is there too
+  const int wide =
+      more * (full + 1);  // packets of the steps in which the last carrier is there too
   const bool is_wide = index < wide;
   const int i = is_wide ? index : index - wide, n = is_wide ? full + 1 : full, step = divide(i, n);
   return {is_wide ? step : more + step, i - step * n};

@@ -1,5 +1,5 @@
-// Packets for gates per head, or none: each of the four warpgroups of a preparing CTA prepares chunks of
-// its own. Both products come straight from the raw tiles, decays by pairs.
+// Packets for gates per head, or none: each of the four warpgroups of a preparing CTA prepares
+// chunks of its own. Both products come straight from the raw tiles, decays by pairs.
 #pragma once
 #include "prepare_scores.cuh"
 
@@ -60,9 +60,9 @@ __device__ inline void head_rows(const Stage& stage, const uint8_t* k_tile, cons
     uint32_t q = *reinterpret_cast<const uint32_t*>(q_tile + at);
     if (t >= stage.item.rest) k = q = 0;
     const uint32_t f = stage.f[t];
-    *reinterpret_cast<uint32_t*>(out->keys.kd + at) = mul_bf16x2(k, f);
-    *reinterpret_cast<uint32_t*>(out->keys.qd + at) = mul_bf16x2(q, f);
-    *reinterpret_cast<uint32_t*>(out->rest.kr + at) = mul_bf16x2(k, stage.h[t]);
+    store_packet(out->keys.kd + at, mul_bf16x2(k, f));
+    store_packet(out->keys.qd + at, mul_bf16x2(q, f));
+    store_packet(out->rest.kr + at, mul_bf16x2(k, stage.h[t]));
   }
   out->rest.decay[tid] = exp2_approx(stage.g_sum[kChunk - 1]);
 }

@@ -6,10 +6,10 @@
 // the boundary: nothing above 1 is formed for g <= 0, and only tokens j + 1 .. i are looked at.
 // Every level has 32 row tokens and 32 column tokens: one 64 x 32 x 128 product for k and q rows.
 #pragma once
+#include <type_traits>
+
 #include "ptx.cuh"
 #include "smem.h"
-
-#include <type_traits>
 
 namespace deltic::gpu {
 
@@ -109,10 +109,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     const uint32_t raw = half * kHalf + 16 * b * 128;
     const uint32_t k_addr = smem_u32(s.k[st]) + raw, q_addr = smem_u32(s.q[st]) + raw;
     auto put = [&](int64_t tile, int t, uint32_t v) {
-      asm volatile("st.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(
-                       packet + tile + t * 128 + (lane4 ^ ((t & 7) << 4)))),
-                   "r"(v)
-                   : "memory");
+      store_packet(packet + tile + t * 128 + (lane4 ^ ((t & 7) << 4)), v);
     };
     Rows r;
     const uint32_t g_addr = smem_u32(s.g[st]) + raw;
@@ -134,23 +131,28 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     }
     TRACE(0, n, 2);
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
-    auto cols_at = [&](Level& l, int row) {
-      return smem_u32(l.columns) + half * 4096 + row * 128;
-    };
-    fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) { local_level<1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-    fill_level(Index<1>{}, [&](Level& l, uint32_t lane4) { local_level<2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-    fill_level(Index<2>{}, [&](Level& l, uint32_t lane4) { local_level<4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
-    fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) { local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4); });
+    auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
+    fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) {
+      local_level<1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+    });
+    fill_level(Index<1>{}, [&](Level& l, uint32_t lane4) {
+      local_level<2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+    });
+    fill_level(Index<2>{}, [&](Level& l, uint32_t lane4) {
+      local_level<4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+    });
+    fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) {
+      local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+    });
     TRACE(0, n, 3);
-    *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) =
-        make_float2(r.fs[15][0], r.fs[15][1]);
+    *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) = make_float2(r.fs[15][0], r.fs[15][1]);
     named_sync(1, kRowThreads);  // totals of all four blocks
     auto total = [&](int i) {
       return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
     };
     TRACE(0, n, 4);
-    // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away from
-    // the boundary has the other's total as factor.
+    // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away
+    // from the boundary has the other's total as factor.
 #pragma unroll 1
     for (int far = 0; far < 2; far++) {
       barrier_wait(&s.level_empty[1 + far], 0);

@@ -1,5 +1,5 @@
-// Norms, scores and the inverse of a chunk (warpgroups 2 and 3 of a preparing CTA, every other chunk
-// each). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1.
+// Norms, scores and the inverse of a chunk (warpgroups 2 and 3 of a preparing CTA, every other
+// chunk each). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1.
 #pragma once
 #include "load_item.cuh"
 
@@ -21,8 +21,8 @@ __device__ inline void token_norms(AnyScores& s, const Stage& stage, const uint8
     float kq[4] = {}, qq[4] = {};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
-      const uint32_t at = base + (n >> 1) * kHalf +
-                          (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4);
+      const uint32_t at =
+          base + (n >> 1) * kHalf + (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4);
       uint32_t k[4], q[4];
       ldmatrix_x4(k, smem_u32(k_tile) + at);
       ldmatrix_x4(q, smem_u32(q_tile) + at);
@@ -53,17 +53,16 @@ __device__ inline void token_norms(AnyScores& s, const Stage& stage, const uint8
 // Two scores of adjacent columns: to L with the row's scale (warps 0, 1), or to Aqk (warps 2, 3).
 __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a, float b) {
   if (is_q) {
-    *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) =
-        pack_bf16(a, b);
+    *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) = pack_bf16(a, b);
   } else {
     const float f = s.row_scale[row];
     *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) = make_float2(a * f, b * f);
   }
 }
 
-// What a level owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place. Levels of 1
-// to 8 tokens (log2 0 to 3): four 8 x 8 blocks on the diagonal, one for each 16 tokens, and in these
-// blocks of the level's own size.
+// What a level owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place. Levels
+// of 1 to 8 tokens (log2 0 to 3): four 8 x 8 blocks on the diagonal, one for each 16 tokens, and in
+// these blocks of the level's own size.
 __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int log2, int warp,
                                        const Lane& ln) {
   const bool is_q = warp >= 2;
@@ -165,8 +164,8 @@ __device__ inline void multiply(Block& d, const Block& a, const float* b, const 
       mma_tf32(d.m[j], a.m[k], p[0], p[kPitch]);
     }
 }
-// (I + L)^-1 in place: 16 x 16 blocks, then T21 = -(T22 L21) T11 for blocks of 16 and of 32. Three warps;
-// the fourth loads meanwhile. barrier: of 96 threads.
+// (I + L)^-1 in place: 16 x 16 blocks, then T21 = -(T22 L21) T11 for blocks of 16 and of 32. Three
+// warps; the fourth loads meanwhile. barrier: of 96 threads.
 __device__ inline void invert(float* l, int barrier) {
   const int warp = thread_index() % 128 / 32;
   const Lane ln(thread_index());
@@ -181,8 +180,8 @@ __device__ inline void invert(float* l, int barrier) {
     store_negative(block(i + 1, i), z, ln);
   }
   named_sync(barrier, 96);
-  // Rows of blocks 2 and 3 against columns 0 and 1. Products of blocks: six in warp 0, four in warp 1,
-  // two and three in warp 2.
+  // Rows of blocks 2 and 3 against columns 0 and 1. Products of blocks: six in warp 0, four in warp
+  // 1, two and three in warp 2.
   Block z[2] = {};
   if (warp == 0) {
     Block y[2] = {};
@@ -263,8 +262,8 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
 }
 
 // Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
-// levels are urgent (their buffers are few); what waits for memory comes after them, while the other
-// warpgroup has its turn.
+// levels are urgent (their buffers are few); what waits for memory comes after them, while the
+// other warpgroup has its turn.
 template <GateForm kForm>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {

@@ -54,9 +54,7 @@ __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ inline void fence_async_proxy_all() {
-  asm volatile("fence.proxy.async;" ::: "memory");
-}
+__device__ inline void fence_async_proxy_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // --- flags in global memory
 // -------------------------------------------------------------------------
@@ -96,6 +94,12 @@ __device__ inline void bulk_load(void* dst, const void* src, int bytes, uint64_t
 
 // Inputs and outputs pass through L2 once; the ring of packets is to stay there.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy gives for evict_first
+constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+__device__ inline void store_packet(void* p, uint32_t v) {
+  asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(p)),
+               "r"(v), "l"(kEvictLast)
+               : "memory");
+}
 
 // --- bulk tensor copies, maps of (channel, head, token)
 // --------------------------------------------
@@ -166,8 +170,8 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
-// To nearest, ties away from zero: the tensor cores drop the low 13 bits. One instruction; cvt.rna is
-// three because of infinities, which here may become NaN.
+// To nearest, ties away from zero: the tensor cores drop the low 13 bits. One instruction; cvt.rna
+// is three because of infinities, which here may become NaN.
 __device__ inline uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
 // --- mma.sync
@@ -180,8 +184,8 @@ __device__ inline void mma_bf16(float (&d)[4], uint32_t k_lo, uint32_t q_lo, uin
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
 }
-// d (16 x 8) += a (16 x 8) b (8 x 8); contraction index 2x, 2x + 1 of lane x stands for x, x + 4, in
-// both operands, so that an accumulator is an operand as it stands.
+// d (16 x 8) += a (16 x 8) b (8 x 8); contraction index 2x, 2x + 1 of lane x stands for x, x + 4,
+// in both operands, so that an accumulator is an operand as it stands.
 __device__ inline void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"

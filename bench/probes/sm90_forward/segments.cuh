@@ -1,6 +1,6 @@
 // Long sequences in segments: transfers (M, E) of all segments at once, the states at their borders
-// from these, and then all segments as sequences of their own. Exact for every gate; differs from one
-// pass by rounding.
+// from these, and then all segments as sequences of their own. Exact for every gate; differs from
+// one pass by rounding.
 #pragma once
 #include "plan.cuh"
 #include "ptx.cuh"
@@ -8,10 +8,10 @@
 namespace deltic::gpu {
 
 struct MergeParams {
-  const float* transfer;   // [2, num_transfers, HV, V, K]: E, then M transposed
-  const int* first;        // [N+1] first segment of each sequence
-  const float* state_in;   // [N,HV,V,K] or null
-  float* segment_state;    // [segments,HV,V,K]
+  const float* transfer;  // [2, num_transfers, HV, V, K]: E, then M transposed
+  const int* first;       // [N+1] first segment of each sequence
+  const float* state_in;  // [N,HV,V,K] or null
+  float* segment_state;   // [segments,HV,V,K]
   int num_value_heads, num_transfers;
 };
 constexpr int kMergeRows = 8;  // value rows per CTA: rows of S pass through M independently
@@ -74,19 +74,20 @@ __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_constant__
 }
 
 // Policy: chunks per segment (0: no split) for sequences of `longest` chunks, `total` in all jobs.
-// Microseconds as measured: until the first packet of a launch is there, a merge step, a change of state.
+// Microseconds as measured: until the first packet of a launch is there, a merge step, a change of
+// state.
 constexpr float kLaunchUs = 32.f, kMergeUs = 1.2f, kPartUs = 3.f;
 inline int choose_segment(Costs c, int total, int longest, int ctas) {
   auto launch_time = [&](int chunks, int longest_part, int group) {
     const int carriers = choose_carriers(c, chunks, longest_part, group, ctas);
     const int parts = steps_of(chunks, longest_part, carriers) / longest_part + 1;
-    return kLaunchUs + parts * kPartUs +
-           split_time(c, chunks, longest_part, carriers, group, ctas);
+    return kLaunchUs + parts * kPartUs + split_time(c, chunks, longest_part, carriers, group, ctas);
   };
   int best = 0;
   float time = launch_time(total, longest, 1);
   for (int n = 2; n <= 64 && n <= longest / 4; n++) {
-    const int chunks = (longest + n - 1) / n, most = total - total / n;  // the last needs no transfer
+    const int chunks = (longest + n - 1) / n,
+              most = total - total / n;  // the last needs no transfer
     const float t = launch_time(most, chunks, 2) + launch_time(total, chunks, 1) + n * kMergeUs;
     if (t < time) time = t, best = chunks;
   }

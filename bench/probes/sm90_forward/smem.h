@@ -4,8 +4,9 @@
 
 namespace deltic::gpu {
 
-// Preparing CTA: warpgroups 0, 1 form operands; 2, 3 (every other chunk each) load, scores, inverse.
-// Carrying CTA:  warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads; 3 leaves.
+// Preparing CTA: warpgroups 0, 1 form operands; 2, 3 (every other chunk each) load, scores,
+// inverse. Carrying CTA:  warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads; 3
+// leaves.
 constexpr int kThreads = 512;
 constexpr int kRowThreads = 256, kScoreThreads = 128, kCarryThreads = 256;
 // setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
@@ -16,13 +17,13 @@ static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoad
 constexpr int kRawStages = 2;
 constexpr int kLevelBuffers = 3;  // operands of three score levels between rows and scores
 static_assert(6 % kLevelBuffers == 0 && 6 / kLevelBuffers == 2, "buffers and parities by level");
-constexpr int kPitch = 68;        // floats per row of L: 2x-th rows fall on different banks
+constexpr int kPitch = 68;  // floats per row of L: 2x-th rows fall on different banks
 
 struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
   uint8_t rows[2 * 64 * 128];
   uint8_t columns[2 * 32 * 128];
 };
-struct Item {  // one chunk of one head to prepare
+struct Item {      // one chunk of one head to prepare
   int rest, step;  // tokens in the chunk; which of its carrier's packets it is
   Packet* packet;
   uint32_t *ready, *consumed;
@@ -32,18 +33,18 @@ struct Stage {
   float slope;         // bounded, softplus
   float beta[kChunk];  // 0 past the end
   union {
-    alignas(16) float bias[kWidth];  // Gate::kChannel: slope times bias
-    struct {             // else
+    alignas(16) float bias[kWidth];     // Gate::kChannel: slope times bias
+    struct {                            // else
       alignas(16) float g_sum[kChunk];  // cumulative log2 decay
-      uint32_t f[kChunk], h[kChunk];  // exp(G), exp(G_last - G), twice bf16
+      uint32_t f[kChunk], h[kChunk];    // exp(G), exp(G_last - G), twice bf16
     };
   };
 };
 struct Scores {
-  float l[kChunk * kPitch];       // L, then its inverse block by block in place
-  uint8_t aqk[kHalf];             // above the diagonal zero
-  float row_scale[kChunk];  // beta/|k|^2: of rows of L, of columns of the inverse
-  float v_scale[kChunk];    // -|k|
+  float l[kChunk * kPitch];  // L, then its inverse block by block in place
+  uint8_t aqk[kHalf];        // above the diagonal zero
+  float row_scale[kChunk];   // beta/|k|^2: of rows of L, of columns of the inverse
+  float v_scale[kChunk];     // -|k|
   float o_scale[kChunk];
 };
 struct PrepareSmem {
@@ -75,9 +76,9 @@ struct HeadSmem {
 static_assert(sizeof(HeadSmem) <= 232448);
 
 constexpr int kKeyStages = 3, kRestStages = 2;
-struct Part {     // of a job, in places of the carrier's positions
-  int token;      // first token of the chunk at position 0 if the job began there
-  int rest;       // tokens of the job from there on
+struct Part {            // of a job, in places of the carrier's positions
+  int token;             // first token of the chunk at position 0 if the job began there
+  int rest;              // tokens of the job from there on
   int head, first, end;  // positions: first, after the last
 };
 struct CarrySmem {
@@ -94,7 +95,7 @@ struct CarrySmem {
   uint64_t rest_full[kRestStages], rest_empty[kRestStages];
 };
 static_assert(sizeof(CarrySmem) <= 232448);
-constexpr int kSmemBytes =
-    sizeof(PrepareSmem) > sizeof(CarrySmem) ? sizeof(PrepareSmem) : sizeof(CarrySmem);
+constexpr int kSmemBytes = sizeof(PrepareSmem) > sizeof(CarrySmem) ? sizeof(PrepareSmem)
+                                                                   : sizeof(CarrySmem);
 
 }  // namespace deltic::gpu
