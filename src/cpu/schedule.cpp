@@ -25,23 +25,26 @@ ForwardPlan forward_plan(const Problem& p, int64_t panels) {
   return plan;
 }
 
-TaskOrder order_tasks(const Problem& p, int threads, int64_t heads, int64_t* order,
-                      int64_t* loads) {
-  const auto length = [&](int64_t n) { return p.packed ? p.cu(n + 1) - p.cu(n) : p.T; };
-  for (int64_t n = 0; n < p.N; ++n) order[n] = n;
-  if (p.packed) {
-    std::sort(order, order + p.N, [&](int64_t a, int64_t b) {
-      return length(a) != length(b) ? length(a) > length(b) : a < b;
-    });
-  }
-  // Longest first, each task to the least loaded thread: is the busiest one much above the mean?
+int64_t most_heads_at_once(int64_t heads, int64_t state_bytes) {
+  constexpr int64_t kRoom = 512 << 10;
+  return std::max<int64_t>(1, std::min({heads, int64_t{4}, kRoom / state_bytes}));
+}
+
+namespace {
+
+int64_t length_of(const Problem& p, int64_t n) { return p.packed ? p.cu(n + 1) - p.cu(n) : p.T; }
+
+// Longest first, each task to the least loaded thread: is the busiest one near the mean?
+bool is_balanced(const Problem& p, int threads, int64_t heads, int64_t at_once,
+                 const int64_t* order, int64_t* loads) {
   std::fill(loads, loads + threads, 0);
   int64_t total = 0;
   const auto more = [](int64_t a, int64_t b) { return a > b; };  // min-heap
   for (int64_t n = 0; n < p.N; ++n) {
-    const int64_t work = (length(order[n]) + p.chunk - 1) / p.chunk;
-    if (work == 0) break;
-    for (int64_t h = 0; h < heads; ++h) {
+    const int64_t chunks = (length_of(p, order[n]) + p.chunk - 1) / p.chunk;
+    if (chunks == 0) break;
+    for (int64_t h = 0; h < heads; h += at_once) {
+      const int64_t work = chunks * std::min(at_once, heads - h);
       std::pop_heap(loads, loads + threads, more);
       loads[threads - 1] += work;
       std::push_heap(loads, loads + threads, more);
@@ -50,7 +53,24 @@ TaskOrder order_tasks(const Problem& p, int threads, int64_t heads, int64_t* ord
   }
   const int64_t busiest = *std::max_element(loads, loads + threads);
   // Rounds cost about a tenth (barriers, operands through L2 twice).
-  return {static_cast<double>(busiest) * threads <= 1.1 * static_cast<double>(total) + 0.5};
+  return static_cast<double>(busiest) * threads <= 1.1 * static_cast<double>(total) + 0.5;
+}
+
+}  // namespace
+
+TaskOrder order_tasks(const Problem& p, int threads, int64_t heads, int64_t most, int64_t* order,
+                      int64_t* loads) {
+  for (int64_t n = 0; n < p.N; ++n) order[n] = n;
+  if (p.packed) {
+    std::sort(order, order + p.N, [&](int64_t a, int64_t b) {
+      const int64_t x = length_of(p, a), y = length_of(p, b);
+      return x != y ? x > y : a < b;
+    });
+  }
+  for (int64_t at_once = most; at_once > 0; at_once /= 2) {
+    if (is_balanced(p, threads, heads, at_once, order, loads)) return {true, at_once};
+  }
+  return {false, 1};
 }
 
 #if defined(__x86_64__)

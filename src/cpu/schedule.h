@@ -13,12 +13,19 @@ struct ForwardPlan {
 // From shapes alone, as the workspace query has no lengths. `panels`: pieces of one task's columns.
 ForwardPlan forward_plan(const Problem& p, int64_t panels);
 
+// Heads that a whole task may carry side by side, chunk by chunk: their rows are neighbours in
+// memory, and what the hardware fetches beside a row is the next head's. Their states (bytes each)
+// stay in L2.
+int64_t most_heads_at_once(int64_t heads, int64_t state_bytes);
+
 struct TaskOrder {
-  bool is_balanced;  // whole tasks keep all threads busy; else rounds
+  bool is_balanced;       // whole tasks keep all threads busy; else rounds
+  int64_t heads_at_once;  // of a whole task: `most` or less, for the balance
 };
-// Sequences by falling length into order[N]; `heads` tasks each. Decides between whole tasks for
-// each thread and threads that share a task.
-TaskOrder order_tasks(const Problem& p, int threads, int64_t heads, int64_t* order, int64_t* loads);
+// Sequences by falling length into order[N]; `heads` each. Decides between whole tasks for each
+// thread and threads that share a task.
+TaskOrder order_tasks(const Problem& p, int threads, int64_t heads, int64_t most, int64_t* order,
+                      int64_t* loads);
 
 // Products of small gates run into denormals, which cost a hundred cycles each and carry nothing
 // here: flushed to zero for the time of a call, in each of its threads.

@@ -55,8 +55,10 @@ class Backward {
     const Memory memory(m, *this);
     count_saved(p_, segment_, memory.first_state, memory.first_chunk);
     std::atomic<int64_t> next{0};
-    const int64_t tasks = p_.N * p_.H;
-    const bool whole = is_balanced(memory);
+    const TaskOrder order =
+        order_tasks(p_, threads_, p_.H, most_heads(), memory.order, memory.loads);
+    const bool whole = order.is_balanced && whole_tasks_at_once() >= threads_;
+    const int64_t blocks = (p_.H + order.heads_at_once - 1) / order.heads_at_once;
 #pragma omp parallel num_threads(threads_)
     {
       const FlushDenormals flush;
@@ -66,13 +68,16 @@ class Backward {
       const ThreadMemory mine(memory, thread, *this);
       if (whole) {
         const SegmentMemory seg(memory, thread, *this, false);
-        for (int64_t i = next++; i < tasks; i = next++) {
-          Task<false>(*this, memory, seg, mine, kept, memory.order[i / p_.H], i % p_.H).run();
+        for (int64_t i = next++; i < p_.N * blocks; i = next++) {
+          const int64_t head = i % blocks * order.heads_at_once;
+          Task<false>(*this, memory, seg, mine, kept, memory.order[i / blocks], head,
+                      std::min(order.heads_at_once, p_.H - head))
+              .run();
         }
       } else {
         const SegmentMemory seg(memory, 0, *this, true);
-        for (int64_t i = 0; i < tasks; ++i) {
-          Task<true>(*this, memory, seg, mine, kept, memory.order[i / p_.H], i % p_.H).run();
+        for (int64_t i = 0; i < p_.N * p_.H; ++i) {
+          Task<true>(*this, memory, seg, mine, kept, memory.order[i / p_.H], i % p_.H, 1).run();
         }
       }
       chain_.leave();
@@ -155,8 +160,8 @@ class Backward {
   struct SegmentMemory {
     std::byte *chunks, *gradients;
     float *dq, *dk;  // [segment C][Kp]
-    float* dS;       // [group] gradients of the state, in panels
-    float* starts;   // [group][segments] states at segment starts, where none were saved
+    float* dS;       // [value heads] gradients of the state, in panels
+    float* starts;   // [value heads][segments] states at segment starts, where none were saved
     size_t chunk_bytes, gradient_bytes;
     int64_t num_gradients;
 
@@ -170,9 +175,10 @@ class Backward {
       num_gradients = team ? b.segment_ : 2;
       gradients = m.take<std::byte>(static_cast<int64_t>(gradient_bytes) * num_gradients);
       dq = m.take<float>(b.segment_ * s.C * s.Kp), dk = m.take<float>(b.segment_ * s.C * s.Kp);
-      dS = m.take<float>(b.group_ * b.state_floats());
+      const int64_t heads = b.most_heads() * b.group_;
+      dS = m.take<float>(heads * b.state_floats());
       starts = m.take<float>(
-          b.p_.saved.bytes > 0 ? 0 : b.group_ * (b.max_segments() - 1) * b.state_floats());
+          b.p_.saved.bytes > 0 ? 0 : heads * (b.max_segments() - 1) * b.state_floats());
     }
     SegmentMemory(const Memory& memory, int index, const Backward& b, bool team)
         : SegmentMemory(at(memory, index), b, team) {}
@@ -206,9 +212,9 @@ class Backward {
     return {s.batch, s.begin + first, std::min(shape_.C, s.length - first), head};
   }
 
-  bool is_balanced(const Memory& memory) const {
-    return order_tasks(p_, threads_, p_.H, memory.order, memory.loads).is_balanced &&
-           whole_tasks_at_once() >= threads_;
+  // q/k heads that a whole task takes segment by segment.
+  int64_t most_heads() const {
+    return most_heads_at_once(p_.H, group_ * state_floats() * int64_t{sizeof(float)});
   }
 
   // body(i) for i < n: by this thread, or shared by the team with a barrier at the end.
@@ -222,7 +228,8 @@ class Backward {
     }
   }
 
-  // One sequence and q/k head with the value heads of its group, by one thread or by the team.
+  // One sequence and some q/k heads with the value heads of their groups, by one thread or by the
+  // team. h counts these value heads.
   template <bool kTeam>
   struct Task {
     const Backward& b;
@@ -230,27 +237,31 @@ class Backward {
     const SegmentMemory& seg;
     const ThreadMemory& mine;
     const Kept& kept;
-    int64_t n, k_head, head0, segments;
+    int64_t n, k_head0, k_heads, head0, length, segments;
     Sequence s;
     Ahead ahead{};
 
     Task(const Backward& backward, const Memory& m, const SegmentMemory& segment,
-         const ThreadMemory& thread, const Kept& k, int64_t sequence_index, int64_t head)
+         const ThreadMemory& thread, const Kept& k, int64_t sequence_index, int64_t first_head,
+         int64_t num_heads)
         : b(backward),
           memory(m),
           seg(segment),
           mine(thread),
           kept(k),
           n(sequence_index),
-          k_head(head),
-          head0(head * backward.group_),
-          segments((backward.chunks(sequence(backward.p_, n)) + backward.segment_ - 1) /
-                   backward.segment_),
-          s(sequence(backward.p_, n)) {}
+          k_head0(first_head),
+          k_heads(num_heads),
+          head0(first_head * backward.group_),
+          s(sequence(backward.p_, n)) {
+      // With all kept nothing is carried through a segment: chunk by chunk, heads side by side.
+      length = !kTeam && kept.save == DELTIC_SAVE_ALL ? 1 : b.segment_;
+      segments = (b.chunks(s) + length - 1) / length;
+    }
 
     void run() {
-      const int64_t panels = b.shape_.panels;
-      for_each<kTeam>(b.group_ * panels, [&](int64_t i) {
+      const int64_t panels = b.shape_.panels, heads = k_heads * b.group_;
+      for_each<kTeam>(heads * panels, [&](int64_t i) {
         load_state(b.p_.d_final, b.p_.d_final ? n : -1, head0 + i / panels, b.shape_, i % panels,
                    b.gradient_state(seg, i / panels, i % panels));
         if (b.has_params() && i % panels == 0) {
@@ -258,18 +269,19 @@ class Backward {
           std::fill(sums, sums + 1 + b.shape_.Kp, 0.0);
         }
       });
-      for (int64_t h = 0; kept.save == DELTIC_SAVE_NONE && h < b.group_; ++h) find_starts(h);
+      for (int64_t h = 0; kept.save == DELTIC_SAVE_NONE && h < heads; ++h) find_starts(h);
       for (int64_t segment = segments - 1; segment >= 0; --segment) {
-        const int64_t first = segment * b.segment_;
-        const int64_t count = std::min(b.segment_, b.chunks(s) - first);
-        for (int64_t h = 0; h < b.group_; ++h) {
+        const int64_t first = segment * length;
+        const int64_t count = std::min(length, b.chunks(s) - first);
+        for (int64_t h = 0; h < heads; ++h) {
           if (kTeam || kept.save != DELTIC_SAVE_ALL) find_states(h, segment, count);
           find_gradients(h, first, count);
           if (b.has_params()) add_parameters(h, count);
+          if ((h + 1) % b.group_ != 0) continue;
+          for_each<kTeam>(count, [&](int64_t j) { store_keys(h / b.group_, first, j); });
         }
-        for_each<kTeam>(count, [&](int64_t j) { store_keys(first, j); });
       }
-      for_each<kTeam>(b.group_ * panels, [&](int64_t i) {
+      for_each<kTeam>(heads * panels, [&](int64_t i) {
         store_state(b.p_.d_initial, b.p_.d_initial ? n : -1, head0 + i / panels, b.shape_,
                     i % panels, b.gradient_state(seg, i / panels, i % panels));
       });
@@ -376,7 +388,7 @@ class Backward {
         const int64_t rows = j * b.shape_.C * b.shape_.Kp;
         const PrepareScratch scratch = redirect(mine, c);
         chunk_gradients<kGate, Engine>(b.p_, at, b.shape_, scratch, mine.gradient, mine.room,
-                                       c.states, h == 0, seg.dq + rows, seg.dk + rows);
+                                       c.states, h % b.group_ == 0, seg.dq + rows, seg.dk + rows);
         store_gradients<kGate>(b.p_, at, b.shape_, scratch, mine.gradient, c.states, c.d_param);
       };
       if constexpr (kTeam) {
@@ -389,12 +401,16 @@ class Backward {
           const bool restores = kept.save == DELTIC_SAVE_ALL;
           if (restores) restored(h, first, j);
           look_ahead([&] {
-            const ChunkPlace at = place(h, first + j), next = place(h, first + j - 1);
+            const ChunkPlace at = place(h, first + j);
             add_rows(at, b.p_.dv, at.head, b.p_.V, &ahead);
             if (kGate == Gate::channel) add_rows(at, b.p_.dg, at.head, b.p_.K, &ahead);
-            if (j == 0) return;
-            add_rows(next, b.p_.d_o, at.head, b.p_.V, &ahead);
-            if (restores) add_keys<kGate>(b.p_, next, &ahead);
+            const bool is_last_head = !restores || h + 1 == k_heads * b.group_;
+            if (is_last_head && first + j == 0) return;
+            const ChunkPlace then = !is_last_head ? place(h + 1, first + j)
+                                    : restores    ? place(0, first + j - 1)
+                                                  : place(h, first + j - 1);
+            add_rows(then, b.p_.d_o, then.head, b.p_.V, &ahead);
+            if (restores) add_keys<kGate>(b.p_, then, &ahead);
           });
           for (int64_t panel = 0; panel < b.shape_.panels; ++panel) pull(j, panel);
           give(j);
@@ -414,15 +430,15 @@ class Backward {
     }
 
     // dq and dk of a chunk; k and q are the same for all value heads of the group.
-    void store_keys(int64_t first, int64_t j) const {
-      const ChunkPlace at = place(0, first + j);
+    void store_keys(int64_t k_head, int64_t first, int64_t j) const {
+      const ChunkPlace at = place(k_head * b.group_, first + j);
       const int64_t rows = j * b.shape_.C * b.shape_.Kp;
       const Chunk c = b.chunk(seg, j);
       const float* k_norms = b.p_.l2norm ? c.k_inverse_norm : nullptr;
       const float* q_norms = b.p_.l2norm ? c.q_inverse_norm : nullptr;
-      store_head_gradient(b.p_.dq, at, k_head, b.p_.K, b.shape_.Kp, b.p_.scale, c.q, q_norms,
-                          seg.dq + rows);
-      store_head_gradient(b.p_.dk, at, k_head, b.p_.K, b.shape_.Kp, 1.0f, c.k, k_norms,
+      store_head_gradient(b.p_.dq, at, k_head0 + k_head, b.p_.K, b.shape_.Kp, b.p_.scale, c.q,
+                          q_norms, seg.dq + rows);
+      store_head_gradient(b.p_.dk, at, k_head0 + k_head, b.p_.K, b.shape_.Kp, 1.0f, c.k, k_norms,
                           seg.dk + rows);
     }
 

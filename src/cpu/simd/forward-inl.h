@@ -43,7 +43,8 @@ class Forward {
   void run(std::span<std::byte> workspace) const {
     Scratch arena(workspace.data());
     const Memory memory(arena, *this);
-    const TaskOrder order = order_tasks(p_, plan_.threads, p_.HV, memory.order, memory.loads);
+    const TaskOrder order =
+        order_tasks(p_, plan_.threads, p_.HV, most_heads(), memory.order, memory.loads);
     if (p_.save != DELTIC_SAVE_NONE) {
       write_saved_header(p_, p_.save, Engine::kArithmetic);
       count_saved(p_, saved_.segment, memory.first_state, memory.first_chunk);
@@ -56,7 +57,7 @@ class Forward {
       zero_unused();
       const ThreadMemory mine(memory, omp_get_thread_num(), *this);
       if (order.is_balanced) {
-        run_whole_tasks(memory, mine, next);
+        run_whole_tasks(memory, mine, order.heads_at_once, next);
       } else {
         run_rounds(memory, mine);
       }
@@ -86,7 +87,8 @@ class Forward {
       const int64_t counts = f.p_.save != DELTIC_SAVE_NONE ? f.p_.N + 1 : 0;
       first_state = arena.take<int64_t>(counts), first_chunk = arena.take<int64_t>(counts);
       threads = arena.take<std::byte>(static_cast<int64_t>(thread_bytes) * f.plan_.threads);
-      const size_t whole = static_cast<size_t>(f.plan_.threads) * (operand_bytes + state_bytes);
+      const size_t whole = static_cast<size_t>(f.plan_.threads) *
+                           (operand_bytes + static_cast<size_t>(f.most_heads()) * state_bytes);
       const size_t rounds = static_cast<size_t>(f.plan_.group) *
                             (2 * static_cast<size_t>(f.plan_.block) * operand_bytes + state_bytes);
       shared = arena.take<std::byte>(static_cast<int64_t>(std::max(whole, rounds)));
@@ -242,32 +244,45 @@ class Forward {
     return state + panel * shape_.panel_floats();
   }
 
-  void run_whole_tasks(const Memory& memory, const ThreadMemory& mine,
+  int64_t most_heads() const {
+    return most_heads_at_once(p_.HV,
+                              shape_.panels * shape_.panel_floats() * int64_t{sizeof(float)});
+  }
+
+  void run_whole_tasks(const Memory& memory, const ThreadMemory& mine, int64_t at_once,
                        std::atomic<int64_t>& next) const {
-    float* state = memory.task_state(mine.thread);
-    const Operands operands = operands_at(memory.operands(plan_.threads, mine.thread));
-    for (int64_t i = next++; i < p_.N * p_.HV; i = next++) {
-      const Sequence s = sequence(p_, memory.order[i / p_.HV]);
-      const int64_t head = i % p_.HV;
+    const int64_t most = most_heads(), blocks = (p_.HV + at_once - 1) / at_once;
+    const Operands operands = operands_at(memory.operands(plan_.threads * most, mine.thread));
+    const auto state = [&](int64_t i, int64_t panel) {
+      return panel_state(memory.task_state(mine.thread * most + i), panel);
+    };
+    for (int64_t task = next++; task < p_.N * blocks; task = next++) {
+      const Sequence s = sequence(p_, memory.order[task / blocks]);
+      const int64_t head0 = task % blocks * at_once, heads = std::min(at_once, p_.HV - head0);
       if (s.skipped) continue;
-      for (int64_t panel = 0; panel < shape_.panels; ++panel)
-        begin(s, head, panel, panel_state(state, panel));
-      for (int64_t chunk = 0; chunk < chunks(s); ++chunk) {
-        prepare(s, head, chunk, operands, mine);
+      const auto each_panel = [&](const auto& body) {
+        for (int64_t i = 0; i < heads; ++i) {
+          for (int64_t panel = 0; panel < shape_.panels; ++panel) body(i, panel);
+        }
+      };
+      each_panel([&](int64_t i, int64_t panel) { begin(s, head0 + i, panel, state(i, panel)); });
+      for (int64_t step = 0; step < chunks(s) * heads; ++step) {
+        const int64_t chunk = step / heads, i = step % heads;
+        prepare(s, head0 + i, chunk, operands, mine);
         Ahead ahead;
-        if (chunk + 1 < chunks(s)) {
-          const ChunkPlace next_chunk = place(s, head, chunk + 1);
-          add_keys<kGate>(p_, next_chunk, &ahead);
-          add_rows(next_chunk, p_.v, head, p_.V, &ahead);
-          add_rows(next_chunk, p_.o, head, p_.V, &ahead);
+        if (step + 1 < chunks(s) * heads) {
+          const int64_t next_head = head0 + (step + 1) % heads;
+          const ChunkPlace then = place(s, next_head, (step + 1) / heads);
+          add_keys<kGate>(p_, then, &ahead);
+          add_rows(then, p_.v, next_head, p_.V, &ahead);
+          add_rows(then, p_.o, next_head, p_.V, &ahead);
           ahead.spread(shape_.panels * Engine::kPauses);
         }
         for (int64_t panel = 0; panel < shape_.panels; ++panel) {
-          carry(s, head, chunk, panel, operands, mine, panel_state(state, panel), &ahead);
+          carry(s, head0 + i, chunk, panel, operands, mine, state(i, panel), &ahead);
         }
       }
-      for (int64_t panel = 0; panel < shape_.panels; ++panel)
-        end(s, head, panel, panel_state(state, panel));
+      each_panel([&](int64_t i, int64_t panel) { end(s, head0 + i, panel, state(i, panel)); });
     }
   }
 
