@@ -44,11 +44,10 @@ __device__ inline void barrier_wait(uint64_t* b, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// Whole warps. Lanes that come one after the other would count as several warps.
 __device__ inline void named_sync(int id, int threads) {
+  __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
