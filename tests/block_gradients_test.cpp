@@ -555,14 +555,6 @@ TEST(BlockGradient, ZeroRowOfTheNorm) {
   }
 }
 
-TEST(BlockGradient, PlainServesGatesPerHead) {
-  for (Op op : {Op::cumsum, Op::gate}) {
-    const Call call(
-        {.op = op, .gate = GateKind::head, .dtype = DType::f32, .gradient_dtype = DType::f32});
-    EXPECT_EQ(explain(op, call.options, call.tensors())[0].name, "cpu.plain");
-  }
-}
-
 TEST(BlockGradient, Explain) {
   const Call call({.op = Op::kkt, .dtype = DType::f32, .gradient_dtype = DType::f32});
   const auto choices = explain(Op::kkt, call.options, call.tensors());

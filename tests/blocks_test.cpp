@@ -388,5 +388,27 @@ TEST(GateForms, FusedSumIsFormThenSum) {
   }
 }
 
+// Squares of large numbers overflow fp32, their norm does not.
+TEST(Norm, LargeNumbers) {
+  const std::vector<float> x{1e20f, 2e20f, 0, 0};
+  for (const std::string& impl : runnable(Op::l2norm)) {
+    std::vector<float> y(4);
+    l2norm({.impl = impl}, {.x = {x.data(), {1, 1, 1, 4}}, .out = {y.data(), {1, 1, 1, 4}}});
+    EXPECT_NEAR(y[0], 1 / std::sqrt(5.0), 1e-6) << impl;
+    EXPECT_NEAR(y[1], 2 / std::sqrt(5.0), 1e-6) << impl;
+  }
+}
+
+// The oracle reads fp64 parameters as they are.
+TEST(Gate, OracleTakesParametersInFp64) {
+  const double A_log = 0.1234567890123, bias = 1.0 / 3, g = 0.7;
+  double out = 0;
+  gate({.gate_form = GateForm::softplus, .impl = "reference"}, {.g = {&g, {1, 1, 1}},
+                                                                .A_log = {&A_log, {1}},
+                                                                .dt_bias = {&bias, {1}},
+                                                                .out = {&out, {1, 1, 1}}});
+  EXPECT_NEAR(out, -std::exp(A_log) * std::log1p(std::exp(g + bias)), 1e-15);
+}
+
 }  // namespace
 }  // namespace deltic::test

@@ -1,5 +1,7 @@
 // Choosing an implementation: order, names from the call and the environment, sentences, the log.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -230,7 +232,8 @@ TEST_F(Dispatch, EveryImplementationCanBeNamed) {
       } else {
         EXPECT_EQ(error(op, {.impl = c.name}),
                   std::string(deltic::name(op)) + ": impl: " + c.name +
-                      " was named and does not take this call: " + c.sentence);
+                      " was named (options.impl or DELTIC_IMPL) and does not take this call: " +
+                      c.sentence);
       }
     }
   }
@@ -392,6 +395,30 @@ TEST_F(Dispatch, ChoiceDoesNotDependOnLengths) {
       }
     }
   }
+}
+
+// OpenMP's threads do not survive a fork: a child that asked for two would wait forever.
+TEST(Fork, ChildRunsWithOneThread) {
+  std::vector<float> q(1 * 128 * 4 * 16, 0.1f), o(q.size());
+  const Options options{.num_threads = 2};
+  const Tensors tensors{.q = {q.data(), {1, 128, 4, 16}},
+                        .k = {q.data(), {1, 128, 4, 16}},
+                        .v = {q.data(), {1, 128, 4, 16}},
+                        .o = {o.data(), {1, 128, 4, 16}}};
+  forward(options, tensors);
+  const std::vector<float> want = o;
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);  // a child that hangs dies of it
+    std::fill(o.begin(), o.end(), 0.0f);
+    forward(options, tensors);
+    _exit(o == want && num_threads() == 1 ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -355,7 +355,8 @@ const Wrong kTensorErrors[] = {
      [](World& w) {
        w.t.beta = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
      },
-     "beta: expected shape [1, 8, 4], got [1, 8, 4, 16]"},
+     "beta: expected shape [B,T,HV] (forward is chunked: decode takes a value-wise beta), got "
+     "[1, 8, 4, 16]"},
     {"beta_vector_width", D,
      [](World& w) {
        w.t.beta = w.memory.zeros(DType::f32, {1, 8, 4, 8}).view();
@@ -1074,6 +1075,36 @@ const Wrong kCheckedErrors[] = {
 INSTANTIATE_TEST_SUITE_P(Checked, CallError, testing::ValuesIn(kCheckedErrors),
                          [](const auto& row) { return std::string(row.param.name); });
 
+// What forward keeps is memory of its own.
+const Wrong kSaveErrors[] = {
+    {"saved_without_save", F,
+     [](World& w) {
+       w.t.saved = {w.scratch, 64};
+     },
+     "saved: expected none without save, got 64 bytes"},
+    {"save_with_a_pool", F,
+     [](World& w) {
+       w.pool(1);
+       w.options.save = DELTIC_SAVE_ALL;
+     },
+     "save: expected none with a state pool, which has no gradient, got all"},
+    {"saved_is_the_workspace", F,
+     [](World& w) {
+       w.options.save = DELTIC_SAVE_STATES;
+       w.t.saved = {w.scratch, 512};
+     },
+     "saved: expected memory of its own, got an overlap with the workspace"},
+    {"saved_is_q", F,
+     [](World& w) {
+       w.options.save = DELTIC_SAVE_STATES;
+       const uintptr_t q = reinterpret_cast<uintptr_t>(w.t.q.data);
+       w.t.saved = {reinterpret_cast<void*>((q + 63) / 64 * 64), 512};
+     },
+     "saved: expected memory of its own, got an overlap with a tensor"},
+};
+INSTANTIATE_TEST_SUITE_P(Save, CallError, testing::ValuesIn(kSaveErrors),
+                         [](const auto& row) { return std::string(row.param.name); });
+
 const Wrong kChoiceErrors[] = {
     {"cuda", F,
      [](World& w) {
@@ -1136,7 +1167,7 @@ TEST_P(WorkspaceError, Null) {
 TEST_P(WorkspaceError, NullData) {
   w_.workspace.data = nullptr;
   expect_error(w_, GetParam(), DELTIC_INVALID_ARGUMENT,
-               expected_ + "at least " + std::to_string(needed_) + " bytes, got 0");
+               expected_ + std::to_string(needed_) + " bytes, got a null pointer");
 }
 TEST_P(WorkspaceError, OneByteShort) {
   w_.workspace.bytes = needed_ - 1;
@@ -1788,6 +1819,28 @@ const WrongBackward kBackwardErrors[] = {
      "dq: expected memory of its own, got an overlap with q"},
     {"dk_is_dq", [](BW& w) { w.b.dk.data = w.b.dq.data; },
      "dk: expected memory of its own, got an overlap with dq"},
+    {"saved_with_value_wise_beta",
+     [](BW& w) {
+       w.b.forward.beta = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+       w.b.dbeta = none();
+       w.b.forward.saved = {w.scratch, 64};
+     },
+     "saved: expected none with a value-wise beta or gv (decode keeps nothing), got 64 bytes"},
+    {"saved_in_the_workspace",
+     [](BW& w) {
+       w.b.forward.saved = {w.scratch + 64, 64};
+     },
+     "saved: expected memory of its own, got an overlap with the workspace"},
+    {"saved_misaligned",
+     [](BW& w) {
+       w.b.forward.saved = {w.scratch + 8, 64};
+     },
+     "saved: expected memory aligned to 64 bytes, got a misaligned pointer"},
+    {"saved_null",
+     [](BW& w) {
+       w.b.forward.saved = {nullptr, 64};
+     },
+     "saved: expected 64 bytes, got a null pointer"},
     {"softplus_without_A_log", [](BW& w) { w.b.forward.A_log = none(); },
      "A_log: expected a tensor with the gate form softplus, got none"},
     {"chunk", [](BW& w) { w.options.chunk = 48; }, "chunk: expected 16, 32 or 64, got 48"},

@@ -98,22 +98,24 @@ TEST(Saved, BuffersOfAnotherCallAreRefused) {
     void (*change)(GradientSetup&);
   };
   const Difference differences[] = {
-      {"T = ",
+      {"expected T 199 ",
        [](GradientSetup& s) {
          s.sequences = {{1, 199}};
        }},
-      {"H = ", [](GradientSetup& s) { s.H = 2; }},
-      {"HV = ", [](GradientSetup& s) { s.HV = 1; }},
-      {"K = ", [](GradientSetup& s) { s.K = 30; }},
-      {"V = ", [](GradientSetup& s) { s.V = 15; }},
-      {"chunk = ", [](GradientSetup& s) { s.chunk = 32; }},
-      {"gate kind = ", [](GradientSetup& s) { s.gate = GateKind::head; }},
-      {"gate_form = ", [](GradientSetup& s) { s.gate_form = GateForm::softplus; }},
-      {"beta_form = ", [](GradientSetup& s) { s.beta_form = BetaForm::sigmoid; }},
-      {"qk_l2norm = ", [](GradientSetup& s) { s.qk_l2norm = true; }},
-      {"dtype = ", [](GradientSetup& s) { s = with_dtype(s, DType::f32); }},
-      {"packed = ", [](GradientSetup& s) { s.dense = false; }},
-      {"scale (bits) = ", [](GradientSetup& s) { s.scale = 0.5f; }},
+      {"expected H 2 ", [](GradientSetup& s) { s.H = 2; }},
+      {"expected HV 1 ", [](GradientSetup& s) { s.HV = 1; }},
+      {"expected K 30 ", [](GradientSetup& s) { s.K = 30; }},
+      {"expected V 15 ", [](GradientSetup& s) { s.V = 15; }},
+      {"expected chunk 32 ", [](GradientSetup& s) { s.chunk = 32; }},
+      {"expected gate per head ", [](GradientSetup& s) { s.gate = GateKind::head; }},
+      {"expected gate_form softplus ", [](GradientSetup& s) { s.gate_form = GateForm::softplus; }},
+      {"expected beta_form sigmoid ", [](GradientSetup& s) { s.beta_form = BetaForm::sigmoid; }},
+      {"expected qk_l2norm given ", [](GradientSetup& s) { s.qk_l2norm = true; }},
+      {"expected dtype fp32 ", [](GradientSetup& s) { s = with_dtype(s, DType::f32); }},
+      {"expected cu_seqlens given ", [](GradientSetup& s) { s.dense = false; }},
+      {"expected beta absent ", [](GradientSetup& s) { s.has_beta = false; }},
+      {"expected initial_state absent ", [](GradientSetup& s) { s.has_initial = false; }},
+      {"expected scale 0.5 ", [](GradientSetup& s) { s.scale = 0.5f; }},
   };
   for (const std::string& impl : takers(base())) {
     for (Save save : {Save::states, Save::all}) {
@@ -134,6 +136,20 @@ TEST(Saved, BuffersOfAnotherCallAreRefused) {
   }
 }
 
+TEST(Saved, OtherLengthsAreRefused) {
+  GradientSetup setup = base();
+  setup.dense = false;
+  setup.sequences = {{1, 130}, {2, 70}};
+  GradientCall kept(setup);
+  setup.sequences = {{1, 129}, {2, 71}};
+  GradientCall other(setup);
+  for (const std::string& impl : takers(setup)) {
+    kept.forward_keeping(impl, 1, Save::states);
+    other.saved = kept.saved;
+    EXPECT_NE(refusal(other, impl).find("expected the cu_seqlens of this call"), std::string::npos);
+  }
+}
+
 // Backward computes states again from those kept: with other products they would be others.
 TEST(Saved, BuffersOfAnotherArithmeticAreRefused) {
   GradientCall call(base());
@@ -145,7 +161,8 @@ TEST(Saved, BuffersOfAnotherArithmeticAreRefused) {
     for (const std::string& read_by : takers(call.setup)) {
       const std::string text = refusal(call, read_by);
       const bool same = kind(kept_by) == kind(read_by);
-      EXPECT_EQ(text.find("arithmetic") == std::string::npos, same) << kept_by << ' ' << read_by;
+      EXPECT_EQ(text.find("expected implementation ") == std::string::npos, same)
+          << kept_by << ' ' << read_by;
     }
   }
 }

@@ -114,7 +114,7 @@ typedef enum deltic_split {
   DELTIC_SPLIT_SEGMENTS = 3 /* segment_length tokens each */
 } deltic_split;
 
-/* What forward keeps for backward. Both give the same bits. */
+/* What forward keeps for backward. All three give the same bits. */
 typedef enum deltic_save {
   DELTIC_SAVE_NONE = 0,   /* inference */
   DELTIC_SAVE_STATES = 1, /* of the order of sqrt(chunks) states per sequence and head; the rest
@@ -168,14 +168,14 @@ typedef struct deltic_buffer {
  * A gate of shape [B,T,HV] is one decay per head (Gated DeltaNet), of shape [B,T,HV,K] one per key
  * channel (Kimi Delta Attention); without g there is no gate (DeltaNet). */
 typedef struct deltic_tensors {
-  uint64_t size;         /* sizeof(deltic_tensors) */
-  deltic_tensor q, k;    /* [B,T,H,K] fp32, bf16 or fp16 */
-  deltic_tensor v;       /* [B,T,HV,V], q's dtype */
-  deltic_tensor o;       /* out [B,T,HV,V], q's dtype */
-  deltic_tensor beta;    /* [B,T,HV] any float dtype; but in forward also [B,T,HV,V]; absent: 1 */
-  deltic_tensor g;       /* [B,T,HV] or [B,T,HV,K] any float dtype, natural log; absent: no gate */
-  deltic_tensor gv;      /* but in forward: value-wise log decay [B,T,HV,V] */
-  deltic_tensor A_log;   /* HV elements in any shape */
+  uint64_t size;       /* sizeof(deltic_tensors) */
+  deltic_tensor q, k;  /* [B,T,H,K] fp32, bf16 or fp16 */
+  deltic_tensor v;     /* [B,T,HV,V], q's dtype */
+  deltic_tensor o;     /* out [B,T,HV,V], q's dtype */
+  deltic_tensor beta;  /* [B,T,HV] any float dtype; absent: 1. Except in forward also [B,T,HV,V] */
+  deltic_tensor g;     /* [B,T,HV] or [B,T,HV,K] any float dtype, natural log; absent: no gate */
+  deltic_tensor gv;    /* value-wise log decay [B,T,HV,V]; not in forward */
+  deltic_tensor A_log; /* HV elements in any shape */
   deltic_tensor dt_bias; /* HV elements (gate per head), HV*K elements (per channel), any shape */
   /* Packed sequences: B = 1, sequence n is tokens [cu[n], cu[n+1]). Rows from cu[N] on are padding:
    * o = 0. */
@@ -274,7 +274,7 @@ typedef struct deltic_block_backward_tensors {
 typedef deltic_buffer deltic_workspace;
 
 /* What training costs in memory: sizes follow from shapes and options alone. Chunks and segments
- * are those of the chunked form; an implementation that goes token by token ignores `saved`. */
+ * are those of the chunked form; cpu.plain goes token by token and needs nothing of it. */
 typedef struct deltic_memory_plan {
   uint64_t size;            /* sizeof(deltic_memory_plan) */
   int64_t chunks;           /* of the longest sequence that the shapes allow */

@@ -115,7 +115,7 @@ const Implementation& choose(const Problem& p, const Implementation* named) {
       if (!candidate.only_when_named && refusal(candidate, p) == nullptr) chosen = &candidate;
     }
   }
-  if (logs_dispatch()) {
+  if (logs_dispatch(name_of(p.op))) {
     for (int i = 0; i < count; ++i) {
       const Implementation& candidate = implementation_at(p.op, p.device, i);
       const char* sentence = refusal(candidate, p);
@@ -130,7 +130,8 @@ const Implementation& choose(const Problem& p, const Implementation* named) {
   if (chosen != nullptr) return *chosen;
   if (named != nullptr) {
     fail(DELTIC_UNSUPPORTED, name_of(p.op), ": impl: ", named->name,
-         " was named and does not take this call: ", refusal(*named, p));
+         " was named (options.impl or DELTIC_IMPL) and does not take this call: ",
+         refusal(*named, p));
   }
   std::string sentences;
   for (int i = 0; i < count; ++i) {

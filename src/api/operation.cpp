@@ -33,6 +33,7 @@ struct Call {
     context.threads = default_threads();
     context.checked = default_checked(name_of(op));
     problem = check_call(op, options, tensors, context);
+    if (is_forked_child()) problem.threads = 1;
     if (named != nullptr && problem.device != DELTIC_CPU) {
       fail(DELTIC_UNSUPPORTED, name_of(op), ": impl: ", named->name,
            " was named and runs on CPU tensors, got CUDA tensors");
@@ -54,13 +55,30 @@ std::span<const deltic_tensor> tensors_of(const deltic_block_backward_tensors& t
   return {&t.d_out, static_cast<size_t>(&t.ddt_bias - &t.d_out) + 1};
 }
 
-void check_workspace_alone(deltic_op op, std::span<const deltic_tensor> tensors,
-                           const deltic_workspace& workspace, uint64_t needed) {
+// Bytes that the call writes, beside everything else it was given.
+void check_alone(deltic_op op, const char* name, const deltic_buffer& buffer, uint64_t bytes,
+                 std::span<const deltic_tensor> tensors) {
   for (const deltic_tensor& t : tensors) {
-    if (overlaps(t, workspace.data, needed)) {
-      fail(DELTIC_INVALID_ARGUMENT, name_of(op),
-           ": workspace: expected memory of its own, got an overlap with a tensor");
+    if (overlaps(t, buffer.data, bytes)) {
+      fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": ", name,
+           ": expected memory of its own, got an overlap with a tensor");
     }
+  }
+}
+
+// At least `needed` bytes, aligned.
+void check_buffer(deltic_op op, const char* name, const deltic_buffer& buffer, uint64_t needed) {
+  if (buffer.bytes < needed) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": ", name, ": expected at least ", needed,
+         " bytes, got ", buffer.bytes);
+  }
+  if (needed > 0 && buffer.data == nullptr) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": ", name, ": expected ", needed,
+         " bytes, got a null pointer");
+  }
+  if (reinterpret_cast<uintptr_t>(buffer.data) % kWorkspaceAlign != 0) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": ", name, ": expected memory aligned to ",
+         kWorkspaceAlign, " bytes, got a misaligned pointer");
   }
 }
 
@@ -69,22 +87,26 @@ uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
   return std::max<uint64_t>(chosen.workspace_bytes(p), value_scratch_bytes(p));
 }
 
-void check_saved_buffer(const Problem& p) {
-  const uint64_t needed = cpu::saved_bytes(p);
-  if (p.save == DELTIC_SAVE_NONE) {
-    if (p.saved.bytes != 0) {
+// What forward keeps, or backward reads: size, alignment, and no other memory of the call's.
+template <class Tensors>
+void check_saved(const Problem& p, const Tensors& tensors, const deltic_workspace& workspace,
+                 uint64_t workspace_bytes) {
+  if (p.op == DELTIC_FORWARD) {
+    if (p.save == DELTIC_SAVE_NONE && p.saved.bytes != 0) {
       fail(DELTIC_INVALID_ARGUMENT, "forward: saved: expected none without save, got ",
            p.saved.bytes, " bytes");
     }
-    return;
+    check_buffer(p.op, "saved", p.saved, cpu::saved_bytes(p));
+  } else if (p.op == DELTIC_BACKWARD) {
+    check_buffer(p.op, "saved", p.saved, p.saved.bytes);
   }
-  if (p.saved.data == nullptr || p.saved.bytes < needed) {
-    fail(DELTIC_INVALID_ARGUMENT, "forward: saved: expected at least ", needed, " bytes, got ",
-         p.saved.data == nullptr ? 0 : p.saved.bytes);
-  }
-  if (reinterpret_cast<uintptr_t>(p.saved.data) % kWorkspaceAlign != 0) {
-    fail(DELTIC_INVALID_ARGUMENT, "forward: saved: expected memory aligned to ", kWorkspaceAlign,
-         " bytes, got a misaligned pointer");
+  if (p.saved.bytes == 0) return;
+  check_alone(p.op, "saved", p.saved, p.saved.bytes, tensors_of(tensors));
+  const auto begin = reinterpret_cast<uintptr_t>(p.saved.data);
+  const auto other = reinterpret_cast<uintptr_t>(workspace.data);
+  if (workspace_bytes > 0 && begin < other + workspace_bytes && other < begin + p.saved.bytes) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(p.op),
+         ": saved: expected memory of its own, got an overlap with the workspace");
   }
 }
 
@@ -116,9 +138,12 @@ void memory_query(const deltic_options* options, const deltic_backward_tensors* 
     fail(DELTIC_INVALID_ARGUMENT, "backward: save: expected none (0), states (1) or all (2), got ",
          save);
   }
-  if (plan == nullptr || plan->size != sizeof(*plan)) {
+  if (plan == nullptr) {
+    fail(DELTIC_INVALID_ARGUMENT, "backward: plan: expected a struct, got a null pointer");
+  }
+  if (plan->size != sizeof(*plan)) {
     fail(DELTIC_INVALID_ARGUMENT, "backward: plan.size: expected ", sizeof(*plan), ", got ",
-         plan == nullptr ? 0 : plan->size, " (set it with deltic_memory_plan_init)");
+         plan->size, " (set it with deltic_memory_plan_init)");
   }
   const cpu::SavedLayout layout(p, static_cast<deltic_save>(save));
   p.saved.bytes = layout.bytes;
@@ -137,21 +162,14 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   const Implementation& chosen = choose(p, call.named);
   const uint64_t needed = needed_bytes(p, chosen);
   const deltic_workspace given = workspace != nullptr ? *workspace : deltic_workspace{nullptr, 0};
-  if (given.bytes < needed || (needed > 0 && given.data == nullptr)) {
-    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": workspace: expected at least ", needed,
-         " bytes, got ", given.data == nullptr ? 0 : given.bytes);
-  }
-  if (reinterpret_cast<uintptr_t>(given.data) % kWorkspaceAlign != 0) {
-    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": workspace: expected memory aligned to ",
-         kWorkspaceAlign, " bytes, got a misaligned pointer");
-  }
+  check_buffer(op, "workspace", given, needed);
   if (needed > 0) {
-    check_workspace_alone(op, tensors_of(*tensors), given, needed);
+    check_alone(op, "workspace", given, needed, tensors_of(*tensors));
     if constexpr (requires { tensors->forward; }) {
-      check_workspace_alone(op, tensors_of(tensors->forward), given, needed);
+      check_alone(op, "workspace", given, needed, tensors_of(tensors->forward));
     }
   }
-  if (op == DELTIC_FORWARD) check_saved_buffer(p);
+  check_saved(p, *tensors, given, needed);
   const std::span<std::byte> memory(static_cast<std::byte*>(given.data), needed);
   check_values(p, memory);
   if (p.checked) check_finite(p);

@@ -2,6 +2,7 @@
 #include "api/settings.h"
 
 #include <omp.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstdio>
@@ -19,12 +20,20 @@ std::atomic<int> g_checked{-1};  // -1: DELTIC_CHECKED
 std::mutex g_log_mutex;          // orders lines, and a change of the callback with them
 std::atomic<deltic_log_fn> g_log{nullptr};
 void* g_log_user = nullptr;
+
+// A forked child has none of its parent's OpenMP threads, but their runtime believes that it has:
+// a parallel region would wait for them forever.
+std::atomic<bool> g_is_forked{false};
+[[maybe_unused]] const int g_fork_handler =
+    pthread_atfork(nullptr, nullptr, [] { g_is_forked = true; });
 }  // namespace
 
 int default_threads() {
   const int n = g_threads.load();
-  return n > 0 ? n : omp_get_max_threads();
+  return is_forked_child() ? 1 : n > 0 ? n : omp_get_max_threads();
 }
+
+bool is_forked_child() { return g_is_forked.load(); }
 
 int32_t checked_setting() {
   const int on = g_checked.load();
@@ -43,10 +52,14 @@ bool default_checked(const char* op) {
   return on == 1;
 }
 
-bool logs_dispatch() {
+bool logs_dispatch(const char* op) {
   if (g_log.load() != nullptr) return true;
   const char* text = std::getenv("DELTIC_LOG");
-  return text != nullptr && std::strstr(text, "dispatch") != nullptr;
+  if (text == nullptr || text[0] == '\0') return false;
+  if (std::strcmp(text, "dispatch") != 0) {
+    fail(DELTIC_INVALID_ARGUMENT, op, ": DELTIC_LOG: expected dispatch, got ", text);
+  }
+  return true;
 }
 
 void log_line(const std::string& line) {

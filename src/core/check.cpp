@@ -48,6 +48,12 @@ void check_inputs(Checker& c, const deltic_tensors& t) {
       c.shape(t.beta, "beta", {p.B, p.T, p.HV, p.V});
       p.beta_kind = BetaKind::value;
     } else {
+      if (t.beta.rank == 4) {
+        c.bad("beta",
+              "expected shape [B,T,HV] (forward is chunked: decode takes a value-wise beta), "
+              "got ",
+              shape_text(t.beta));
+      }
       c.shape(t.beta, "beta", {p.B, p.T, p.HV});
       p.beta_kind = BetaKind::head;
     }
@@ -146,6 +152,10 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_ten
   check_states(c, t);
   check_checkpoint_tensors(c, t);
   p.saved = t.saved;
+  if (p.is_pool && p.save != DELTIC_SAVE_NONE) {
+    c.bad("save", "expected none with a state pool, which has no gradient, got ",
+          p.save == DELTIC_SAVE_STATES ? "states" : "all");
+  }
 
   const bool in_place =
       !p.is_pool && p.state_in && p.state_out && p.state_in.data == p.state_out.data &&
@@ -227,6 +237,10 @@ Problem check_call(deltic_op op, const deltic_options* options,
   p.dgv = Checker::rows(b.dgv);
   p.dA_log = Checker::param_view(b.dA_log), p.ddt_bias = Checker::param_view(b.ddt_bias);
   p.saved = t.saved;
+  if (p.saved.bytes > 0 && (p.beta_kind == BetaKind::value || p.gv)) {
+    c.bad("saved", "expected none with a value-wise beta or gv (decode keeps nothing), got ",
+          p.saved.bytes, " bytes");
+  }
   check_split(c);
   return p;
 }

@@ -47,7 +47,7 @@ struct Param {
     }
     return offset;
   }
-  float operator[](int64_t i) const { return load_f32(data, dtype, at(i)); }
+  double operator[](int64_t i) const { return load_f64(data, dtype, at(i)); }
 };
 
 // States by slot: element (slot, h, d, v) is at slot*s_slot + h*s_head + d*s_k + v*s_v.

@@ -20,22 +20,14 @@ const char* takes_bf16(const Problem& p) {
 
 // Chunks know one beta and one decay for all value columns of a token.
 const char* refuse_value_wise(const Problem& p) {
-  if (p.beta_kind == BetaKind::value) return "beta is value-wise, which the recurrence alone takes";
-  if (p.gv) return "gv is value-wise, which the recurrence alone takes";
+  if (p.beta_kind == BetaKind::value)
+    return "beta is value-wise, which the recurrence (cpu.plain) alone takes";
+  if (p.gv) return "gv is value-wise, which the recurrence (cpu.plain) alone takes";
   return nullptr;
 }
 const char* takes_bf16_backward(const Problem& p) {
   const char* reason = refuse_value_wise(p);
   return reason != nullptr ? reason : takes_bf16(p);
-}
-
-// One number per token is less work than loading it into a vector: 0.2 ms per 8192 of them against
-// 0.6 ms with AVX-512.
-const char* takes_rows(const Problem& p) {
-  const bool is_gate = p.op == DELTIC_CUMSUM || p.op == DELTIC_GATE;
-  return p.is_gradient && is_gate && p.gate == Gate::head
-             ? "the gradient of a gate per head is one number per token, which needs no vectors"
-             : nullptr;
 }
 
 // Fixed room, so that the first call of a process allocates as little as the others: nothing.
@@ -60,7 +52,7 @@ struct Lists {
     of[DELTIC_DECODE].add(decode_doors(), takes_all);
     of[DELTIC_BACKWARD].add(tile_backward_doors(), takes_bf16_backward);
     of[DELTIC_BACKWARD].add(backward_doors(), refuse_value_wise);
-    for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i) of[i].add(block_doors(), takes_rows);
+    for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i) of[i].add(block_doors(), takes_all);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) of[i].add(plain(static_cast<deltic_op>(i)));
   }
 };

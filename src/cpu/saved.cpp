@@ -4,24 +4,37 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
+#include <string>
 
 #include "core/error.h"
 
 namespace deltic::cpu {
 namespace {
 
-constexpr int64_t kVersion = 2;
+constexpr int64_t kVersion = 3;
 constexpr size_t kHeaderBytes = 256;
 constexpr char kMagic[8] = {'d', 'e', 'l', 't', 'i', 'c', 'S', 'V'};
 
-// The facts a buffer must share with the call that reads it, each with the name of its argument.
+// The facts a buffer must share with the call that reads it.
+struct Fact {
+  const char* name;
+  int64_t value;
+  enum Kind {
+    number,
+    real,
+    dtype,
+    yes_no,
+    gate,
+    beta_form,
+    gate_form,
+    arithmetic,
+    lengths
+  } kind = number;
+};
+constexpr int kFacts = 22;
 struct Header {
   char magic[8];
-  struct Fact {
-    const char* name;
-    int64_t value;
-  };
-  static constexpr int kFacts = 19;
   int64_t values[kFacts];
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
@@ -32,8 +45,17 @@ int64_t bits(float x) {
   return u;
 }
 
-void facts(const Problem& p, deltic_save save, Arithmetic how, Header::Fact (&f)[Header::kFacts]) {
-  const Header::Fact all[Header::kFacts] = {
+// Equal for equal lengths, and hardly ever for others.
+int64_t hash_lengths(const Problem& p) {
+  uint64_t hash = 14695981039346656037u;
+  for (int64_t n = 0; p.packed && n <= p.N; ++n) {
+    hash = (hash ^ static_cast<uint64_t>(p.cu(n))) * 1099511628211u;
+  }
+  return static_cast<int64_t>(hash >> 1);
+}
+
+void facts(const Problem& p, deltic_save save, Arithmetic how, Fact (&f)[kFacts]) {
+  const Fact all[kFacts] = {
       {"version", kVersion},
       {"save", save},
       {"B", p.B},
@@ -44,17 +66,52 @@ void facts(const Problem& p, deltic_save save, Arithmetic how, Header::Fact (&f)
       {"K", p.K},
       {"V", p.V},
       {"chunk", p.chunk},
-      {"gate kind", static_cast<int64_t>(p.gate)},
-      {"gate_form", p.gate_form},
-      {"beta_form", p.beta_form},
-      {"qk_l2norm", p.l2norm ? 1 : 0},
-      {"dtype", static_cast<int64_t>(p.q.dtype)},
-      {"packed", p.packed ? 1 : 0},
-      {"scale (bits)", bits(p.scale)},
-      {"lower_bound (bits)", bits(p.lower_bound)},
-      {"arithmetic (0 fp32, 1 cpu.amx, 2 cpu.plain)", static_cast<int64_t>(how)},
+      {"gate", static_cast<int64_t>(p.gate), Fact::gate},
+      {"gate_form", p.gate_form, Fact::gate_form},
+      {"beta_form", p.beta_form, Fact::beta_form},
+      {"beta", p.beta ? 1 : 0, Fact::yes_no},
+      {"initial_state", p.state_in ? 1 : 0, Fact::yes_no},
+      {"qk_l2norm", p.l2norm ? 1 : 0, Fact::yes_no},
+      {"dtype", static_cast<int64_t>(p.q.dtype), Fact::dtype},
+      {"cu_seqlens", p.packed ? 1 : 0, Fact::yes_no},
+      {"cu_seqlens", hash_lengths(p), Fact::lengths},
+      {"scale", bits(p.scale), Fact::real},
+      {"lower_bound", bits(p.lower_bound), Fact::real},
+      {"implementation", static_cast<int64_t>(how), Fact::arithmetic},
   };
   std::copy(std::begin(all), std::end(all), std::begin(f));
+}
+
+std::string text_of(Fact::Kind kind, int64_t value) {
+  const auto one_of = [&](std::initializer_list<const char*> names) {
+    const bool known = value >= 0 && value < static_cast<int64_t>(names.size());
+    return known ? std::string(names.begin()[value]) : std::to_string(value);
+  };
+  switch (kind) {
+    case Fact::real: {
+      const auto u = static_cast<uint32_t>(value);
+      float x;
+      std::memcpy(&x, &u, sizeof(x));
+      return cat(x);
+    }
+    case Fact::dtype:
+      return value >= 0 && value <= DELTIC_F64 ? name_of(static_cast<DType>(value))
+                                               : std::to_string(value);
+    case Fact::yes_no:
+      return one_of({"absent", "given"});
+    case Fact::gate:
+      return one_of({"none", "per head", "per channel"});
+    case Fact::gate_form:
+      return one_of({"log_decay", "softplus", "bounded"});
+    case Fact::beta_form:
+      return one_of({"value", "sigmoid", "2sigmoid"});
+    case Fact::arithmetic:
+      return one_of({"with fp32 products", "cpu.amx", "cpu.plain"});
+    case Fact::lengths:
+      return "";
+    default:
+      return std::to_string(value);
+  }
 }
 
 }  // namespace
@@ -101,9 +158,9 @@ void count_saved(const Problem& p, int64_t segment, int64_t* first_state, int64_
 void write_saved_header(const Problem& p, deltic_save save, Arithmetic how) {
   Header h;
   std::memcpy(h.magic, kMagic, sizeof(kMagic));
-  Header::Fact f[Header::kFacts];
+  Fact f[kFacts];
   facts(p, save, how, f);
-  for (int i = 0; i < Header::kFacts; ++i) h.values[i] = f[i].value;
+  for (int i = 0; i < kFacts; ++i) h.values[i] = f[i].value;
   std::memcpy(p.saved.data, &h, sizeof(h));
 }
 
@@ -123,13 +180,16 @@ deltic_save check_saved_header(const Problem& p, Arithmetic how) {
   if (save != DELTIC_SAVE_STATES && save != DELTIC_SAVE_ALL) {
     fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected save states or all, got ", save);
   }
-  Header::Fact f[Header::kFacts];
+  Fact f[kFacts];
   facts(p, static_cast<deltic_save>(save), how, f);
-  for (int i = 0; i < Header::kFacts; ++i) {
-    if (h.values[i] != f[i].value) {
-      fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", f[i].name, " = ", f[i].value,
-           " as in this call, got ", h.values[i]);
+  for (int i = 0; i < kFacts; ++i) {
+    if (h.values[i] == f[i].value) continue;
+    if (f[i].kind == Fact::lengths) {
+      fail(DELTIC_INVALID_ARGUMENT,
+           "backward: saved: expected the cu_seqlens of this call, got other lengths");
     }
+    fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", f[i].name, " ",
+         text_of(f[i].kind, f[i].value), " as in this call, got ", text_of(f[i].kind, h.values[i]));
   }
   return static_cast<deltic_save>(save);
 }

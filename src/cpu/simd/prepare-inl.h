@@ -156,14 +156,14 @@ struct GateParams {
 };
 inline GateParams gate_params(const Problem& p, int64_t head, int64_t Kp, float* bias_row) {
   GateParams g;
-  if (p.A_log) g.factor = std::exp(p.A_log[head]);
+  if (p.A_log) g.factor = std::exp(static_cast<float>(p.A_log[head]));
   if (p.gate == Gate::head) {
-    if (p.dt_bias) g.bias = p.dt_bias[head];
+    if (p.dt_bias) g.bias = static_cast<float>(p.dt_bias[head]);
   } else if (p.dt_bias && p.dt_bias.contiguous) {
     load_row(p.dt_bias.data, p.dt_bias.dtype, head * p.K, p.K, Kp, bias_row);
   } else {
     for (int64_t c = 0; c < Kp; ++c)
-      bias_row[c] = p.dt_bias && c < p.K ? p.dt_bias[head * p.K + c] : 0.0f;
+      bias_row[c] = p.dt_bias && c < p.K ? static_cast<float>(p.dt_bias[head * p.K + c]) : 0.0f;
   }
   return g;
 }

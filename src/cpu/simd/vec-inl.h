@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "core/problem.h"
 
@@ -127,7 +128,7 @@ inline void zero_row(void* data, DType type, int64_t at, int64_t n) {
 
 HWY_INLINE float sum_lanes(Vec x) { return hn::GetLane(hn::SumOfLanes(F32(), x)); }
 
-// 1 / sqrt(sum x^2 + 1e-6) over a padded row.
+// 1 / sqrt(sum x^2 + 1e-6) over a padded row. In fp64 where the squares of finite numbers overflow.
 inline float inverse_norm(const float* x, int64_t width) {
   const F32 d;
   Vec sum = hn::Zero(d);
@@ -135,7 +136,13 @@ inline float inverse_norm(const float* x, int64_t width) {
     const Vec v = hn::LoadU(d, x + i);
     sum = hn::MulAdd(v, v, sum);
   }
-  return 1.0f / std::sqrt(sum_lanes(sum) + static_cast<float>(kNormEps));
+  const float squares = sum_lanes(sum);
+  if (squares <= std::numeric_limits<float>::max()) {
+    return 1.0f / std::sqrt(squares + static_cast<float>(kNormEps));
+  }
+  double wide = kNormEps;
+  for (int64_t i = 0; i < width; ++i) wide += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return static_cast<float>(1 / std::sqrt(wide));
 }
 
 inline void scale_row(float* x, int64_t width, float factor) {
