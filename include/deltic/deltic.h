@@ -15,7 +15,7 @@
  * Contract of every call
  *  - Threads: all functions are thread-safe; two calls may run at once if neither writes what the
  *    other touches (workspaces included). Nothing is kept between calls but the process-wide
- *    defaults.
+ *    defaults. OpenMP's threads do not survive a fork: the child's calls run on one thread.
  *  - Memory: a run function allocates nothing but the text of an error. Scratch comes from the
  *    caller's workspace; its size comes from the workspace query, which looks at shapes, dtypes and
  *    options only (data pointers may be null there).
@@ -198,7 +198,8 @@ typedef struct deltic_tensors {
   deltic_tensor ckpt_tokens; /* [M] */
   deltic_tensor ckpt_slots;  /* [M] */
   deltic_tensor ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32 or bf16 */
-  /* out, with options.save: what backward needs, deltic_forward_saved bytes. */
+  /* out, with options.save: what backward needs, deltic_forward_saved bytes. It binds backward to
+   * the same inputs, options and arithmetic (fp32 products, cpu.amx or cpu.plain). */
   deltic_buffer saved;
 } deltic_tensors;
 
@@ -302,8 +303,8 @@ DELTIC_API const char* deltic_op_name(int32_t op);
 DELTIC_API deltic_status deltic_set_num_threads(int32_t n);
 DELTIC_API int32_t deltic_get_num_threads(void);
 /* Checked mode also looks for non-finite inputs and for gates above 0 beyond the contract, and
- * names the first one. -1 goes back to what DELTIC_CHECKED says (0 or 1; every operation fails on
- * another text). Process-wide. */
+ * names the first one; what forward kept (`saved`) is taken as it is. -1 goes back to what
+ * DELTIC_CHECKED says (0 or 1; every operation fails on another text). Process-wide. */
 DELTIC_API deltic_status deltic_set_checked(int32_t on);
 /* 0, 1, or -1: DELTIC_CHECKED is asked and is neither. */
 DELTIC_API int32_t deltic_get_checked(void);
@@ -356,8 +357,8 @@ DELTIC_API deltic_status deltic_info(deltic_info_fn fn, void* user);
 
 /* ---- Operations ---------------------------------------------------------------------------- */
 
-/* `options` may be NULL: all defaults. `stream` is a cudaStream_t for CUDA tensors, NULL for the
- * CPU. */
+/* `options` may be NULL: all defaults. `stream` is a cudaStream_t for CUDA tensors; the CPU
+ * ignores it. */
 DELTIC_API deltic_status deltic_forward_workspace(const deltic_options* options,
                                                   const deltic_tensors* tensors, uint64_t* bytes);
 DELTIC_API deltic_status deltic_forward(const deltic_options* options,

@@ -560,7 +560,10 @@ inline std::string_view name(Op op) { return deltic_op_name(static_cast<deltic_o
 inline void check_abi() { detail::check(deltic_check_abi(DELTIC_ABI_VERSION)); }
 inline void set_num_threads(int32_t n) { detail::check(deltic_set_num_threads(n)); }
 inline int32_t num_threads() { return deltic_get_num_threads(); }
-inline void set_checked(bool on) { detail::check(deltic_set_checked(on ? 1 : 0)); }
+// Nothing: as DELTIC_CHECKED says.
+inline void set_checked(std::optional<bool> on) {
+  detail::check(deltic_set_checked(on ? (*on ? 1 : 0) : -1));
+}
 
 }  // namespace deltic
 
