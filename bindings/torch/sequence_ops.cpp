@@ -1,0 +1,274 @@
+// The operators over whole sequences: forward, backward and decode, and the ones that write into a
+// state pool or into checkpoints in place.
+#include <string>
+#include <tuple>
+
+#include "bridge.h"
+
+namespace deltic::bridge {
+namespace {
+
+// Everything forward and decode may take. Members that an operator's schema does not have stay
+// absent.
+struct Inputs {
+  const char* op;
+  deltic_tensors t{};
+  deltic_options options = default_options();
+
+  explicit Inputs(const char* name) : op(name) { deltic_tensors_init(&t); }
+
+  void rows(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+            const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
+            const MaybeTensor& dt_bias) {
+    t.q = view(op, "q", q), t.k = view(op, "k", k), t.v = view(op, "v", v);
+    t.beta = view(op, "beta", beta), t.g = view(op, "g", g), t.gv = view(op, "gv", gv);
+    t.A_log = view(op, "A_log", A_log), t.dt_bias = view(op, "dt_bias", dt_bias);
+  }
+  void sequences(const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu) {
+    t.cu_seqlens = view(op, "cu_seqlens", cu_seqlens);
+    t.cu_seqlens_host = view(op, "cu_seqlens_host", cu_seqlens_cpu);
+  }
+  void pool(const MaybeTensor& state_pool, const MaybeTensor& read_index,
+            const MaybeTensor& write_index) {
+    t.state_pool = view(op, "state_pool", state_pool);
+    t.read_index = view(op, "read_index", read_index);
+    t.write_index = view(op, "write_index", write_index);
+  }
+  void checkpoints(const MaybeTensor& cu, const MaybeTensor& tokens, const MaybeTensor& slots,
+                   const MaybeTensor& states) {
+    t.ckpt_cu = view(op, "ckpt_cu", cu), t.ckpt_tokens = view(op, "ckpt_tokens", tokens);
+    t.ckpt_slots = view(op, "ckpt_slots", slots);
+    t.ckpt_states = view(op, "ckpt_states", states);
+  }
+  void choose(MaybeFloat scale, MaybeFloat lower_bound, int64_t gate, int64_t beta_form,
+              bool qk_l2norm, int64_t state_layout, int64_t split, int64_t segment_length,
+              int64_t chunk_size, const MaybeName& impl) {
+    set_scale(options, scale);
+    set_lower_bound(options, lower_bound);
+    set(options.gate_form, gate);
+    set(options.beta_form, beta_form);
+    set(options.state_layout, state_layout);
+    set(options.split, split);
+    set(options.chunk, chunk_size);
+    options.segment_length = segment_length;
+    options.qk_l2norm = qk_l2norm ? 1 : 0;
+    set_impl(options, impl);
+  }
+
+  // o, and the final state where asked for: as the initial state, else fp32.
+  void plan_outputs(bool output_final_state) {
+    t.o = plan_like(t.v);
+    if (!output_final_state) return;
+    const bool is_packed = t.cu_seqlens.rank != 0;
+    const int64_t N = is_packed ? t.cu_seqlens.shape[0] - 1 : t.q.shape[0];
+    const int64_t K = t.q.shape[3], V = t.v.shape[3];
+    const int32_t dtype = t.initial_state.rank != 0 ? t.initial_state.dtype : wide(t.q);
+    t.final_state = options.state_layout == DELTIC_STATE_VK
+                        ? plan({N, t.v.shape[2], V, K}, dtype, t.q)
+                        : plan({N, t.v.shape[2], K, V}, dtype, t.q);
+  }
+
+  // Checks everything but values, before any memory is taken.
+  uint64_t workspace_bytes(bool is_decode) const {
+    uint64_t bytes = 0;
+    check(is_decode ? deltic_decode_workspace(&options, &t, &bytes)
+                    : deltic_forward_workspace(&options, &t, &bytes));
+    return bytes;
+  }
+  void run(bool is_decode, uint64_t bytes) const {
+    const Bytes workspace(bytes, t.q);
+    const deltic_buffer w = workspace.c();
+    check((is_decode ? deltic_decode : deltic_forward)(&options, &t, &w, stream_of(t.q)));
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
+    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+    const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+    const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu, const MaybeTensor& ckpt_tokens,
+    const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states, MaybeFloat scale,
+    MaybeFloat lower_bound, int64_t gate, int64_t beta_form, bool qk_l2norm, int64_t state_layout,
+    int64_t split, int64_t segment_length, int64_t chunk_size, MaybeName impl,
+    bool output_final_state, int64_t save) {
+  Inputs in("forward");
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, split, segment_length,
+            chunk_size, impl);
+  set(in.options.save, save);
+  in.plan_outputs(output_final_state);
+  const ForwardBytes bytes = forward_bytes(in.options, in.t);
+
+  Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
+  const Bytes saved(bytes.saved, in.t.q);
+  in.t.saved = saved.c();
+  deltic_tensor none{};
+  Tensor ckpt = ckpt_states.has_value() ? torch::stable::clone(*ckpt_states)
+                                        : allocate(none, in.t.q);
+  if (ckpt_states.has_value()) in.t.ckpt_states = view(in.op, "ckpt_states", ckpt);
+  in.run(false, bytes.workspace);
+  return {o, final_state, ckpt, saved.tensor()};
+}
+
+std::tuple<Tensor, Tensor> forward_(
+    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+    const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+    const MaybeTensor& initial_state, const MaybeTensor& state_pool, const MaybeTensor& read_index,
+    const MaybeTensor& write_index, const MaybeTensor& cu_seqlens,
+    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu, const MaybeTensor& ckpt_tokens,
+    const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states, MaybeFloat scale,
+    MaybeFloat lower_bound, int64_t gate, int64_t beta_form, bool qk_l2norm, int64_t state_layout,
+    int64_t split, int64_t segment_length, int64_t chunk_size, MaybeName impl,
+    bool output_final_state) {
+  Inputs in("forward");
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.pool(state_pool, read_index, write_index);
+  in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, split, segment_length,
+            chunk_size, impl);
+  in.plan_outputs(output_final_state);
+  const uint64_t bytes = in.workspace_bytes(false);
+  Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
+  in.run(false, bytes);
+  return {o, final_state};
+}
+
+std::tuple<Tensor, Tensor> decode(
+    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+    const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
+    const MaybeTensor& dt_bias, const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+    const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale, MaybeFloat lower_bound, int64_t gate,
+    int64_t beta_form, bool qk_l2norm, int64_t state_layout, MaybeName impl,
+    bool output_final_state) {
+  Inputs in("decode");
+  in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, DELTIC_SPLIT_AUTO, 0, 0,
+            impl);
+  in.plan_outputs(output_final_state);
+  const uint64_t bytes = in.workspace_bytes(true);
+  Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
+  in.run(true, bytes);
+  return {o, final_state};
+}
+
+Tensor decode_(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+               const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
+               const MaybeTensor& dt_bias, const Tensor& state_pool, const MaybeTensor& read_index,
+               const MaybeTensor& write_index, const MaybeTensor& cu_seqlens,
+               const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale, MaybeFloat lower_bound,
+               int64_t gate, int64_t beta_form, bool qk_l2norm, int64_t state_layout,
+               MaybeName impl) {
+  Inputs in("decode");
+  in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.pool(state_pool, read_index, write_index);
+  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, DELTIC_SPLIT_AUTO, 0, 0,
+            impl);
+  in.plan_outputs(false);
+  const uint64_t bytes = in.workspace_bytes(true);
+  Tensor o = allocate(in.t.o, in.t.q);
+  in.run(true, bytes);
+  return o;
+}
+
+using Gradients =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// Bit i of `want` asks for the i-th gradient; the others come back empty.
+Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, const Tensor& k,
+                   const Tensor& v, const MaybeTensor& beta, const MaybeTensor& g,
+                   const MaybeTensor& gv, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+                   const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+                   const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& saved, MaybeFloat scale,
+                   MaybeFloat lower_bound, int64_t gate, int64_t beta_form, bool qk_l2norm,
+                   int64_t state_layout, int64_t split, int64_t segment_length, int64_t chunk_size,
+                   MaybeName impl, int64_t want) {
+  Inputs in("backward");
+  in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, split, segment_length,
+            chunk_size, impl);
+  if (saved.has_value() && saved->numel() > 0) {
+    in.t.saved = {saved->data_ptr(), static_cast<uint64_t>(saved->numel())};
+  }
+  deltic_backward_tensors b;
+  deltic_backward_tensors_init(&b);
+  b.forward = in.t;
+  b.d_o = packed_view(in.op, "d_o", d_o);
+  b.d_final_state = packed_view(in.op, "d_final_state", d_final_state);
+  const deltic_tensor& where = in.t.q;
+  deltic_tensor d_initial = in.t.initial_state;
+  d_initial.dtype = wide(in.t.q);  // added up in fp32 whatever the state is kept in
+  const std::pair<deltic_tensor*, const deltic_tensor*> pairs[] = {
+      {&b.dq, &in.t.q},         {&b.dk, &in.t.k},         {&b.dv, &in.t.v},
+      {&b.dbeta, &in.t.beta},   {&b.dg, &in.t.g},         {&b.dgv, &in.t.gv},
+      {&b.dA_log, &in.t.A_log}, {&b.ddt_bias, &in.t.dt_bias}, {&b.d_initial_state, &d_initial}};
+  for (int i = 0; i < 9; ++i) {
+    if ((want >> i & 1) != 0 && pairs[i].second->rank != 0) *pairs[i].first = plan_like(*pairs[i].second);
+  }
+  uint64_t bytes = 0;
+  check(deltic_backward_workspace(&in.options, &b, &bytes));
+  const auto make = [&](deltic_tensor& planned) { return allocate(planned, where); };
+  Gradients gradients{make(b.dq),     make(b.dk),       make(b.dv),
+                      make(b.dbeta),  make(b.dg),       make(b.dgv),
+                      make(b.dA_log), make(b.ddt_bias), make(b.d_initial_state)};
+  const Bytes workspace(bytes, where);
+  const deltic_buffer w = workspace.c();
+  check(deltic_backward(&in.options, &b, &w, stream_of(where)));
+  return gradients;
+}
+
+void register_kernels(torch::stable::detail::StableLibrary& m) {
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("forward_", TORCH_BOX(&forward_));
+  m.impl("backward", TORCH_BOX(&backward));
+  m.impl("decode", TORCH_BOX(&decode));
+  m.impl("decode_", TORCH_BOX(&decode_));
+}
+
+// Tensor arguments and options that operators share, in their order.
+#define DELTIC_ROWS "Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? g, "
+#define DELTIC_GATE_PARAMS "Tensor? A_log, Tensor? dt_bias, "
+#define DELTIC_SEQUENCES "Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, "
+#define DELTIC_CHECKPOINTS "Tensor? ckpt_cu, Tensor? ckpt_tokens, Tensor? ckpt_slots, "
+#define DELTIC_FORMS                                                                     \
+  "float? scale=None, float? lower_bound=None, int gate=0, int beta_form=0, bool qk_l2norm=False, " \
+  "int state_layout=0, "
+#define DELTIC_CHUNKED "int split=0, int segment_length=0, int chunk_size=64, "
+
+STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
+  m.def("forward(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_CHECKPOINTS
+        "Tensor? ckpt_states, " DELTIC_FORMS DELTIC_CHUNKED
+        "str? impl=None, bool output_final_state=False, int save=0) "
+        "-> (Tensor o, Tensor final_state, Tensor ckpt_states, Tensor saved)");
+  m.def("forward_(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor? initial_state, Tensor(a!)? state_pool, Tensor? read_index, Tensor? write_index, "
+        DELTIC_SEQUENCES DELTIC_CHECKPOINTS "Tensor(b!)? ckpt_states, " DELTIC_FORMS DELTIC_CHUNKED
+        "str? impl=None, bool output_final_state=False) -> (Tensor o, Tensor final_state)");
+  m.def("backward(Tensor? d_o, Tensor? d_final_state, " DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_SEQUENCES "Tensor? saved, " DELTIC_FORMS DELTIC_CHUNKED
+        "str? impl=None, int want=511) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dg, "
+        "Tensor dgv, Tensor dA_log, Tensor ddt_bias, Tensor d_initial_state)");
+  m.def("decode(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS "Tensor? initial_state, "
+        DELTIC_SEQUENCES DELTIC_FORMS
+        "str? impl=None, bool output_final_state=False) -> (Tensor o, Tensor final_state)");
+  m.def("decode_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
+        "Tensor(a!) state_pool, Tensor? read_index, Tensor? write_index, " DELTIC_SEQUENCES
+        DELTIC_FORMS "str? impl=None) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deltic, CPU, m) { register_kernels(m); }
+// CUDA tensors take the same way: the library says what it can do with them.
+STABLE_TORCH_LIBRARY_IMPL(deltic, CUDA, m) { register_kernels(m); }
+
+}  // namespace
+}  // namespace deltic::bridge
