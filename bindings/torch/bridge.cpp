@@ -5,7 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
+#include <cstdlib>
 #include <limits>
+#include <memory>
+#include <new>
 #include <stdexcept>
 
 namespace deltic::bridge {
@@ -46,15 +50,34 @@ const char* foreign_type_name(int32_t type) {
   return "another dtype";
 }
 
-int32_t torch_device_type(const deltic_tensor& t) { return t.device_type == DELTIC_CPU ? kCpu : kCuda; }
+int32_t torch_device_type(const deltic_tensor& t) {
+  return t.device_type == DELTIC_CPU ? kCpu : kCuda;
+}
 
 Tensor empty(int32_t rank, const int64_t* shape, const int64_t* strides, int32_t type,
              const deltic_tensor& where) {
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(rank, shape, strides, type,
-                                                         torch_device_type(where),
-                                                         where.device_index, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      rank, shape, strides, type, torch_device_type(where), where.device_index, &handle));
   return Tensor(handle);
+}
+
+Tensor bytes_tensor(uint64_t bytes, const deltic_tensor& where) {
+  const auto size = static_cast<int64_t>(bytes);
+  const int64_t one = 1;
+  return empty(1, &size, &one, kByte, where);
+}
+
+// Scratch of a thread's small calls, kept: a decode step would spend a tenth of its time in malloc.
+// An operator does not call another one, so one block per thread is enough.
+constexpr uint64_t kSmallBytes = 256 << 10;
+void* small_memory() {
+  struct Free {
+    void operator()(void* p) const { ::operator delete (p, std::align_val_t{64}); }
+  };
+  thread_local std::unique_ptr<void, Free> memory(
+      ::operator new (kSmallBytes, std::align_val_t{64}));
+  return memory.get();
 }
 
 }  // namespace
@@ -114,7 +137,8 @@ deltic_tensor packed_view(const char* op, const char* name, MaybeTensor& tensor)
   return view(op, name, tensor);
 }
 
-deltic_tensor plan(std::initializer_list<int64_t> shape, int32_t dtype, const deltic_tensor& where) {
+deltic_tensor plan(std::initializer_list<int64_t> shape, int32_t dtype,
+                   const deltic_tensor& where) {
   deltic_tensor t{};
   t.dtype = dtype;
   t.device_type = where.device_type;
@@ -162,38 +186,97 @@ int32_t dtype_of(MaybeType type, int32_t otherwise) {
        std::string("block: dtype: expected fp32, bf16 or fp16, got ") + foreign_type_name(code));
 }
 
-Bytes::Bytes(uint64_t bytes, const deltic_tensor& where)
-    : tensor_([&] {
-        const auto size = static_cast<int64_t>(bytes);
-        const int64_t one = 1;
-        return empty(1, &size, &one, kByte, where);
-      }()),
-      buffer_{bytes > 0 ? tensor_.data_ptr() : nullptr, bytes} {}
-
-deltic_options default_options() {
-  deltic_options o;
-  deltic_options_init(&o);
-  o.num_threads = num_threads();
-  return o;
+Workspace::Workspace(uint64_t bytes, const deltic_tensor& where) : buffer_{nullptr, bytes} {
+  if (bytes == 0) return;
+  if (where.device_type == DELTIC_CPU && bytes <= kSmallBytes) {
+    buffer_.data = small_memory();
+    return;
+  }
+  tensor_ = bytes_tensor(bytes, where);
+  buffer_.data = tensor_->data_ptr();
 }
 
-void set(int32_t& field, int64_t value) {
-  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
-  field = static_cast<int32_t>(std::clamp<int64_t>(value, -kMax, kMax));
+Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where) {
+  if (bytes == 0 || where.device_type != DELTIC_CPU) {
+    Tensor tensor = bytes_tensor(bytes, where);
+    if (bytes > 0) torch::stable::zero_(tensor);
+    return tensor;
+  }
+  // calloc gets large blocks from the system, already zero: nothing is written twice.
+  constexpr size_t kAlign = 64;
+  std::unique_ptr<void, decltype(&std::free)> block(std::calloc(bytes + kAlign, 1), &std::free);
+  if (block == nullptr) {
+    fail(DELTIC_OUT_OF_MEMORY,
+         "forward: saved: expected " + std::to_string(bytes) + " bytes, got none from the system");
+  }
+  const auto start = (reinterpret_cast<uintptr_t>(block.get()) + kAlign - 1) / kAlign * kAlign;
+  const auto size = static_cast<int64_t>(bytes);
+  const int64_t one = 1;
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_from_blob(
+      reinterpret_cast<void*>(start), 1, &size, &one, 0, kByte, kCpu, -1, &handle,
+      aoti_torch_layout_strided(), nullptr, 0, [](void*, void* context) { std::free(context); },
+      block.get()));
+  block.release();
+  return Tensor(handle);
 }
 
-void set_scale(deltic_options& options, MaybeFloat scale) {
-  options.has_scale = scale.has_value() ? 1 : 0;
-  options.scale = static_cast<float>(scale.value_or(0.0));
+Options::Options(const char* op, const std::string& words, MaybeFloat scale,
+                 MaybeFloat lower_bound) {
+  deltic_options_init(&c);
+  c.num_threads = num_threads();
+  c.has_scale = scale.has_value() ? 1 : 0;
+  c.scale = static_cast<float>(scale.value_or(0.0));
+  c.has_lower_bound = lower_bound.has_value() ? 1 : 0;
+  c.lower_bound = static_cast<float>(lower_bound.value_or(0.0));
+  std::string_view rest = words;
+  while (!rest.empty()) {
+    const size_t space = rest.find(' ');
+    const std::string_view word = rest.substr(0, space);
+    rest = space == std::string_view::npos ? std::string_view{} : rest.substr(space + 1);
+    if (word.empty()) continue;
+    const size_t equal = word.find('=');
+    const std::string_view key = word.substr(0, equal);
+    const std::string_view value =
+        equal == std::string_view::npos ? std::string_view{} : word.substr(equal + 1);
+    if (!take(key, value)) {
+      fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": options: expected words such as " +
+                                        "gate=softplus or chunk=32, got " + std::string(word));
+    }
+  }
 }
 
-void set_lower_bound(deltic_options& options, MaybeFloat lower_bound) {
-  options.has_lower_bound = lower_bound.has_value() ? 1 : 0;
-  options.lower_bound = static_cast<float>(lower_bound.value_or(0.0));
-}
-
-void set_impl(deltic_options& options, const MaybeName& impl) {
-  options.impl = impl.has_value() ? impl->c_str() : nullptr;
+bool Options::take(std::string_view key, std::string_view value) {
+  const auto choose = [&](int32_t& field, std::initializer_list<std::string_view> names) {
+    const auto* at = std::find(names.begin(), names.end(), value);
+    if (at == names.end()) return false;
+    field = static_cast<int32_t>(at - names.begin());
+    return true;
+  };
+  const auto flag = [&](int32_t& field) { return value.empty() && (field = 1); };
+  const auto number = [&](auto& field) {
+    const auto [end, error] = std::from_chars(value.begin(), value.end(), field);
+    return error == std::errc{} && end == value.end();
+  };
+  if (key == "gate") return choose(c.gate_form, {"log_decay", "softplus", "bounded"});
+  if (key == "beta") return choose(c.beta_form, {"value", "sigmoid", "2sigmoid"});
+  if (key == "layout") return choose(c.state_layout, {"kv", "vk"});
+  if (key == "save") return choose(c.save, {"none", "states", "all"});
+  if (key == "qk_l2norm") return flag(c.qk_l2norm);
+  if (key == "reverse") return flag(c.reverse);
+  if (key == "chunk") return number(c.chunk);
+  if (key == "final") return final_state = true;
+  if (key == "split") {
+    if (choose(c.split, {"auto", "off", "by_length"})) return true;
+    c.split = DELTIC_SPLIT_SEGMENTS;
+    return number(c.segment_length);
+  }
+  if (key == "impl") {
+    impl = value;
+    c.impl = impl.c_str();
+    return true;
+  }
+  return false;
 }
 
 ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors) {
@@ -235,11 +318,11 @@ DELTIC_API const char* deltic_torch_version() { return deltic_version(); }
 // Bytes that forward keeps for these sizes (packed: B = 1, N sequences); 0 for a call it refuses.
 DELTIC_API int64_t deltic_torch_saved_bytes(int32_t device, int32_t is_f64, int64_t B, int64_t T,
                                             int64_t H, int64_t K, int64_t HV, int64_t V, int64_t N,
-                                            int32_t packed, int64_t chunk, int32_t save,
+                                            int32_t packed, int32_t chunk, int32_t save,
                                             const char* impl) {
   deltic_options options;
   deltic_options_init(&options);
-  bridge::set(options.chunk, chunk);
+  options.chunk = chunk;
   options.save = save;
   options.impl = impl;
   deltic_tensor where{};

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "deltic/deltic.h"
 
@@ -17,7 +18,6 @@ namespace deltic::bridge {
 using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 using MaybeFloat = std::optional<double>;
-using MaybeName = std::optional<std::string>;
 using MaybeType = std::optional<torch::headeronly::ScalarType>;
 
 // Throws what torch turns into a RuntimeError. The status stays readable for the Python functions,
@@ -30,8 +30,9 @@ void check(deltic_status status);
 deltic_tensor view(const char* op, const char* name, const Tensor& tensor);
 deltic_tensor view(const char* op, const char* name, const MaybeTensor& tensor);
 
-// The same, of a copy where the last dimension's stride is not 1: for gradients that came back, whose
-// strides are autograd's choice (`o.sum().backward()` gives all zeros). The copy lives in `tensor`.
+// The same, of a copy where the last dimension's stride is not 1: for gradients that came back,
+// whose strides are autograd's choice (`o.sum().backward()` gives all zeros). The copy lives in
+// `tensor`.
 deltic_tensor packed_view(const char* op, const char* name, MaybeTensor& tensor);
 
 // An output to be: shape, dtype and device, contiguous, no memory yet. Queries need no more.
@@ -41,30 +42,48 @@ deltic_tensor plan_like(const deltic_tensor& t);
 Tensor allocate(deltic_tensor& planned, const deltic_tensor& where);
 
 // The dtype of what is kept in fp32: fp64 where the inputs are (the oracle).
-inline int32_t wide(const deltic_tensor& t) { return t.dtype == DELTIC_F64 ? DELTIC_F64 : DELTIC_F32; }
+inline int32_t wide(const deltic_tensor& t) {
+  return t.dtype == DELTIC_F64 ? DELTIC_F64 : DELTIC_F32;
+}
 int32_t dtype_of(MaybeType type, int32_t otherwise);
 
-// Bytes on the device of `where`, 64-byte aligned.
-class Bytes {
+// Scratch memory on the device of `where`, 64-byte aligned.
+class Workspace {
  public:
-  Bytes(uint64_t bytes, const deltic_tensor& where);
-  const Tensor& tensor() const { return tensor_; }
-  deltic_buffer c() const { return buffer_; }
+  Workspace(uint64_t bytes, const deltic_tensor& where);
+  const deltic_buffer* c() const { return &buffer_; }
 
  private:
-  Tensor tensor_;
+  MaybeTensor tensor_;
   deltic_buffer buffer_;
 };
 
-// Options with the threads torch would use; one in a forked child, whose parent's threads are gone.
-deltic_options default_options();
-void set(int32_t& field, int64_t value);  // a number beyond 32 bits becomes one no option has
-void set_scale(deltic_options& options, MaybeFloat scale);
-void set_lower_bound(deltic_options& options, MaybeFloat lower_bound);
-void set_impl(deltic_options& options, const MaybeName& impl);  // `impl` outlives the call
+// Zeroed bytes as a tensor, 64-byte aligned: what forward keeps has gaps that nobody writes, and
+// what an operator returns is the same in every run.
+Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where);
 
-// Checks a forward call and says what it needs. An implementation that keeps nothing for backward (the
-// oracle) is given save = none: backward then starts from the inputs.
+// A call's options. Operators take them as one text of words, because each number of a schema costs
+// 0.3 us in torch's argument parser:
+//
+//   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
+//   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
+//
+// Threads are those torch would use; one in a forked child, whose parent's threads are gone.
+struct Options {
+  deltic_options c;
+  bool final_state = false;  // forward and decode return the final state
+  std::string impl;          // c.impl points here
+
+  Options(const char* op, const std::string& words, MaybeFloat scale, MaybeFloat lower_bound);
+  Options(const Options&) = delete;
+  Options& operator=(const Options&) = delete;
+
+ private:
+  bool take(std::string_view key, std::string_view value);  // false: no such word
+};
+
+// Checks a forward call and says what it needs. An implementation that keeps nothing for backward
+// (the oracle) is given save = none: backward then starts from the inputs.
 struct ForwardBytes {
   uint64_t workspace = 0;
   uint64_t saved = 0;

@@ -13,9 +13,12 @@ namespace {
 struct Inputs {
   const char* op;
   deltic_tensors t{};
-  deltic_options options = default_options();
+  Options options;
 
-  explicit Inputs(const char* name) : op(name) { deltic_tensors_init(&t); }
+  Inputs(const char* name, const std::string& words, MaybeFloat scale, MaybeFloat lower_bound)
+      : op(name), options(name, words, scale, lower_bound) {
+    deltic_tensors_init(&t);
+  }
 
   void rows(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
             const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
@@ -40,30 +43,15 @@ struct Inputs {
     t.ckpt_slots = view(op, "ckpt_slots", slots);
     t.ckpt_states = view(op, "ckpt_states", states);
   }
-  void choose(MaybeFloat scale, MaybeFloat lower_bound, int64_t gate, int64_t beta_form,
-              bool qk_l2norm, int64_t state_layout, int64_t split, int64_t segment_length,
-              int64_t chunk_size, const MaybeName& impl) {
-    set_scale(options, scale);
-    set_lower_bound(options, lower_bound);
-    set(options.gate_form, gate);
-    set(options.beta_form, beta_form);
-    set(options.state_layout, state_layout);
-    set(options.split, split);
-    set(options.chunk, chunk_size);
-    options.segment_length = segment_length;
-    options.qk_l2norm = qk_l2norm ? 1 : 0;
-    set_impl(options, impl);
-  }
-
   // o, and the final state where asked for: as the initial state, else fp32.
-  void plan_outputs(bool output_final_state) {
+  void plan_outputs() {
     t.o = plan_like(t.v);
-    if (!output_final_state) return;
+    if (!options.final_state) return;
     const bool is_packed = t.cu_seqlens.rank != 0;
     const int64_t N = is_packed ? t.cu_seqlens.shape[0] - 1 : t.q.shape[0];
     const int64_t K = t.q.shape[3], V = t.v.shape[3];
     const int32_t dtype = t.initial_state.rank != 0 ? t.initial_state.dtype : wide(t.q);
-    t.final_state = options.state_layout == DELTIC_STATE_VK
+    t.final_state = options.c.state_layout == DELTIC_STATE_VK
                         ? plan({N, t.v.shape[2], V, K}, dtype, t.q)
                         : plan({N, t.v.shape[2], K, V}, dtype, t.q);
   }
@@ -71,14 +59,14 @@ struct Inputs {
   // Checks everything but values, before any memory is taken.
   uint64_t workspace_bytes(bool is_decode) const {
     uint64_t bytes = 0;
-    check(is_decode ? deltic_decode_workspace(&options, &t, &bytes)
-                    : deltic_forward_workspace(&options, &t, &bytes));
+    check(is_decode ? deltic_decode_workspace(&options.c, &t, &bytes)
+                    : deltic_forward_workspace(&options.c, &t, &bytes));
     return bytes;
   }
   void run(bool is_decode, uint64_t bytes) const {
-    const Bytes workspace(bytes, t.q);
-    const deltic_buffer w = workspace.c();
-    check((is_decode ? deltic_decode : deltic_forward)(&options, &t, &w, stream_of(t.q)));
+    const Workspace workspace(bytes, t.q);
+    check((is_decode ? deltic_decode : deltic_forward)(&options.c, &t, workspace.c(),
+                                                       stream_of(t.q)));
   }
 };
 
@@ -88,70 +76,61 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
     const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
     const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu, const MaybeTensor& ckpt_tokens,
     const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states, MaybeFloat scale,
-    MaybeFloat lower_bound, int64_t gate, int64_t beta_form, bool qk_l2norm, int64_t state_layout,
-    int64_t split, int64_t segment_length, int64_t chunk_size, MaybeName impl,
-    bool output_final_state, int64_t save) {
-  Inputs in("forward");
+    MaybeFloat lower_bound, const std::string& options) {
+  Inputs in("forward", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.t.initial_state = view(in.op, "initial_state", initial_state);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
-  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, split, segment_length,
-            chunk_size, impl);
-  set(in.options.save, save);
-  in.plan_outputs(output_final_state);
-  const ForwardBytes bytes = forward_bytes(in.options, in.t);
+  in.plan_outputs();
+  const ForwardBytes bytes = forward_bytes(in.options.c, in.t);
 
   Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
-  const Bytes saved(bytes.saved, in.t.q);
-  in.t.saved = saved.c();
+  Tensor saved = zeroed_bytes(bytes.saved, in.t.q);
+  if (bytes.saved > 0) in.t.saved = {saved.data_ptr(), bytes.saved};
   deltic_tensor none{};
-  Tensor ckpt = ckpt_states.has_value() ? torch::stable::clone(*ckpt_states)
-                                        : allocate(none, in.t.q);
+  Tensor ckpt =
+      ckpt_states.has_value() ? torch::stable::clone(*ckpt_states) : allocate(none, in.t.q);
   if (ckpt_states.has_value()) in.t.ckpt_states = view(in.op, "ckpt_states", ckpt);
   in.run(false, bytes.workspace);
-  return {o, final_state, ckpt, saved.tensor()};
+  return {o, final_state, ckpt, saved};
 }
 
-std::tuple<Tensor, Tensor> forward_(
-    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
-    const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
-    const MaybeTensor& initial_state, const MaybeTensor& state_pool, const MaybeTensor& read_index,
-    const MaybeTensor& write_index, const MaybeTensor& cu_seqlens,
-    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu, const MaybeTensor& ckpt_tokens,
-    const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states, MaybeFloat scale,
-    MaybeFloat lower_bound, int64_t gate, int64_t beta_form, bool qk_l2norm, int64_t state_layout,
-    int64_t split, int64_t segment_length, int64_t chunk_size, MaybeName impl,
-    bool output_final_state) {
-  Inputs in("forward");
+std::tuple<Tensor, Tensor> forward_(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const MaybeTensor& beta, const MaybeTensor& g,
+                                    const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+                                    const MaybeTensor& initial_state, const MaybeTensor& state_pool,
+                                    const MaybeTensor& read_index, const MaybeTensor& write_index,
+                                    const MaybeTensor& cu_seqlens,
+                                    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu,
+                                    const MaybeTensor& ckpt_tokens, const MaybeTensor& ckpt_slots,
+                                    const MaybeTensor& ckpt_states, MaybeFloat scale,
+                                    MaybeFloat lower_bound, const std::string& options) {
+  Inputs in("forward", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.t.initial_state = view(in.op, "initial_state", initial_state);
   in.pool(state_pool, read_index, write_index);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
-  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, split, segment_length,
-            chunk_size, impl);
-  in.plan_outputs(output_final_state);
+  in.plan_outputs();
   const uint64_t bytes = in.workspace_bytes(false);
   Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
   in.run(false, bytes);
   return {o, final_state};
 }
 
-std::tuple<Tensor, Tensor> decode(
-    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
-    const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
-    const MaybeTensor& dt_bias, const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
-    const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale, MaybeFloat lower_bound, int64_t gate,
-    int64_t beta_form, bool qk_l2norm, int64_t state_layout, MaybeName impl,
-    bool output_final_state) {
-  Inputs in("decode");
+std::tuple<Tensor, Tensor> decode(const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const MaybeTensor& beta, const MaybeTensor& g,
+                                  const MaybeTensor& gv, const MaybeTensor& A_log,
+                                  const MaybeTensor& dt_bias, const MaybeTensor& initial_state,
+                                  const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+                                  MaybeFloat scale, MaybeFloat lower_bound,
+                                  const std::string& options) {
+  Inputs in("decode", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.t.initial_state = view(in.op, "initial_state", initial_state);
-  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, DELTIC_SPLIT_AUTO, 0, 0,
-            impl);
-  in.plan_outputs(output_final_state);
+  in.plan_outputs();
   const uint64_t bytes = in.workspace_bytes(true);
   Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
   in.run(true, bytes);
@@ -163,15 +142,12 @@ Tensor decode_(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTen
                const MaybeTensor& dt_bias, const Tensor& state_pool, const MaybeTensor& read_index,
                const MaybeTensor& write_index, const MaybeTensor& cu_seqlens,
                const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale, MaybeFloat lower_bound,
-               int64_t gate, int64_t beta_form, bool qk_l2norm, int64_t state_layout,
-               MaybeName impl) {
-  Inputs in("decode");
+               const std::string& options) {
+  Inputs in("decode", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.pool(state_pool, read_index, write_index);
-  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, DELTIC_SPLIT_AUTO, 0, 0,
-            impl);
-  in.plan_outputs(false);
+  in.plan_outputs();
   const uint64_t bytes = in.workspace_bytes(true);
   Tensor o = allocate(in.t.o, in.t.q);
   in.run(true, bytes);
@@ -187,15 +163,11 @@ Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, 
                    const MaybeTensor& gv, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
                    const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
                    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& saved, MaybeFloat scale,
-                   MaybeFloat lower_bound, int64_t gate, int64_t beta_form, bool qk_l2norm,
-                   int64_t state_layout, int64_t split, int64_t segment_length, int64_t chunk_size,
-                   MaybeName impl, int64_t want) {
-  Inputs in("backward");
+                   MaybeFloat lower_bound, const std::string& options, int64_t want) {
+  Inputs in("backward", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.t.initial_state = view(in.op, "initial_state", initial_state);
-  in.choose(scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, split, segment_length,
-            chunk_size, impl);
   if (saved.has_value() && saved->numel() > 0) {
     in.t.saved = {saved->data_ptr(), static_cast<uint64_t>(saved->numel())};
   }
@@ -208,21 +180,27 @@ Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, 
   deltic_tensor d_initial = in.t.initial_state;
   d_initial.dtype = wide(in.t.q);  // added up in fp32 whatever the state is kept in
   const std::pair<deltic_tensor*, const deltic_tensor*> pairs[] = {
-      {&b.dq, &in.t.q},         {&b.dk, &in.t.k},         {&b.dv, &in.t.v},
-      {&b.dbeta, &in.t.beta},   {&b.dg, &in.t.g},         {&b.dgv, &in.t.gv},
-      {&b.dA_log, &in.t.A_log}, {&b.ddt_bias, &in.t.dt_bias}, {&b.d_initial_state, &d_initial}};
+      {&b.dq, &in.t.q},
+      {&b.dk, &in.t.k},
+      {&b.dv, &in.t.v},
+      {&b.dbeta, &in.t.beta},
+      {&b.dg, &in.t.g},
+      {&b.dgv, &in.t.gv},
+      {&b.dA_log, &in.t.A_log},
+      {&b.ddt_bias, &in.t.dt_bias},
+      {&b.d_initial_state, &d_initial}};
   for (int i = 0; i < 9; ++i) {
-    if ((want >> i & 1) != 0 && pairs[i].second->rank != 0) *pairs[i].first = plan_like(*pairs[i].second);
+    if ((want >> i & 1) != 0 && pairs[i].second->rank != 0)
+      *pairs[i].first = plan_like(*pairs[i].second);
   }
   uint64_t bytes = 0;
-  check(deltic_backward_workspace(&in.options, &b, &bytes));
+  check(deltic_backward_workspace(&in.options.c, &b, &bytes));
   const auto make = [&](deltic_tensor& planned) { return allocate(planned, where); };
   Gradients gradients{make(b.dq),     make(b.dk),       make(b.dv),
                       make(b.dbeta),  make(b.dg),       make(b.dgv),
                       make(b.dA_log), make(b.ddt_bias), make(b.d_initial_state)};
-  const Bytes workspace(bytes, where);
-  const deltic_buffer w = workspace.c();
-  check(deltic_backward(&in.options, &b, &w, stream_of(where)));
+  const Workspace workspace(bytes, where);
+  check(deltic_backward(&in.options.c, &b, workspace.c(), stream_of(where)));
   return gradients;
 }
 
@@ -239,31 +217,28 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 #define DELTIC_GATE_PARAMS "Tensor? A_log, Tensor? dt_bias, "
 #define DELTIC_SEQUENCES "Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, "
 #define DELTIC_CHECKPOINTS "Tensor? ckpt_cu, Tensor? ckpt_tokens, Tensor? ckpt_slots, "
-#define DELTIC_FORMS                                                                     \
-  "float? scale=None, float? lower_bound=None, int gate=0, int beta_form=0, bool qk_l2norm=False, " \
-  "int state_layout=0, "
-#define DELTIC_CHUNKED "int split=0, int segment_length=0, int chunk_size=64, "
+#define DELTIC_OPTIONS "float? scale=None, float? lower_bound=None, str options=''"
 
 STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
   m.def("forward(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_CHECKPOINTS
-        "Tensor? ckpt_states, " DELTIC_FORMS DELTIC_CHUNKED
-        "str? impl=None, bool output_final_state=False, int save=0) "
-        "-> (Tensor o, Tensor final_state, Tensor ckpt_states, Tensor saved)");
+        "Tensor? ckpt_states, " DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state, Tensor ckpt_states, Tensor saved)");
   m.def("forward_(" DELTIC_ROWS DELTIC_GATE_PARAMS
-        "Tensor? initial_state, Tensor(a!)? state_pool, Tensor? read_index, Tensor? write_index, "
-        DELTIC_SEQUENCES DELTIC_CHECKPOINTS "Tensor(b!)? ckpt_states, " DELTIC_FORMS DELTIC_CHUNKED
-        "str? impl=None, bool output_final_state=False) -> (Tensor o, Tensor final_state)");
-  m.def("backward(Tensor? d_o, Tensor? d_final_state, " DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
-        "Tensor? initial_state, " DELTIC_SEQUENCES "Tensor? saved, " DELTIC_FORMS DELTIC_CHUNKED
-        "str? impl=None, int want=511) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, Tensor dg, "
-        "Tensor dgv, Tensor dA_log, Tensor ddt_bias, Tensor d_initial_state)");
-  m.def("decode(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS "Tensor? initial_state, "
-        DELTIC_SEQUENCES DELTIC_FORMS
-        "str? impl=None, bool output_final_state=False) -> (Tensor o, Tensor final_state)");
+        "Tensor? initial_state, Tensor(a!)? state_pool, Tensor? read_index, Tensor? "
+        "write_index, " DELTIC_SEQUENCES DELTIC_CHECKPOINTS
+        "Tensor(b!)? ckpt_states, " DELTIC_OPTIONS ") -> (Tensor o, Tensor final_state)");
+  m.def("backward(Tensor? d_o, Tensor? d_final_state, " DELTIC_ROWS
+        "Tensor? gv, " DELTIC_GATE_PARAMS "Tensor? initial_state, " DELTIC_SEQUENCES
+        "Tensor? saved, " DELTIC_OPTIONS
+        ", int want=511) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, "
+        "Tensor dg, Tensor dgv, Tensor dA_log, Tensor ddt_bias, Tensor d_initial_state)");
+  m.def("decode(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state)");
   m.def("decode_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
         "Tensor(a!) state_pool, Tensor? read_index, Tensor? write_index, " DELTIC_SEQUENCES
-        DELTIC_FORMS "str? impl=None) -> Tensor");
+            DELTIC_OPTIONS ") -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(deltic, CPU, m) { register_kernels(m); }

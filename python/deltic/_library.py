@@ -41,8 +41,8 @@ def load() -> ctypes.CDLL:
     check_torch_version(torch.__version__)
     if not _LIBRARY.exists():
         raise ImportError(
-            f"deltic: {_LIBRARY.name}: expected next to {Path(__file__).name}, got none: this is the "
-            "source folder, or a package that was built without its library"
+            f"deltic: {_LIBRARY.name}: expected next to {Path(__file__).name}, got none: this is "
+            "the source folder, or a package that was built without its library"
         )
     torch.ops.load_library(str(_LIBRARY))
     library = ctypes.CDLL(str(_LIBRARY))

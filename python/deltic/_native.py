@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 
 from ._library import call
-from ._sequence_ops import DECODE, DECODE_, FORWARD, FORWARD_
+from ._sequence_ops import DECODE, DECODE_, FORWARD, FORWARD_, differentiable
 
 Gate = Literal["log_decay", "softplus", "bounded"]
 BetaForm = Literal["value", "sigmoid", "2sigmoid"]
 StateLayout = Literal["kv", "vk"]
 Split = Literal["auto", "off", "by_length"] | int
 
-GATES = {"log_decay": 0, "softplus": 1, "bounded": 2}
-_BETA_FORMS = {"value": 0, "sigmoid": 1, "2sigmoid": 2}
-_STATE_LAYOUTS = {"kv": 0, "vk": 1}
-_SPLITS = {"auto": 0, "off": 1, "by_length": 2}
-_SEGMENTS = 3
+# Options as words of the operators' text.
+GATES = {"log_decay": "", "softplus": " gate=softplus", "bounded": " gate=bounded"}
+_BETA_FORMS = {"value": "", "sigmoid": " beta=sigmoid", "2sigmoid": " beta=2sigmoid"}
+_STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
+_SPLITS = {"auto": "", "off": " split=off", "by_length": " split=by_length"}
 
 
 class Checkpoints(NamedTuple):
@@ -35,58 +35,72 @@ class Checkpoints(NamedTuple):
     states: Tensor
 
 
-def number_of(op: str, argument: str, value: Any, numbers: dict[str, int]) -> int:
-    """An option's number at the C ABI."""
-    try:
-        return numbers[value]
-    except (KeyError, TypeError):
-        names = ", ".join(map(repr, numbers))
-        raise ValueError(f"{op}: {argument}: expected one of {names}, got {value!r}") from None
+def word_for(op: str, argument: str, value: Any, words: dict[str, str]) -> str:
+    """An option's word, or the error for a value that there is none for."""
+    if isinstance(value, str) and value in words:
+        return words[value]
+    names = ", ".join(map(repr, words))
+    raise ValueError(f"{op}: {argument}: expected one of {names}, got {value!r}")
 
 
-def _forms(
+def name_word(op: str, impl: str | None) -> str:
+    """The word that names an implementation."""
+    if impl is None:
+        return ""
+    if not isinstance(impl, str) or not impl or " " in impl:
+        raise ValueError(f"{op}: impl: expected an implementation's name, got {impl!r}")
+    return f" impl={impl}"
+
+
+def size_word(op: str, argument: str, word: str, value: int) -> str:
+    """The word for a number of tokens."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: {argument}: expected an int, got {value!r}")
+    return f" {word}={value}"
+
+
+def _words(
     op: str,
-    scale: float | None,
-    lower_bound: float | None,
     gate: str,
     beta_form: str,
     qk_l2norm: bool,
     state_layout: str,
-) -> tuple[Any, ...]:
-    return (
-        scale,
-        lower_bound,
-        number_of(op, "gate", gate, GATES),
-        number_of(op, "beta_form", beta_form, _BETA_FORMS),
-        qk_l2norm,
-        number_of(op, "state_layout", state_layout, _STATE_LAYOUTS),
-    )
-
-
-def _split(op: str, split: Split) -> tuple[int, int]:
-    if isinstance(split, int) and not isinstance(split, bool):
-        return _SEGMENTS, split
-    if split in _SPLITS:
-        return _SPLITS[split], 0
-    names = ", ".join(map(repr, _SPLITS))
-    raise ValueError(f"{op}: split: expected one of {names} or a segment length, got {split!r}")
+    output_final_state: bool,
+    impl: str | None,
+) -> str:
+    """The options that forward and decode share."""
+    try:
+        words = GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
+    except (KeyError, TypeError):
+        words = word_for(op, "gate", gate, GATES)
+        words += word_for(op, "beta_form", beta_form, _BETA_FORMS)
+        words += word_for(op, "state_layout", state_layout, _STATE_LAYOUTS)
+    if qk_l2norm:
+        words += " qk_l2norm"
+    if output_final_state:
+        words += " final"
+    return words if impl is None else words + name_word(op, impl)
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's dtype; gates and beta stay as they are."""
+    if not isinstance(q, Tensor):
+        return q, k, v  # the operator says what is wrong with it
     device = q.device.type
     if not torch.is_autocast_enabled(device):
         return q, k, v
     dtype = torch.get_autocast_dtype(device)
 
     def cast(x: Tensor) -> Tensor:
-        return x if x.dtype == torch.float64 else x.to(dtype)
+        return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x
 
     return cast(q), cast(k), cast(v)
 
 
-def _needs_grad(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+def _needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in tensors
+    )
 
 
 def delta_rule(
@@ -128,15 +142,17 @@ def delta_rule(
 
     Args:
         q, k: ``[B, T, H, K]``, fp32, bf16 or fp16; K up to 256.
-        v: ``[B, T, HV, V]`` in q's dtype; HV a multiple of H, value head h reads head h // (HV // H).
+        v: ``[B, T, HV, V]`` in q's dtype; HV a multiple of H: value head h reads q and k of
+            head h // (HV // H).
         beta: ``[B, T, HV]``, any float dtype; absent means 1. Of shape ``[B, T, HV, V]`` the
             recurrent form runs (see :func:`recurrent`).
-        g: ``[B, T, HV]`` (Gated DeltaNet) or ``[B, T, HV, K]`` (KDA), natural log; absent: DeltaNet.
+        g: ``[B, T, HV]`` (Gated DeltaNet) or ``[B, T, HV, K]`` (KDA), natural log; absent:
+            DeltaNet.
         scale: of q, by default ``K ** -0.5``.
         initial_state: ``[N, HV, K, V]``, fp32 or bf16; absent means 0.
         output_final_state: returns the state after the last token, as ``initial_state``, else fp32.
-        cu_seqlens: ``[N + 1]`` int32 or int64 offsets of packed sequences, with B = 1. Rows past the
-            last offset are padding: o is 0 there.
+        cu_seqlens: ``[N + 1]`` int32 or int64 offsets of packed sequences, with B = 1. Rows past
+            the last offset are padding: o is 0 there.
         cu_seqlens_cpu: a copy of ``cu_seqlens`` on the CPU, for tensors on a GPU.
         split: how a sequence may be cut into segments: ``"auto"``, ``"off"``, ``"by_length"`` or a
             length in tokens. On the CPU ``"auto"`` is ``"off"``, and there is no other.
@@ -171,80 +187,79 @@ def delta_rule(
     >>> o.shape, state.shape
     (torch.Size([1, 100, 2, 64]), torch.Size([1, 2, 64, 64]))
     """
-    value_wise = beta is not None and beta.dim() == 4
-    if value_wise:
-        return _value_wise(
+    if isinstance(beta, Tensor) and beta.dim() == 4:
+        for name, value, default in (("split", split, "auto"), ("chunk_size", chunk_size, 64)):
+            if value != default:
+                raise ValueError(
+                    f"forward: {name}: expected {default!r} with a beta per value column, "
+                    f"got {value!r}"
+                )
+        if checkpoints is not None or state_pool is not None:
+            name = "state_pool" if checkpoints is None else "checkpoints"
+            raise ValueError(
+                f"forward: {name}: expected none with a beta per value column, got one"
+            )
+        return recurrent(
             q,
             k,
             v,
-            beta,
-            g,
-            None,
-            A_log,
-            dt_bias,
-            initial_state,
-            cu_seqlens,
-            cu_seqlens_cpu,
-            state_pool,
-            read_index,
-            write_index,
-            _forms("decode", scale, lower_bound, gate, beta_form, qk_l2norm, state_layout),
-            impl,
-            output_final_state,
-            checkpoints,
+            beta=beta,
+            g=g,
+            scale=scale,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            cu_seqlens=cu_seqlens,
+            cu_seqlens_cpu=cu_seqlens_cpu,
+            gate=gate,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            lower_bound=lower_bound,
+            beta_form=beta_form,
+            qk_l2norm=qk_l2norm,
+            state_layout=state_layout,
+            impl=impl,
         )
     q, k, v = _autocast(q, k, v)
-    options = (
-        *_forms("forward", scale, lower_bound, gate, beta_form, qk_l2norm, state_layout),
-        *_split("forward", split),
-        chunk_size,
-        impl,
-        output_final_state,
-    )
-    ckpt = (None, None, None, None) if checkpoints is None else tuple(checkpoints)
+    words = _words("forward", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
+    if split != "auto":
+        words += (
+            word_for("forward", "split", split, _SPLITS)
+            if isinstance(split, str)
+            else size_word("forward", "split", "split", split)
+        )
+    if chunk_size != 64:
+        words += size_word("forward", "chunk_size", "chunk", chunk_size)
+    ckpt = _NO_CHECKPOINTS if checkpoints is None else tuple(checkpoints)
     if len(ckpt) != 4:
         raise ValueError(
             f"forward: checkpoints: expected (cu, tokens, slots, states), got {len(ckpt)} of them"
         )
-    needs_grad = _needs_grad(q, k, v, beta, g, A_log, dt_bias, initial_state)
+    rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
+    needs_grad = _needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
     if in_place or (checkpoints is not None and not needs_grad):
         if needs_grad:
             raise ValueError(_POOL_HAS_NO_GRADIENT.format("forward"))
         o, final_state = call(
             FORWARD_,
-            q,
-            k,
-            v,
-            beta,
-            g,
-            A_log,
-            dt_bias,
-            initial_state,
+            *rows,
             state_pool,
             read_index,
             write_index,
             cu_seqlens,
             cu_seqlens_cpu,
             *ckpt,
-            *options,
+            scale,
+            lower_bound,
+            words,
         )
     else:
+        op: Any = FORWARD
+        if needs_grad:
+            words += " save=states" if recompute else " save=all"
+            op = differentiable(FORWARD)
         o, final_state, ckpt_states, _ = call(
-            FORWARD,
-            q,
-            k,
-            v,
-            beta,
-            g,
-            A_log,
-            dt_bias,
-            initial_state,
-            cu_seqlens,
-            cu_seqlens_cpu,
-            *ckpt,
-            *options,
-            (1 if recompute else 2) if needs_grad else 0,
+            op, *rows, cu_seqlens, cu_seqlens_cpu, *ckpt, scale, lower_bound, words
         )
         if ckpt[3] is not None:
             with torch.no_grad():
@@ -252,71 +267,11 @@ def delta_rule(
     return o, final_state if output_final_state else None
 
 
+_NO_CHECKPOINTS = (None, None, None, None)
 _POOL_HAS_NO_GRADIENT = (
-    "{}: state_pool: expected none where gradients are asked for (a pool is not differentiable: use "
-    "torch.no_grad(), or initial_state), got a tensor"
+    "{}: state_pool: expected none where gradients are asked for (a pool is not differentiable: "
+    "use torch.no_grad(), or initial_state), got a tensor"
 )
-
-
-def _value_wise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor | None,
-    g: Tensor | None,
-    gv: Tensor | None,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    initial_state: Tensor | None,
-    cu_seqlens: Tensor | None,
-    cu_seqlens_cpu: Tensor | None,
-    state_pool: Tensor | None,
-    read_index: Tensor | None,
-    write_index: Tensor | None,
-    forms: tuple[Any, ...],
-    impl: str | None,
-    output_final_state: bool,
-    checkpoints: Any,
-) -> tuple[Tensor, Tensor | None]:
-    if checkpoints is not None:
-        raise ValueError(
-            "decode: checkpoints: expected none with a beta per value column, got checkpoints"
-        )
-    if state_pool is None and read_index is None and write_index is None:
-        return _recurrent(
-            (q, k, v, beta, g, gv, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu),
-            (*forms, impl),
-            output_final_state,
-        )
-    for name, given in (("initial_state", initial_state), ("final_state", output_final_state)):
-        if given is not None and given is not False:
-            raise ValueError(f"decode: {name}: expected none with a state pool, got one")
-    if state_pool is None:
-        name = "read_index" if read_index is not None else "write_index"
-        raise ValueError(f"decode: {name}: expected none without a state pool, got a tensor")
-    o = _decode(
-        (q, k, v, beta, g, gv, A_log, dt_bias),
-        (state_pool, read_index, write_index, cu_seqlens, cu_seqlens_cpu),
-        (*forms, impl),
-    )
-    return o, None
-
-
-def _recurrent(
-    tensors: tuple[Any, ...], options: tuple[Any, ...], output_final_state: bool
-) -> tuple[Tensor, Tensor | None]:
-    rows = _autocast(*tensors[:3])
-    o, final_state = call(DECODE, *rows, *tensors[3:], *options, output_final_state)
-    return o, final_state if output_final_state else None
-
-
-def _decode(
-    rows: tuple[Any, ...], states: tuple[Any, ...], options: tuple[Any, ...]
-) -> Tensor:
-    if _needs_grad(*rows):
-        raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
-    o: Tensor = call(DECODE_, *_autocast(*rows[:3]), *rows[3:], *states, *options)
-    return o
 
 
 def recurrent(
@@ -343,8 +298,8 @@ def recurrent(
 ) -> tuple[Tensor, Tensor | None]:
     """The same operator token by token, differentiable.
 
-    Shapes and options as in :func:`delta_rule`. This form also takes what chunks cannot: ``beta`` of
-    shape ``[B, T, HV, V]`` and ``gv [B, T, HV, V]``, a log decay per value column.
+    Shapes and options as in :func:`delta_rule`. This form also takes what chunks cannot: ``beta``
+    of shape ``[B, T, HV, V]`` and ``gv [B, T, HV, V]``, a log decay per value column.
 
     >>> import torch, deltic
     >>> q, k, v = (torch.randn(2, 3, 1, 16) for _ in range(3))
@@ -353,11 +308,19 @@ def recurrent(
     >>> o.shape, state.shape
     (torch.Size([2, 3, 1, 16]), torch.Size([2, 1, 16, 16]))
     """
-    return _recurrent(
-        (q, k, v, beta, g, gv, A_log, dt_bias, initial_state, cu_seqlens, cu_seqlens_cpu),
-        (*_forms("decode", scale, lower_bound, gate, beta_form, qk_l2norm, state_layout), impl),
-        output_final_state,
+    q, k, v = _autocast(q, k, v)
+    words = _words("decode", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
+    rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
+    o, final_state = call(
+        differentiable(DECODE) if _needs_grad(rows) else DECODE,
+        *rows,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        scale,
+        lower_bound,
+        words,
     )
+    return o, final_state if output_final_state else None
 
 
 def decode(
@@ -388,7 +351,8 @@ def decode(
     Shapes and options as in :func:`delta_rule`, ``gv`` as in :func:`recurrent`.
 
     Args:
-        state_pool: ``[slots, HV, K, V]`` (``"vk"``: ``[slots, HV, V, K]``), fp32 or bf16, in and out.
+        state_pool: ``[slots, HV, K, V]`` (``"vk"``: ``[slots, HV, V, K]``), fp32 or bf16, in
+            and out.
         read_index: ``[N]`` int32 or int64, the slot each sequence starts from; -1: from zero.
         write_index: ``[N]``, the slot its last state goes to (-1: nowhere), or ``[N, T]``: the slot
             of the state after every token. Both -1: the sequence is skipped and its o is 0.
@@ -403,8 +367,20 @@ def decode(
     >>> o.shape, [slot for slot in range(8) if pool[slot].any()]
     (torch.Size([3, 1, 2, 64]), [0, 2, 5])
     """
-    return _decode(
-        (q, k, v, beta, g, gv, A_log, dt_bias),
-        (state_pool, read_index, write_index, cu_seqlens, cu_seqlens_cpu),
-        (*_forms("decode", scale, lower_bound, gate, beta_form, qk_l2norm, state_layout), impl),
+    q, k, v = _autocast(q, k, v)
+    rows = (q, k, v, beta, g, gv, A_log, dt_bias)
+    if _needs_grad(rows):
+        raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
+    o: Tensor = call(
+        DECODE_,
+        *rows,
+        state_pool,
+        read_index,
+        write_index,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        scale,
+        lower_bound,
+        _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl),
     )
+    return o

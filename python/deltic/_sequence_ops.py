@@ -65,16 +65,16 @@ def _final_state(
     v: Tensor,
     initial_state: Tensor | None,
     cu_seqlens: Tensor | None,
-    state_layout: int,
-    asked: bool,
+    options: str,
 ) -> Tensor:
-    if not asked:
+    words = options.split()
+    if "final" not in words:
         return nothing(q)
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     widths = (q.shape[3], v.shape[3])
     dtype = wide(q.dtype) if initial_state is None else initial_state.dtype
     return q.new_empty(
-        (sequences, v.shape[2], *(widths[::-1] if state_layout == 1 else widths)), dtype=dtype
+        (sequences, v.shape[2], *(widths[::-1] if "layout=vk" in words else widths)), dtype=dtype
     )
 
 
@@ -82,10 +82,10 @@ def _saved(
     q: Tensor,
     v: Tensor,
     cu_seqlens: Tensor | None,
-    chunk_size: int,
-    save: int,
-    impl: str | None,
+    options: str,
 ) -> Tensor:
+    said = dict(word.partition("=")[::2] for word in options.split())
+    save = {"states": 1, "all": 2}.get(said.get("save", ""), 0)
     if save == 0:
         return nothing(q, torch.uint8)
     batch, tokens, heads, keys = q.shape
@@ -95,7 +95,8 @@ def _saved(
     if any(isinstance(size, torch.SymInt) for size in sizes):
         # About the square root of a symbolic length: a size of its own is simpler to carry.
         return q.new_empty((torch.library.get_ctx().new_dynamic_size(),), dtype=torch.uint8)
-    found = saved_bytes(q.device.type, q.dtype, sizes, packed, chunk_size, save, impl)
+    chunk, impl = int(said.get("chunk", 64)), said.get("impl")
+    found = saved_bytes(q.device.type, q.dtype, sizes, packed, chunk, save, impl)
     return q.new_empty((found,), dtype=torch.uint8)
 
 
@@ -117,22 +118,13 @@ def _forward_fake(
     ckpt_states: Tensor | None,
     scale: float | None = None,
     lower_bound: float | None = None,
-    gate: int = 0,
-    beta_form: int = 0,
-    qk_l2norm: bool = False,
-    state_layout: int = 0,
-    split: int = 0,
-    segment_length: int = 0,
-    chunk_size: int = 64,
-    impl: str | None = None,
-    output_final_state: bool = False,
-    save: int = 0,
+    options: str = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return (
         v.new_empty(v.shape),
-        _final_state(q, v, initial_state, cu_seqlens, state_layout, output_final_state),
+        _final_state(q, v, initial_state, cu_seqlens, options),
         nothing(q) if ckpt_states is None else torch.clone(ckpt_states),
-        _saved(q, v, cu_seqlens, chunk_size, save, impl),
+        _saved(q, v, cu_seqlens, options),
     )
 
 
@@ -157,19 +149,11 @@ def _forward_in_place_fake(
     ckpt_states: Tensor | None,
     scale: float | None = None,
     lower_bound: float | None = None,
-    gate: int = 0,
-    beta_form: int = 0,
-    qk_l2norm: bool = False,
-    state_layout: int = 0,
-    split: int = 0,
-    segment_length: int = 0,
-    chunk_size: int = 64,
-    impl: str | None = None,
-    output_final_state: bool = False,
+    options: str = "",
 ) -> tuple[Tensor, Tensor]:
     return (
         v.new_empty(v.shape),
-        _final_state(q, v, initial_state, cu_seqlens, state_layout, output_final_state),
+        _final_state(q, v, initial_state, cu_seqlens, options),
     )
 
 
@@ -188,16 +172,11 @@ def _decode_fake(
     cu_seqlens_cpu: Tensor | None,
     scale: float | None = None,
     lower_bound: float | None = None,
-    gate: int = 0,
-    beta_form: int = 0,
-    qk_l2norm: bool = False,
-    state_layout: int = 0,
-    impl: str | None = None,
-    output_final_state: bool = False,
+    options: str = "",
 ) -> tuple[Tensor, Tensor]:
     return (
         v.new_empty(v.shape),
-        _final_state(q, v, initial_state, cu_seqlens, state_layout, output_final_state),
+        _final_state(q, v, initial_state, cu_seqlens, options),
     )
 
 
@@ -224,14 +203,7 @@ def _backward_fake(
     saved: Tensor | None,
     scale: float | None = None,
     lower_bound: float | None = None,
-    gate: int = 0,
-    beta_form: int = 0,
-    qk_l2norm: bool = False,
-    state_layout: int = 0,
-    split: int = 0,
-    segment_length: int = 0,
-    chunk_size: int = 64,
-    impl: str | None = None,
+    options: str = "",
     want: int = 511,
 ) -> tuple[Tensor, ...]:
     inputs = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
@@ -242,103 +214,114 @@ def _backward_fake(
     )
 
 
-def _setup(
-    ctx: Any, tensors: dict[str, Tensor | None], options: tuple[Any, ...], saved: Any
-) -> None:
+# The tensors that gradients need, first arguments of forward and of decode.
+_DECODE_TENSORS = (*_GRADIENTS, "cu_seqlens", "cu_seqlens_cpu")
+_FORWARD_TENSORS = tuple(name for name in _DECODE_TENSORS if name != "gv")
+_FORWARD_INPUTS = 17
+_DECODE_INPUTS = 14
+
+
+def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tensor | None) -> bool:
+    """Keeps what backward needs; returns whether the final state is an output."""
+    scale, lower_bound, options = inputs[-3:]
+    words = options.split()
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors.values(), saved)
-    ctx.names = tuple(tensors)
-    ctx.options = options
+    ctx.save_for_backward(*inputs[: len(names)], saved)
+    # What forward keeps and returns is no business of backward's.
+    mine = " ".join(w for w in words if w != "final" and not w.startswith("save="))
+    ctx.options = (scale, lower_bound, mine)
+    ctx.has_final_state = "final" in words
+    return ctx.has_final_state
 
 
 def _gradients(
-    ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None, names: tuple[str, ...]
-) -> list[Tensor | None]:
-    """The gradients of the inputs called `names`, the operator's first arguments."""
+    ctx: Any,
+    names: tuple[str, ...],
+    num_inputs: int,
+    d_o: Tensor | None,
+    d_final_state: Tensor | None,
+) -> tuple[Tensor | None, ...]:
     *inputs, saved = ctx.saved_tensors
-    tensors: dict[str, Tensor | None] = {"gv": None, **dict(zip(ctx.names, inputs, strict=True))}
-    needs = {name: ctx.needs_input_grad[i] for i, name in enumerate(names)}
-    want = wanted([needs.get(name, False) for name in _GRADIENTS])
-    q = tensors["q"]
-    assert q is not None
-    if d_final_state is not None:
-        d_final_state = d_final_state.to(wide(q.dtype))
-    found = dict(
-        zip(
-            _GRADIENTS,
-            call(
-                BACKWARD,
-                d_o,
-                d_final_state,
-                *(tensors[name] for name in (*_GRADIENTS, "cu_seqlens", "cu_seqlens_cpu")),
-                saved,
-                *ctx.options,
-                want,
-            ),
-            strict=True,
-        )
+    tensors: dict[str, Any] = {"gv": None, **dict(zip(names, inputs, strict=True))}
+    needs = dict(zip(names, ctx.needs_input_grad, strict=False))
+    if not ctx.has_final_state:
+        d_final_state = None
+    elif d_final_state is not None:
+        d_final_state = d_final_state.to(wide(tensors["q"].dtype))
+    found = call(
+        BACKWARD,
+        d_o,
+        d_final_state,
+        *(tensors[name] for name in _DECODE_TENSORS),
+        saved,
+        *ctx.options,
+        wanted([needs.get(name, False) for name in _GRADIENTS]),
     )
-    state = tensors["initial_state"]
-    if state is not None:
-        found["initial_state"] = found["initial_state"].to(state.dtype)
-    return [found[name] if needs[name] and name in found else None for name in names]
-
-
-_FORWARD_TENSORS = (
-    *(name for name in _GRADIENTS if name != "gv"),
-    "cu_seqlens",
-    "cu_seqlens_cpu",
-)
-_FORWARD_INPUTS = 26
-_DECODE_TENSORS = (*_GRADIENTS, "cu_seqlens", "cu_seqlens_cpu")
-_DECODE_INPUTS = 19
+    gradients = dict(zip(_GRADIENTS, found, strict=True))
+    if needs["initial_state"]:
+        state_dtype = tensors["initial_state"].dtype
+        gradients["initial_state"] = gradients["initial_state"].to(state_dtype)
+    result = [gradients[name] if needs[name] else None for name in names if name in gradients]
+    return (*result, *[None] * (num_inputs - len(result)))
 
 
 def _forward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, final_state, ckpt_states, saved = output
-    *options, output_final_state, save = inputs[14:]
-    tensors = dict(zip(_FORWARD_TENSORS, inputs[:10], strict=True))
-    _setup(ctx, tensors, tuple(options), saved if save else None)
-    ctx.has_final_state = output_final_state
-    ctx.mark_non_differentiable(
-        ckpt_states, saved, *(() if output_final_state else (final_state,))
-    )
+    has_final_state = _keep(ctx, _FORWARD_TENSORS, inputs, saved if "save=" in inputs[-1] else None)
+    ctx.mark_non_differentiable(ckpt_states, saved, *(() if has_final_state else (final_state,)))
 
 
 def _forward_backward(
     ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    if not ctx.has_final_state:
-        d_final_state = None
-    gradients = _gradients(ctx, d_o, d_final_state, _FORWARD_TENSORS)
-    return (*gradients, *[None] * (_FORWARD_INPUTS - len(gradients)))
+    return _gradients(ctx, _FORWARD_TENSORS, _FORWARD_INPUTS, d_o, d_final_state)
 
 
 def _decode_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    scale, lower_bound, gate, beta_form, qk_l2norm, state_layout, impl, output_final_state = inputs[
-        11:
-    ]
-    forms = (scale, lower_bound, gate, beta_form, qk_l2norm, state_layout)
-    tensors = dict(zip(_DECODE_TENSORS, inputs[:11], strict=True))
-    _setup(ctx, tensors, (*forms, 0, 0, 64, impl), None)
-    ctx.has_final_state = output_final_state
-    if not output_final_state:
+    if not _keep(ctx, _DECODE_TENSORS, inputs, None):
         ctx.mark_non_differentiable(output[1])
 
 
 def _decode_backward(
     ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    if not ctx.has_final_state:
-        d_final_state = None
-    gradients = _gradients(ctx, d_o, d_final_state, _DECODE_TENSORS)
-    return (*gradients, *[None] * (_DECODE_INPUTS - len(gradients)))
+    return _gradients(ctx, _DECODE_TENSORS, _DECODE_INPUTS, d_o, d_final_state)
 
 
-torch.library.register_autograd(
-    "deltic::forward", _forward_backward, setup_context=_forward_setup
-)
+torch.library.register_autograd("deltic::forward", _forward_backward, setup_context=_forward_setup)
 torch.library.register_autograd("deltic::decode", _decode_backward, setup_context=_decode_setup)
 refuse_gradient("backward")
 for _name in ("forward", "forward_", "decode", "decode_", "backward"):
     refuse_vmap(_name)
+
+
+class _Forward(torch.autograd.Function):
+    """The gradient of forward without what torch.library adds to a call: 10 us per argument."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = FORWARD(*inputs)
+        _forward_setup(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_forward_backward)
+
+
+class _Decode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = DECODE(*inputs)
+        _decode_setup(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_decode_backward)
+
+
+def differentiable(op: Any) -> Any:
+    """The shortest way to an operator's output with gradients: FORWARD or DECODE.
+
+    Compilers and functorch's transforms know the operator; the plain case takes the function.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return op
+    return _Forward.apply if op is FORWARD else _Decode.apply
