@@ -203,7 +203,8 @@ def _register_gradient(
 
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-        needs = dict(zip(arguments, ctx.needs_input_grad, strict=True))
+        # The dispatcher leaves out trailing arguments that have their default.
+        needs = dict(zip(arguments, ctx.needs_input_grad, strict=False))
         came = dict(zip(outputs, grads, strict=False))
         if all(grad is None for grad in came.values()):
             return (None,) * len(arguments)
@@ -221,7 +222,7 @@ def _register_gradient(
             wanted([needs.get(x, False) for x in _GRADIENTS]),
         )
         gradients = dict(zip(_GRADIENTS, found, strict=True))
-        return tuple(gradients[x] if x in gradients and needs[x] else None for x in arguments)
+        return tuple(gradients[x] if x in gradients and needs.get(x) else None for x in arguments)
 
     torch.library.register_autograd(f"deltic::{name}", backward, setup_context=setup)
     refuse_vmap(name)

@@ -72,11 +72,11 @@ def test_threads_follow_torch():
         "import os, torch, deltic\n"
         "torch.set_num_threads({n})\n"
         "q = torch.randn(2, 256, 8, 64)\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
         "deltic.delta_rule(q, q, q, qk_l2norm=True)\n"
-        "print(len(os.listdir('/proc/self/task')))"
+        "print(len(os.listdir('/proc/self/task')) - before)"
     )
-    one, three = (int(python(code.replace("{n}", str(n)))) for n in (1, 3))
-    assert three == one + 2
+    assert [python(code.replace("{n}", str(n))) for n in (1, 3)] == ["0", "2"]
 
 
 def test_threads_change_no_bit():
@@ -107,11 +107,15 @@ def test_calls_from_many_threads():
 
 
 def test_a_forked_child_does_not_hang():
-    expected = work()  # the parent's OpenMP threads exist
+    q = torch.randn(2, 256, 8, 64)
+    expected = deltic.delta_rule(q, q, q, qk_l2norm=True)[0].numpy().tobytes()
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(work(), expected) else 1)
-    for _ in range(600):
+        # Only our operator: torch's own parallel loops may hang here.
+        found = deltic.delta_rule(q, q, q, qk_l2norm=True)[0].numpy().tobytes()
+        threads = len(os.listdir("/proc/self/task"))
+        os._exit(0 if found == expected and threads == 1 else 1)
+    for _ in range(200):
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid == child:
             break
