@@ -64,9 +64,7 @@ def main():
                 "ctypes": empty,
                 "C forward": c_forward,
                 "C decode": c_decode,
-                "delta_rule": lambda: deltic.delta_rule(
-                    q, k, v, **options, output_final_state=True
-                ),
+                "delta_rule": lambda: deltic.delta_rule(q, k, v, **prefill),
                 "decode": lambda: deltic.decode(q, k, v, **options, state_pool=state),
             }
         )

@@ -12,7 +12,7 @@ python=$venv/bin/python
 if [ ! -x "$python" ]; then
   python3 -m venv "$venv"
 fi
-for package in torch numpy pytest hypothesis scikit_build_core ninja; do
+for package in torch numpy pytest hypothesis scikit_build_core; do
   if ! "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$package') is None)"; then
     echo "python: installing $package"
     # shellcheck disable=SC2086

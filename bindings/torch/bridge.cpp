@@ -1,6 +1,7 @@
 // Between torch tensors and the structs of the C ABI.
 #include "bridge.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -57,8 +58,8 @@ int32_t torch_device_type(const deltic_tensor& t) {
 Tensor empty(int32_t rank, const int64_t* shape, const int64_t* strides, int32_t type,
              const deltic_tensor& where) {
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      rank, shape, strides, type, torch_device_type(where), where.device_index, &handle));
+  DELTIC_TORCH_CHECK(aoti_torch_empty_strided(rank, shape, strides, type, torch_device_type(where),
+                                              where.device_index, &handle));
   return Tensor(handle);
 }
 
@@ -96,12 +97,12 @@ deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
   deltic_tensor t{};
   int32_t type = 0, device = 0;
   int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &device));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(handle, &rank));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &sizes));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &strides));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(handle, &t.data));
+  DELTIC_TORCH_CHECK(aoti_torch_get_dtype(handle, &type));
+  DELTIC_TORCH_CHECK(aoti_torch_get_device_type(handle, &device));
+  DELTIC_TORCH_CHECK(aoti_torch_get_dim(handle, &rank));
+  DELTIC_TORCH_CHECK(aoti_torch_get_sizes(handle, &sizes));
+  DELTIC_TORCH_CHECK(aoti_torch_get_strides(handle, &strides));
+  DELTIC_TORCH_CHECK(aoti_torch_get_data_ptr(handle, &t.data));
   const TypePair* pair = std::find_if(std::begin(kTypes), std::end(kTypes),
                                       [&](const TypePair& p) { return p.torch == type; });
   if (pair == std::end(kTypes)) {
@@ -112,7 +113,7 @@ deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
   t.dtype = pair->deltic;
   if (device == kCuda) {
     t.device_type = DELTIC_CUDA;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &t.device_index));
+    DELTIC_TORCH_CHECK(aoti_torch_get_device_index(handle, &t.device_index));
   } else if (device != kCpu) {
     fail(DELTIC_UNSUPPORTED,
          std::string(op) + ": " + name + ": expected a CPU or CUDA tensor, got another device's");
@@ -213,7 +214,7 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where) {
   const auto size = static_cast<int64_t>(bytes);
   const int64_t one = 1;
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_from_blob(
+  DELTIC_TORCH_CHECK(torch_from_blob(
       reinterpret_cast<void*>(start), 1, &size, &one, 0, kByte, kCpu, -1, &handle,
       aoti_torch_layout_strided(), nullptr, 0, [](void*, void* context) { std::free(context); },
       block.get()));
@@ -295,12 +296,17 @@ ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensor
 
 void* stream_of(const deltic_tensor& where) {
   if (where.device_type != DELTIC_CUDA) return nullptr;
-  // Not in a torch without CUDA, so it cannot be linked by name.
+  // Not in a torch without CUDA, so it cannot be linked by name. Where there are CUDA tensors, its
+  // library is loaded.
   using Get = AOTITorchError (*)(int32_t, void**);
-  static const auto get = reinterpret_cast<Get>(
-      torch::stable::detail::lookup_stable_symbol("aoti_torch_get_current_cuda_stream"));
+  static const Get get = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library == nullptr
+               ? nullptr
+               : reinterpret_cast<Get>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+  }();
   void* stream = nullptr;
-  if (get != nullptr) STABLE_TORCH_ERROR_CODE_CHECK(get(where.device_index, &stream));
+  if (get != nullptr) DELTIC_TORCH_CHECK(get(where.device_index, &stream));
   return stream;
 }
 

@@ -13,6 +13,13 @@
 
 #include "deltic/deltic.h"
 
+// Later headers than those of 2.11 have a check that also quotes torch's own text.
+#ifdef STABLE_TORCH_ERROR_CODE_CHECK
+#define DELTIC_TORCH_CHECK STABLE_TORCH_ERROR_CODE_CHECK
+#else
+#define DELTIC_TORCH_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
 namespace deltic::bridge {
 
 using torch::stable::Tensor;
