@@ -70,7 +70,31 @@ struct Inputs {
   }
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> forward(
+// What decode and forward share: no state but the initial one, nothing kept.
+std::tuple<Tensor, Tensor> run_functional(Inputs& in, bool is_decode,
+                                          const MaybeTensor& initial_state) {
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.plan_outputs();
+  const uint64_t bytes = in.workspace_bytes(is_decode);
+  Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
+  in.run(is_decode, bytes);
+  return {o, final_state};
+}
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const MaybeTensor& beta, const MaybeTensor& g,
+                                   const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+                                   const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+                                   const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale,
+                                   MaybeFloat lower_bound, const std::string& options) {
+  Inputs in("forward", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  return run_functional(in, false, initial_state);
+}
+
+// Forward that keeps what backward needs, and returns checkpoints as a new tensor.
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward_save(
     const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
     const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
     const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
@@ -129,12 +153,7 @@ std::tuple<Tensor, Tensor> decode(const Tensor& q, const Tensor& k, const Tensor
   Inputs in("decode", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
-  in.t.initial_state = view(in.op, "initial_state", initial_state);
-  in.plan_outputs();
-  const uint64_t bytes = in.workspace_bytes(true);
-  Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
-  in.run(true, bytes);
-  return {o, final_state};
+  return run_functional(in, true, initial_state);
 }
 
 Tensor decode_(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
@@ -206,6 +225,7 @@ Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, 
 
 void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("forward_save", TORCH_BOX(&forward_save));
   m.impl("forward_", TORCH_BOX(&forward_));
   m.impl("backward", TORCH_BOX(&backward));
   m.impl("decode", TORCH_BOX(&decode));
@@ -221,6 +241,9 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
   m.def("forward(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state)");
+  m.def("forward_save(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_CHECKPOINTS
         "Tensor? ckpt_states, " DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state, Tensor ckpt_states, Tensor saved)");

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import call
-from ._sequence_ops import DECODE, DECODE_, FORWARD, FORWARD_, differentiable
+from ._sequence_ops import DECODE, DECODE_, FORWARD, FORWARD_, FORWARD_SAVE, differentiable
 
 Gate = Literal["log_decay", "softplus", "bounded"]
 BetaForm = Literal["value", "sigmoid", "2sigmoid"]
@@ -253,17 +253,23 @@ def delta_rule(
             lower_bound,
             words,
         )
-    else:
-        op: Any = FORWARD
-        if needs_grad:
-            words += " save=states" if recompute else " save=all"
-            op = differentiable(FORWARD)
+    elif needs_grad:
+        words += " save=states" if recompute else " save=all"
         o, final_state, ckpt_states, _ = call(
-            op, *rows, cu_seqlens, cu_seqlens_cpu, *ckpt, scale, lower_bound, words
+            differentiable(FORWARD_SAVE),
+            *rows,
+            cu_seqlens,
+            cu_seqlens_cpu,
+            *ckpt,
+            scale,
+            lower_bound,
+            words,
         )
         if ckpt[3] is not None:
             with torch.no_grad():
                 ckpt[3].copy_(ckpt_states)
+    else:
+        o, final_state = call(FORWARD, *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words)
     return o, final_state if output_final_state else None
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from ._library import call, saved_bytes
 
 FORWARD = torch.ops.deltic.forward.default
+FORWARD_SAVE = torch.ops.deltic.forward_save.default
 FORWARD_ = torch.ops.deltic.forward_.default
 BACKWARD = torch.ops.deltic.backward.default
 DECODE = torch.ops.deltic.decode.default
@@ -102,6 +103,25 @@ def _saved(
 
 @torch.library.register_fake("deltic::forward")
 def _forward_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    g: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    options: str = "",
+) -> tuple[Tensor, Tensor]:
+    return v.new_empty(v.shape), _final_state(q, v, initial_state, cu_seqlens, options)
+
+
+@torch.library.register_fake("deltic::forward_save")
+def _forward_save_fake(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -217,8 +237,6 @@ def _backward_fake(
 # The tensors that gradients need, first arguments of forward and of decode.
 _DECODE_TENSORS = (*_GRADIENTS, "cu_seqlens", "cu_seqlens_cpu")
 _FORWARD_TENSORS = tuple(name for name in _DECODE_TENSORS if name != "gv")
-_FORWARD_INPUTS = 17
-_DECODE_INPUTS = 14
 
 
 def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tensor | None) -> bool:
@@ -226,6 +244,7 @@ def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tens
     scale, lower_bound, options = inputs[-3:]
     words = options.split()
     ctx.set_materialize_grads(False)
+    ctx.num_inputs = len(inputs)
     ctx.save_for_backward(*inputs[: len(names)], saved)
     # What forward keeps and returns is no business of backward's.
     mine = " ".join(w for w in words if w != "final" and not w.startswith("save="))
@@ -237,7 +256,6 @@ def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tens
 def _gradients(
     ctx: Any,
     names: tuple[str, ...],
-    num_inputs: int,
     d_o: Tensor | None,
     d_final_state: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
@@ -262,19 +280,24 @@ def _gradients(
         state_dtype = tensors["initial_state"].dtype
         gradients["initial_state"] = gradients["initial_state"].to(state_dtype)
     result = [gradients[name] if needs[name] else None for name in names if name in gradients]
-    return (*result, *[None] * (num_inputs - len(result)))
+    return (*result, *[None] * (ctx.num_inputs - len(result)))
 
 
-def _forward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, final_state, ckpt_states, saved = output
     has_final_state = _keep(ctx, _FORWARD_TENSORS, inputs, saved if "save=" in inputs[-1] else None)
     ctx.mark_non_differentiable(ckpt_states, saved, *(() if has_final_state else (final_state,)))
 
 
+def _forward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    if not _keep(ctx, _FORWARD_TENSORS, inputs, None):
+        ctx.mark_non_differentiable(output[1])
+
+
 def _forward_backward(
     ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None, *_: Any
 ) -> tuple[Tensor | None, ...]:
-    return _gradients(ctx, _FORWARD_TENSORS, _FORWARD_INPUTS, d_o, d_final_state)
+    return _gradients(ctx, _FORWARD_TENSORS, d_o, d_final_state)
 
 
 def _decode_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -285,29 +308,35 @@ def _decode_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 def _decode_backward(
     ctx: Any, d_o: Tensor | None, d_final_state: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    return _gradients(ctx, _DECODE_TENSORS, _DECODE_INPUTS, d_o, d_final_state)
+    return _gradients(ctx, _DECODE_TENSORS, d_o, d_final_state)
 
 
-torch.library.register_autograd("deltic::forward", _forward_backward, setup_context=_forward_setup)
-torch.library.register_autograd("deltic::decode", _decode_backward, setup_context=_decode_setup)
+for _name, _backward, _setup in (
+    ("forward", _forward_backward, _forward_setup),
+    ("forward_save", _forward_backward, _save_setup),
+    ("decode", _decode_backward, _decode_setup),
+):
+    torch.library.register_autograd(f"deltic::{_name}", _backward, setup_context=_setup)
 refuse_gradient("backward")
-for _name in ("forward", "forward_", "decode", "decode_", "backward"):
+for _name in ("forward", "forward_save", "forward_", "decode", "decode_", "backward"):
     refuse_vmap(_name)
 
 
-class _Forward(torch.autograd.Function):
-    """The gradient of forward without what torch.library adds to a call: 10 us per argument."""
+class _ForwardSave(torch.autograd.Function):
+    """The gradient without what torch.library adds to a call: 10 us for every argument."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        output = FORWARD(*inputs)
-        _forward_setup(ctx, inputs, output)
+        output = FORWARD_SAVE(*inputs)
+        _save_setup(ctx, inputs, output)
         return output
 
     backward = staticmethod(_forward_backward)
 
 
 class _Decode(torch.autograd.Function):
+    """Likewise, of decode."""
+
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
         output = DECODE(*inputs)
@@ -318,10 +347,10 @@ class _Decode(torch.autograd.Function):
 
 
 def differentiable(op: Any) -> Any:
-    """The shortest way to an operator's output with gradients: FORWARD or DECODE.
+    """The shortest way to the output and gradients of FORWARD_SAVE or DECODE.
 
     Compilers and functorch's transforms know the operator; the plain case takes the function.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return op
-    return _Forward.apply if op is FORWARD else _Decode.apply
+    return _ForwardSave.apply if op is FORWARD_SAVE else _Decode.apply

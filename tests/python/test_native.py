@@ -209,9 +209,9 @@ def test_pools_have_no_gradient():
 
 def test_a_direct_call_gives_the_same_text():
     with pytest.raises(RuntimeError, match=r"^forward: k: expected shape \[1, 8, 2, 16\]"):
-        torch.ops.deltic.forward(Q, Q[:, :3], Q, *[None] * 11)
+        torch.ops.deltic.forward(Q, Q[:, :3], Q, *[None] * 7)
     with pytest.raises(RuntimeError, match="forward: options: expected words .* got gate=relu"):
-        torch.ops.deltic.forward(Q, Q, Q, *[None] * 11, None, None, "gate=relu")
+        torch.ops.deltic.forward(Q, Q, Q, *[None] * 9, "gate=relu")
 
 
 def test_block_errors():
