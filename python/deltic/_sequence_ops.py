@@ -253,6 +253,11 @@ def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tens
     return ctx.has_final_state
 
 
+def _below_autograd(*inputs: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return BACKWARD(*inputs)
+
+
 def _gradients(
     ctx: Any,
     names: tuple[str, ...],
@@ -266,8 +271,9 @@ def _gradients(
         d_final_state = None
     elif d_final_state is not None:
         d_final_state = d_final_state.to(wide(tensors["q"].dtype))
+    # With create_graph the operator's own gradient, an error, must stay in the way.
     found = call(
-        BACKWARD,
+        BACKWARD if torch.is_grad_enabled() else _below_autograd,
         d_o,
         d_final_state,
         *(tensors[name] for name in _DECODE_TENSORS),
@@ -327,7 +333,8 @@ class _ForwardSave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        output = FORWARD_SAVE(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            output = FORWARD_SAVE(*inputs)
         _save_setup(ctx, inputs, output)
         return output
 
@@ -339,7 +346,8 @@ class _Decode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        output = DECODE(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            output = DECODE(*inputs)
         _decode_setup(ctx, inputs, output)
         return output
 
