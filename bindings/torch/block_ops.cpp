@@ -1,0 +1,255 @@
+// The building blocks and their gradients as operators.
+#include <string>
+#include <tuple>
+
+#include "bridge.h"
+
+namespace deltic::bridge {
+namespace {
+
+// A building block's call: which operation, its tensors and options.
+struct Block {
+  deltic_op op;
+  const char* name;
+  deltic_block_tensors t{};
+  Options options;
+
+  Block(deltic_op which, const std::string& words, MaybeFloat scale = {},
+        MaybeFloat lower_bound = {})
+      : op(which),
+        name(deltic_op_name(which)),
+        options(deltic_op_name(which), words, scale, lower_bound) {
+    deltic_block_tensors_init(&t);
+  }
+
+  void sequences(const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu) {
+    t.cu_seqlens = view(name, "cu_seqlens", cu_seqlens);
+    t.cu_seqlens_host = view(name, "cu_seqlens_host", cu_seqlens_cpu);
+  }
+  void gate(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias) {
+    t.g = view(name, "g", g), t.A_log = view(name, "A_log", A_log);
+    t.dt_bias = view(name, "dt_bias", dt_bias);
+  }
+  // [B,T,HV,W] with the heads of the gate or of beta, else those of k.
+  deltic_tensor plan_square(MaybeType dtype) const {
+    const int64_t heads = t.g.rank >= 3      ? t.g.shape[2]
+                          : t.beta.rank >= 3 ? t.beta.shape[2]
+                                             : t.k.shape[2];
+    const int64_t width = options.c.chunk == 0 ? 64 : options.c.chunk;
+    return plan({t.k.shape[0], t.k.shape[1], heads, width}, dtype_of(dtype, wide(t.k)), t.k);
+  }
+
+  uint64_t workspace_bytes() const {
+    uint64_t bytes = 0;
+    check(deltic_block_workspace(op, &options.c, &t, &bytes));
+    return bytes;
+  }
+  void run(uint64_t bytes, const deltic_tensor& where) const {
+    const Workspace workspace(bytes, where);
+    check(deltic_block(op, &options.c, &t, workspace.c(), stream_of(where)));
+  }
+  // Of the blocks with one output, `out`, already planned.
+  Tensor run_for_out(const deltic_tensor& where) {
+    const uint64_t bytes = workspace_bytes();
+    Tensor out = allocate(t.out, where);
+    run(bytes, where);
+    return out;
+  }
+};
+
+// The chunk length that a square per chunk, [B,T,HV,W], was made with; 64 for another shape, which
+// the library then refuses.
+int32_t width_of(const deltic_tensor& a) {
+  return a.rank == 4 && a.shape[3] <= 64 ? static_cast<int32_t>(a.shape[3]) : 64;
+}
+
+Tensor cumsum(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+              const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale,
+              MaybeFloat lower_bound, const std::string& options, MaybeType dtype) {
+  Block b(DELTIC_CUMSUM, options, scale, lower_bound);
+  b.gate(g, A_log, dt_bias);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  b.t.out = plan_like(b.t.g);
+  b.t.out.dtype = dtype_of(dtype, wide(b.t.g));
+  return b.run_for_out(b.t.g);
+}
+
+Tensor gate(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+            const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+            MaybeFloat lower_bound, const std::string& options, MaybeType dtype) {
+  Block b(DELTIC_GATE, options, {}, lower_bound);
+  b.gate(g, A_log, dt_bias);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  b.t.out = plan_like(b.t.g);
+  b.t.out.dtype = dtype_of(dtype, wide(b.t.g));
+  return b.run_for_out(b.t.g);
+}
+
+std::tuple<Tensor, Tensor> l2norm(const Tensor& x, const MaybeTensor& cu_seqlens,
+                                  const MaybeTensor& cu_seqlens_cpu, const std::string& options,
+                                  MaybeType dtype) {
+  Block b(DELTIC_L2NORM, options);
+  b.t.x = view(b.name, "x", x);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  b.t.out = plan_like(b.t.x);
+  b.t.out.dtype = dtype_of(dtype, b.t.x.dtype);
+  b.t.rstd = plan({b.t.x.shape[0], b.t.x.shape[1], b.t.x.shape[2]}, wide(b.t.x), b.t.x);
+  const uint64_t bytes = b.workspace_bytes();
+  Tensor out = allocate(b.t.out, b.t.x), rstd = allocate(b.t.rstd, b.t.x);
+  b.run(bytes, b.t.x);
+  return {out, rstd};
+}
+
+Tensor kkt(const Tensor& k, const MaybeTensor& g, const MaybeTensor& beta,
+           const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+           const std::string& options, MaybeType dtype) {
+  Block b(DELTIC_KKT, options);
+  b.t.k = view(b.name, "k", k), b.t.g = view(b.name, "g", g);
+  b.t.beta = view(b.name, "beta", beta);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  b.t.out = b.plan_square(dtype);
+  return b.run_for_out(b.t.k);
+}
+
+Tensor scores(const Tensor& q, const Tensor& k, const MaybeTensor& g, const MaybeTensor& cu_seqlens,
+              const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale, const std::string& options,
+              MaybeType dtype) {
+  Block b(DELTIC_SCORES, options, scale);
+  b.t.q = view(b.name, "q", q), b.t.k = view(b.name, "k", k), b.t.g = view(b.name, "g", g);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  b.t.out = b.plan_square(dtype);
+  return b.run_for_out(b.t.k);
+}
+
+Tensor inverse(const Tensor& a, const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+               const std::string& options, MaybeType dtype) {
+  Block b(DELTIC_INVERSE, options);
+  b.t.a = view(b.name, "a", a);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  b.t.out = plan_like(b.t.a);
+  b.t.out.dtype = dtype_of(dtype, b.t.a.dtype);
+  return b.run_for_out(b.t.a);
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> wy(const Tensor& k, const Tensor& a,
+                                              const MaybeTensor& v, const MaybeTensor& g,
+                                              const MaybeTensor& beta, const MaybeTensor& q,
+                                              const MaybeTensor& cu_seqlens,
+                                              const MaybeTensor& cu_seqlens_cpu, bool output_kg,
+                                              const std::string& options, MaybeType dtype) {
+  Block b(DELTIC_WY, options);
+  b.t.k = view(b.name, "k", k), b.t.a = view(b.name, "a", a), b.t.v = view(b.name, "v", v);
+  b.t.g = view(b.name, "g", g), b.t.beta = view(b.name, "beta", beta);
+  b.t.q = view(b.name, "q", q);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  b.options.c.chunk = width_of(b.t.a);
+  const int32_t type = dtype_of(dtype, b.t.k.dtype);
+  const int64_t B = b.t.k.shape[0], T = b.t.k.shape[1], K = b.t.k.shape[3], HV = b.t.a.shape[2];
+  b.t.w = plan({B, T, HV, K}, type, b.t.k);
+  if (b.t.v.rank != 0) b.t.u = plan({B, T, HV, b.t.v.shape[3]}, type, b.t.k);
+  if (output_kg) b.t.kg = b.t.w;
+  if (b.t.q.rank != 0) b.t.qg = b.t.w;
+  const uint64_t bytes = b.workspace_bytes();
+  const deltic_tensor& where = b.t.k;
+  Tensor w = allocate(b.t.w, where), u = allocate(b.t.u, where), kg = allocate(b.t.kg, where),
+         qg = allocate(b.t.qg, where);
+  b.run(bytes, where);
+  return {w, u, kg, qg};
+}
+
+using Gradients =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// Bit i of `want` asks for the i-th gradient; the others come back empty. A gradient has its
+// input's dtype.
+Gradients block_backward(int64_t op, const MaybeTensor& q, const MaybeTensor& k,
+                         const MaybeTensor& v, const MaybeTensor& x, const MaybeTensor& g,
+                         const MaybeTensor& beta, const MaybeTensor& A_log,
+                         const MaybeTensor& dt_bias, const MaybeTensor& a, const MaybeTensor& out,
+                         const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+                         MaybeTensor d_out, MaybeTensor d_w, MaybeTensor d_u, MaybeTensor d_kg,
+                         MaybeTensor d_qg, MaybeFloat scale, MaybeFloat lower_bound,
+                         const std::string& options, int64_t want) {
+  if (op < DELTIC_CUMSUM || op > DELTIC_WY) {
+    fail(DELTIC_INVALID_ARGUMENT,
+         "block_backward: op: expected a building block, 2 to 8, got " + std::to_string(op));
+  }
+  Block in(static_cast<deltic_op>(op), options, scale, lower_bound);
+  deltic_block_tensors& t = in.t;
+  t.q = view(in.name, "q", q), t.k = view(in.name, "k", k), t.v = view(in.name, "v", v);
+  t.x = view(in.name, "x", x), t.g = view(in.name, "g", g), t.beta = view(in.name, "beta", beta);
+  t.A_log = view(in.name, "A_log", A_log), t.dt_bias = view(in.name, "dt_bias", dt_bias);
+  t.a = view(in.name, "a", a), t.out = view(in.name, "out", out);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  if (in.op == DELTIC_WY) in.options.c.chunk = width_of(t.a);
+
+  deltic_block_backward_tensors b;
+  deltic_block_backward_tensors_init(&b);
+  b.forward = t;
+  b.d_out = packed_view(in.name, "d_out", d_out), b.d_w = packed_view(in.name, "d_w", d_w);
+  b.d_u = packed_view(in.name, "d_u", d_u), b.d_kg = packed_view(in.name, "d_kg", d_kg);
+  b.d_qg = packed_view(in.name, "d_qg", d_qg);
+  const deltic_tensor& square = t.a.rank != 0 ? t.a : t.out;
+  const std::pair<deltic_tensor*, const deltic_tensor*> pairs[] = {
+      {&b.dq, &t.q},    {&b.dk, &t.k},         {&b.dv, &t.v},
+      {&b.dx, &t.x},    {&b.dg, &t.g},         {&b.dbeta, &t.beta},
+      {&b.da, &square}, {&b.dA_log, &t.A_log}, {&b.ddt_bias, &t.dt_bias}};
+  const deltic_tensor* where = nullptr;
+  for (int i = 0; i < 9; ++i) {
+    if (pairs[i].second->rank == 0) continue;
+    if (where == nullptr) where = pairs[i].second;
+    if ((want >> i & 1) != 0) *pairs[i].first = plan_like(*pairs[i].second);
+  }
+  uint64_t bytes = 0;
+  check(deltic_block_backward_workspace(in.op, &in.options.c, &b, &bytes));
+  const auto make = [&](deltic_tensor& planned) { return allocate(planned, *where); };
+  Gradients gradients{make(b.dq),    make(b.dk), make(b.dv),     make(b.dx),      make(b.dg),
+                      make(b.dbeta), make(b.da), make(b.dA_log), make(b.ddt_bias)};
+  const Workspace workspace(bytes, *where);
+  check(deltic_block_backward(in.op, &in.options.c, &b, workspace.c(), stream_of(*where)));
+  return gradients;
+}
+
+void register_kernels(torch::stable::detail::StableLibrary& m) {
+  m.impl("cumsum", TORCH_BOX(&cumsum));
+  m.impl("gate", TORCH_BOX(&gate));
+  m.impl("l2norm", TORCH_BOX(&l2norm));
+  m.impl("kkt", TORCH_BOX(&kkt));
+  m.impl("scores", TORCH_BOX(&scores));
+  m.impl("inverse", TORCH_BOX(&inverse));
+  m.impl("wy", TORCH_BOX(&wy));
+  m.impl("block_backward", TORCH_BOX(&block_backward));
+}
+
+#define DELTIC_SEQUENCES "Tensor? cu_seqlens=None, Tensor? cu_seqlens_cpu=None, "
+#define DELTIC_OPTIONS "str options='', ScalarType? dtype=None"
+
+STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
+  m.def("cumsum(Tensor g, Tensor? A_log=None, Tensor? dt_bias=None, " DELTIC_SEQUENCES
+        "float? scale=None, float? lower_bound=None, " DELTIC_OPTIONS ") -> Tensor");
+  m.def("gate(Tensor g, Tensor? A_log=None, Tensor? dt_bias=None, " DELTIC_SEQUENCES
+        "float? lower_bound=None, " DELTIC_OPTIONS ") -> Tensor");
+  m.def("l2norm(Tensor x, " DELTIC_SEQUENCES DELTIC_OPTIONS ") -> (Tensor out, Tensor rstd)");
+  m.def("kkt(Tensor k, Tensor? g=None, Tensor? beta=None, " DELTIC_SEQUENCES DELTIC_OPTIONS
+        ") -> Tensor");
+  m.def("scores(Tensor q, Tensor k, Tensor? g=None, " DELTIC_SEQUENCES
+        "float? scale=None, " DELTIC_OPTIONS ") -> Tensor");
+  m.def("inverse(Tensor a, " DELTIC_SEQUENCES DELTIC_OPTIONS ") -> Tensor");
+  m.def(
+      "wy(Tensor k, Tensor a, Tensor? v=None, Tensor? g=None, Tensor? beta=None, Tensor? "
+      "q=None, " DELTIC_SEQUENCES "bool output_kg=False, " DELTIC_OPTIONS
+      ") -> (Tensor w, Tensor u, Tensor kg, Tensor qg)");
+  m.def(
+      "block_backward(int op, Tensor? q, Tensor? k, Tensor? v, Tensor? x, Tensor? g, Tensor? beta, "
+      "Tensor? A_log, Tensor? dt_bias, Tensor? a, Tensor? out, Tensor? cu_seqlens, "
+      "Tensor? cu_seqlens_cpu, Tensor? d_out, Tensor? d_w, Tensor? d_u, Tensor? d_kg, "
+      "Tensor? d_qg, float? scale=None, float? lower_bound=None, str options='', int want=511) -> "
+      "(Tensor dq, Tensor dk, Tensor dv, "
+      "Tensor dx, Tensor dg, Tensor dbeta, Tensor da, Tensor dA_log, Tensor ddt_bias)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deltic, CPU, m) { register_kernels(m); }
+STABLE_TORCH_LIBRARY_IMPL(deltic, CUDA, m) { register_kernels(m); }
+
+}  // namespace
+}  // namespace deltic::bridge

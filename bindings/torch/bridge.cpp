@@ -1,0 +1,350 @@
+// Between torch tensors and the structs of the C ABI.
+#include "bridge.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+#include <stdexcept>
+
+namespace deltic::bridge {
+namespace {
+
+thread_local int32_t t_last_status = DELTIC_OK;
+
+// OpenMP's threads do not survive a fork, and a parallel region in the child would wait for them.
+std::atomic<bool> g_is_forked_child{false};
+[[maybe_unused]] const int g_at_fork =
+    pthread_atfork(nullptr, nullptr, [] { g_is_forked_child.store(true); });
+
+int32_t num_threads() {
+  if (g_is_forked_child.load(std::memory_order_relaxed)) return 1;
+  return static_cast<int32_t>(std::min<uint32_t>(torch::stable::get_num_threads(), 4096));
+}
+
+struct TypePair {
+  int32_t torch;
+  int32_t deltic;
+};
+const TypePair kTypes[] = {
+    {aoti_torch_dtype_float32(), DELTIC_F32}, {aoti_torch_dtype_bfloat16(), DELTIC_BF16},
+    {aoti_torch_dtype_float16(), DELTIC_F16}, {aoti_torch_dtype_float64(), DELTIC_F64},
+    {aoti_torch_dtype_int32(), DELTIC_I32},   {aoti_torch_dtype_int64(), DELTIC_I64}};
+const int32_t kCpu = aoti_torch_device_type_cpu();
+const int32_t kCuda = aoti_torch_device_type_cuda();
+const int32_t kByte = aoti_torch_dtype_uint8();
+
+const char* foreign_type_name(int32_t type) {
+  const std::pair<int32_t, const char*> names[] = {
+      {aoti_torch_dtype_uint8(), "uint8"},         {aoti_torch_dtype_int8(), "int8"},
+      {aoti_torch_dtype_int16(), "int16"},         {aoti_torch_dtype_bool(), "bool"},
+      {aoti_torch_dtype_complex64(), "complex64"}, {aoti_torch_dtype_complex128(), "complex128"}};
+  for (const auto& [known, name] : names) {
+    if (known == type) return name;
+  }
+  return "another dtype";
+}
+
+int32_t torch_device_type(const deltic_tensor& t) {
+  return t.device_type == DELTIC_CPU ? kCpu : kCuda;
+}
+
+Tensor empty(int32_t rank, const int64_t* shape, const int64_t* strides, int32_t type,
+             const deltic_tensor& where) {
+  AtenTensorHandle handle = nullptr;
+  DELTIC_TORCH_CHECK(aoti_torch_empty_strided(rank, shape, strides, type, torch_device_type(where),
+                                              where.device_index, &handle));
+  return Tensor(handle);
+}
+
+Tensor bytes_tensor(uint64_t bytes, const deltic_tensor& where) {
+  const auto size = static_cast<int64_t>(bytes);
+  const int64_t one = 1;
+  return empty(1, &size, &one, kByte, where);
+}
+
+// Scratch of a thread's small calls, kept: fresh pages cost 3 us of a call with one token. Forward
+// needs 0.4 MB at K = 64 and 1.3 MB at K = 256 on one thread; pages that no call touches stay
+// virtual. An operator does not call another one, so one block per thread is enough.
+constexpr uint64_t kSmallBytes = 2 << 20;
+void* small_memory() {
+  struct Free {
+    void operator()(void* p) const { ::operator delete (p, std::align_val_t{64}); }
+  };
+  thread_local std::unique_ptr<void, Free> memory(
+      ::operator new (kSmallBytes, std::align_val_t{64}));
+  return memory.get();
+}
+
+}  // namespace
+
+void fail(deltic_status status, const std::string& text) {
+  t_last_status = status;
+  throw std::runtime_error(text);
+}
+
+void check(deltic_status status) {
+  if (status != DELTIC_OK) fail(status, deltic_last_error());
+}
+
+deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
+  const AtenTensorHandle handle = tensor.get();
+  deltic_tensor t{};
+  int32_t type = 0, device = 0;
+  int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
+  DELTIC_TORCH_CHECK(aoti_torch_get_dtype(handle, &type));
+  DELTIC_TORCH_CHECK(aoti_torch_get_device_type(handle, &device));
+  DELTIC_TORCH_CHECK(aoti_torch_get_dim(handle, &rank));
+  DELTIC_TORCH_CHECK(aoti_torch_get_sizes(handle, &sizes));
+  DELTIC_TORCH_CHECK(aoti_torch_get_strides(handle, &strides));
+  DELTIC_TORCH_CHECK(aoti_torch_get_data_ptr(handle, &t.data));
+  const TypePair* pair = std::find_if(std::begin(kTypes), std::end(kTypes),
+                                      [&](const TypePair& p) { return p.torch == type; });
+  if (pair == std::end(kTypes)) {
+    fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": " + name +
+                                      ": expected fp32, bf16, fp16, fp64, int32 or int64, got " +
+                                      foreign_type_name(type));
+  }
+  t.dtype = pair->deltic;
+  if (device == kCuda) {
+    t.device_type = DELTIC_CUDA;
+    DELTIC_TORCH_CHECK(aoti_torch_get_device_index(handle, &t.device_index));
+  } else if (device != kCpu) {
+    fail(DELTIC_UNSUPPORTED,
+         std::string(op) + ": " + name + ": expected a CPU or CUDA tensor, got another device's");
+  }
+  t.rank = static_cast<int32_t>(std::min<int64_t>(rank, std::numeric_limits<int32_t>::max()));
+  const int64_t held = std::min<int64_t>(rank, DELTIC_MAX_RANK);
+  std::copy(sizes, sizes + held, t.shape);
+  std::copy(strides, strides + held, t.strides);
+  if (rank == 0) t.rank = 1, t.shape[0] = 1, t.strides[0] = 1;
+  return t;
+}
+
+deltic_tensor view(const char* op, const char* name, const MaybeTensor& tensor) {
+  return tensor.has_value() ? view(op, name, *tensor) : deltic_tensor{};
+}
+
+deltic_tensor packed_view(const char* op, const char* name, MaybeTensor& tensor) {
+  deltic_tensor t = view(op, name, tensor);
+  if (t.rank < 1 || t.rank > DELTIC_MAX_RANK) return t;
+  if (t.shape[t.rank - 1] <= 1 || t.strides[t.rank - 1] == 1) return t;
+  tensor = torch::stable::contiguous(*tensor);
+  return view(op, name, tensor);
+}
+
+deltic_tensor plan(std::initializer_list<int64_t> shape, int32_t dtype,
+                   const deltic_tensor& where) {
+  deltic_tensor t{};
+  t.dtype = dtype;
+  t.device_type = where.device_type;
+  t.device_index = where.device_index;
+  for (int64_t n : shape) t.shape[t.rank++] = n;
+  int64_t stride = 1;
+  for (int32_t i = t.rank - 1; i >= 0; --i) {
+    t.strides[i] = stride;
+    stride *= std::max<int64_t>(t.shape[i], 1);
+  }
+  return t;
+}
+
+deltic_tensor plan_like(const deltic_tensor& like) {
+  deltic_tensor t = plan({}, like.dtype, like);
+  if (like.rank > DELTIC_MAX_RANK) return t;
+  t.rank = like.rank;
+  int64_t stride = 1;
+  for (int32_t i = t.rank - 1; i >= 0; --i) {
+    t.shape[i] = like.shape[i];
+    t.strides[i] = stride;
+    stride *= std::max<int64_t>(t.shape[i], 1);
+  }
+  return t;
+}
+
+Tensor allocate(deltic_tensor& planned, const deltic_tensor& where) {
+  if (planned.rank == 0) {
+    const int64_t none = 0, one = 1;
+    return empty(1, &none, &one, kTypes[0].torch, where);
+  }
+  Tensor tensor =
+      empty(planned.rank, planned.shape, planned.strides, kTypes[planned.dtype].torch, planned);
+  planned.data = tensor.data_ptr();
+  return tensor;
+}
+
+int32_t dtype_of(MaybeType type, int32_t otherwise) {
+  if (!type.has_value()) return otherwise;
+  const auto code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(*type));
+  for (const TypePair& pair : kTypes) {
+    if (pair.torch == code) return pair.deltic;
+  }
+  fail(DELTIC_INVALID_ARGUMENT,
+       std::string("block: dtype: expected fp32, bf16 or fp16, got ") + foreign_type_name(code));
+}
+
+Workspace::Workspace(uint64_t bytes, const deltic_tensor& where) : buffer_{nullptr, bytes} {
+  if (bytes == 0) return;
+  if (where.device_type == DELTIC_CPU && bytes <= kSmallBytes) {
+    buffer_.data = small_memory();
+    return;
+  }
+  tensor_ = bytes_tensor(bytes, where);
+  buffer_.data = tensor_->data_ptr();
+}
+
+Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where) {
+  if (bytes == 0 || where.device_type != DELTIC_CPU) {
+    Tensor tensor = bytes_tensor(bytes, where);
+    if (bytes > 0) torch::stable::zero_(tensor);
+    return tensor;
+  }
+  // calloc gets large blocks from the system, already zero: nothing is written twice.
+  constexpr size_t kAlign = 64;
+  std::unique_ptr<void, decltype(&std::free)> block(std::calloc(bytes + kAlign, 1), &std::free);
+  if (block == nullptr) {
+    fail(DELTIC_OUT_OF_MEMORY,
+         "forward: saved: expected " + std::to_string(bytes) + " bytes, got none from the system");
+  }
+  const auto start = (reinterpret_cast<uintptr_t>(block.get()) + kAlign - 1) / kAlign * kAlign;
+  const auto size = static_cast<int64_t>(bytes);
+  const int64_t one = 1;
+  AtenTensorHandle handle = nullptr;
+  DELTIC_TORCH_CHECK(torch_from_blob(
+      reinterpret_cast<void*>(start), 1, &size, &one, 0, kByte, kCpu, -1, &handle,
+      aoti_torch_layout_strided(), nullptr, 0, [](void*, void* context) { std::free(context); },
+      block.get()));
+  block.release();
+  return Tensor(handle);
+}
+
+Options::Options(const char* op, const std::string& words, MaybeFloat scale,
+                 MaybeFloat lower_bound) {
+  deltic_options_init(&c);
+  c.num_threads = num_threads();
+  c.has_scale = scale.has_value() ? 1 : 0;
+  c.scale = static_cast<float>(scale.value_or(0.0));
+  c.has_lower_bound = lower_bound.has_value() ? 1 : 0;
+  c.lower_bound = static_cast<float>(lower_bound.value_or(0.0));
+  std::string_view rest = words;
+  while (!rest.empty()) {
+    const size_t space = rest.find(' ');
+    const std::string_view word = rest.substr(0, space);
+    rest = space == std::string_view::npos ? std::string_view{} : rest.substr(space + 1);
+    if (word.empty()) continue;
+    const size_t equal = word.find('=');
+    const std::string_view key = word.substr(0, equal);
+    const std::string_view value =
+        equal == std::string_view::npos ? std::string_view{} : word.substr(equal + 1);
+    if (!take(key, value)) {
+      fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": options: expected words such as " +
+                                        "gate=softplus or chunk=32, got " + std::string(word));
+    }
+  }
+}
+
+bool Options::take(std::string_view key, std::string_view value) {
+  const auto choose = [&](int32_t& field, std::initializer_list<std::string_view> names) {
+    const auto* at = std::find(names.begin(), names.end(), value);
+    if (at == names.end()) return false;
+    field = static_cast<int32_t>(at - names.begin());
+    return true;
+  };
+  const auto flag = [&](int32_t& field) { return value.empty() && (field = 1); };
+  const auto number = [&](auto& field) {
+    const auto [end, error] = std::from_chars(value.begin(), value.end(), field);
+    return error == std::errc{} && end == value.end();
+  };
+  if (key == "gate") return choose(c.gate_form, {"log_decay", "softplus", "bounded"});
+  if (key == "beta") return choose(c.beta_form, {"value", "sigmoid", "2sigmoid"});
+  if (key == "layout") return choose(c.state_layout, {"kv", "vk"});
+  if (key == "save") return choose(c.save, {"none", "states", "all"});
+  if (key == "qk_l2norm") return flag(c.qk_l2norm);
+  if (key == "reverse") return flag(c.reverse);
+  if (key == "chunk") return number(c.chunk);
+  if (key == "final") return final_state = true;
+  if (key == "split") {
+    if (choose(c.split, {"auto", "off", "by_length"})) return true;
+    c.split = DELTIC_SPLIT_SEGMENTS;
+    return number(c.segment_length);
+  }
+  if (key == "impl") {
+    impl = value;
+    c.impl = impl.c_str();
+    return true;
+  }
+  return false;
+}
+
+ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors) {
+  ForwardBytes bytes;
+  deltic_status status = deltic_forward_workspace(&options, &tensors, &bytes.workspace);
+  if (status == DELTIC_UNSUPPORTED && options.save != DELTIC_SAVE_NONE) {
+    options.save = DELTIC_SAVE_NONE;
+    status = deltic_forward_workspace(&options, &tensors, &bytes.workspace);
+  }
+  check(status);
+  if (options.save != DELTIC_SAVE_NONE) {
+    check(deltic_forward_saved(&options, &tensors, &bytes.saved));
+  }
+  return bytes;
+}
+
+void* stream_of(const deltic_tensor& where) {
+  if (where.device_type != DELTIC_CUDA) return nullptr;
+  // Not in a torch without CUDA, so it cannot be linked by name. Where there are CUDA tensors, its
+  // library is loaded.
+  using Get = AOTITorchError (*)(int32_t, void**);
+  static const Get get = [] {
+    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    return library == nullptr
+               ? nullptr
+               : reinterpret_cast<Get>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
+  }();
+  void* stream = nullptr;
+  if (get != nullptr) DELTIC_TORCH_CHECK(get(where.device_index, &stream));
+  return stream;
+}
+
+}  // namespace deltic::bridge
+
+using namespace deltic;
+
+// For the Python side, which reads them through ctypes: they take no tensors.
+extern "C" {
+
+// The status of this thread's last failed operator.
+DELTIC_API int32_t deltic_torch_last_status() { return bridge::t_last_status; }
+DELTIC_API const char* deltic_torch_version() { return deltic_version(); }
+
+// Bytes that forward keeps for these sizes (packed: B = 1, N sequences); 0 for a call it refuses.
+DELTIC_API int64_t deltic_torch_saved_bytes(int32_t device, int32_t is_f64, int64_t B, int64_t T,
+                                            int64_t H, int64_t K, int64_t HV, int64_t V, int64_t N,
+                                            int32_t packed, int32_t chunk, int32_t save,
+                                            const char* impl) {
+  deltic_options options;
+  deltic_options_init(&options);
+  options.chunk = chunk;
+  options.save = save;
+  options.impl = impl;
+  deltic_tensor where{};
+  where.device_type = device;
+  const int32_t dtype = is_f64 ? DELTIC_F64 : DELTIC_F32;
+  deltic_tensors t;
+  deltic_tensors_init(&t);
+  t.q = t.k = bridge::plan({B, T, H, K}, dtype, where);
+  t.v = t.o = bridge::plan({B, T, HV, V}, dtype, where);
+  if (packed) t.cu_seqlens = bridge::plan({N + 1}, DELTIC_I64, where);
+  try {
+    return static_cast<int64_t>(bridge::forward_bytes(options, t).saved);
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+}  // extern "C"

@@ -1,0 +1,103 @@
+// Between torch tensors and the structs of the C ABI: views, outputs, options, errors, threads.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "deltic/deltic.h"
+
+// Later headers than those of 2.11 have a check that also quotes torch's own text.
+#ifdef STABLE_TORCH_ERROR_CODE_CHECK
+#define DELTIC_TORCH_CHECK STABLE_TORCH_ERROR_CODE_CHECK
+#else
+#define DELTIC_TORCH_CHECK TORCH_ERROR_CODE_CHECK
+#endif
+
+namespace deltic::bridge {
+
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+using MaybeFloat = std::optional<double>;
+using MaybeType = std::optional<torch::headeronly::ScalarType>;
+
+// Throws what torch turns into a RuntimeError. The status stays readable for the Python functions,
+// which raise ValueError, TypeError or NotImplementedError with the same text.
+[[noreturn]] void fail(deltic_status status, const std::string& text);
+void check(deltic_status status);
+
+// A view of a tensor's memory; absent for none. A tensor without dimensions is seen as one of one
+// element, because rank 0 means absent.
+deltic_tensor view(const char* op, const char* name, const Tensor& tensor);
+deltic_tensor view(const char* op, const char* name, const MaybeTensor& tensor);
+
+// The same, of a copy where the last dimension's stride is not 1: for gradients that came back,
+// whose strides are autograd's choice (`o.sum().backward()` gives all zeros). The copy lives in
+// `tensor`.
+deltic_tensor packed_view(const char* op, const char* name, MaybeTensor& tensor);
+
+// An output to be: shape, dtype and device, contiguous, no memory yet. Queries need no more.
+deltic_tensor plan(std::initializer_list<int64_t> shape, int32_t dtype, const deltic_tensor& where);
+deltic_tensor plan_like(const deltic_tensor& t);
+// Gives a planned output its memory. An absent one becomes an empty tensor of shape [0].
+Tensor allocate(deltic_tensor& planned, const deltic_tensor& where);
+
+// The dtype of what is kept in fp32: fp64 where the inputs are (the oracle).
+inline int32_t wide(const deltic_tensor& t) {
+  return t.dtype == DELTIC_F64 ? DELTIC_F64 : DELTIC_F32;
+}
+int32_t dtype_of(MaybeType type, int32_t otherwise);
+
+// Scratch memory on the device of `where`, 64-byte aligned.
+class Workspace {
+ public:
+  Workspace(uint64_t bytes, const deltic_tensor& where);
+  const deltic_buffer* c() const { return &buffer_; }
+
+ private:
+  MaybeTensor tensor_;
+  deltic_buffer buffer_;
+};
+
+// Zeroed bytes as a tensor, 64-byte aligned: what forward keeps has gaps that nobody writes, and
+// what an operator returns is the same in every run.
+Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where);
+
+// A call's options. Operators take them as one text of words, because each number of a schema costs
+// 0.3 us in torch's argument parser:
+//
+//   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
+//   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
+//
+// Threads are those torch would use; one in a forked child, whose parent's threads are gone.
+struct Options {
+  deltic_options c;
+  bool final_state = false;  // forward and decode return the final state
+  std::string impl;          // c.impl points here
+
+  Options(const char* op, const std::string& words, MaybeFloat scale, MaybeFloat lower_bound);
+  Options(const Options&) = delete;
+  Options& operator=(const Options&) = delete;
+
+ private:
+  bool take(std::string_view key, std::string_view value);  // false: no such word
+};
+
+// Checks a forward call and says what it needs. An implementation that keeps nothing for backward
+// (the oracle) is given save = none: backward then starts from the inputs.
+struct ForwardBytes {
+  uint64_t workspace = 0;
+  uint64_t saved = 0;
+};
+ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors);
+
+// The stream of a CUDA tensor's device, null on the CPU.
+void* stream_of(const deltic_tensor& where);
+
+}  // namespace deltic::bridge

@@ -1,0 +1,272 @@
+// The operators over whole sequences: forward, backward and decode, and the ones that write into a
+// state pool or into checkpoints in place.
+#include <string>
+#include <tuple>
+
+#include "bridge.h"
+
+namespace deltic::bridge {
+namespace {
+
+// Everything forward and decode may take. Members that an operator's schema does not have stay
+// absent.
+struct Inputs {
+  const char* op;
+  deltic_tensors t{};
+  Options options;
+
+  Inputs(const char* name, const std::string& words, MaybeFloat scale, MaybeFloat lower_bound)
+      : op(name), options(name, words, scale, lower_bound) {
+    deltic_tensors_init(&t);
+  }
+
+  void rows(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+            const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
+            const MaybeTensor& dt_bias) {
+    t.q = view(op, "q", q), t.k = view(op, "k", k), t.v = view(op, "v", v);
+    t.beta = view(op, "beta", beta), t.g = view(op, "g", g), t.gv = view(op, "gv", gv);
+    t.A_log = view(op, "A_log", A_log), t.dt_bias = view(op, "dt_bias", dt_bias);
+  }
+  void sequences(const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu) {
+    t.cu_seqlens = view(op, "cu_seqlens", cu_seqlens);
+    t.cu_seqlens_host = view(op, "cu_seqlens_host", cu_seqlens_cpu);
+  }
+  void pool(const MaybeTensor& state_pool, const MaybeTensor& read_index,
+            const MaybeTensor& write_index) {
+    t.state_pool = view(op, "state_pool", state_pool);
+    t.read_index = view(op, "read_index", read_index);
+    t.write_index = view(op, "write_index", write_index);
+  }
+  void checkpoints(const MaybeTensor& cu, const MaybeTensor& tokens, const MaybeTensor& slots,
+                   const MaybeTensor& states) {
+    t.ckpt_cu = view(op, "ckpt_cu", cu), t.ckpt_tokens = view(op, "ckpt_tokens", tokens);
+    t.ckpt_slots = view(op, "ckpt_slots", slots);
+    t.ckpt_states = view(op, "ckpt_states", states);
+  }
+  // o, and the final state where asked for: as the initial state, else fp32.
+  void plan_outputs() {
+    t.o = plan_like(t.v);
+    if (!options.final_state) return;
+    const bool is_packed = t.cu_seqlens.rank != 0;
+    const int64_t N = is_packed ? t.cu_seqlens.shape[0] - 1 : t.q.shape[0];
+    const int64_t K = t.q.shape[3], V = t.v.shape[3];
+    const int32_t dtype = t.initial_state.rank != 0 ? t.initial_state.dtype : wide(t.q);
+    t.final_state = options.c.state_layout == DELTIC_STATE_VK
+                        ? plan({N, t.v.shape[2], V, K}, dtype, t.q)
+                        : plan({N, t.v.shape[2], K, V}, dtype, t.q);
+  }
+
+  // Checks everything but values, before any memory is taken.
+  uint64_t workspace_bytes(bool is_decode) const {
+    uint64_t bytes = 0;
+    check(is_decode ? deltic_decode_workspace(&options.c, &t, &bytes)
+                    : deltic_forward_workspace(&options.c, &t, &bytes));
+    return bytes;
+  }
+  void run(bool is_decode, uint64_t bytes) const {
+    const Workspace workspace(bytes, t.q);
+    check((is_decode ? deltic_decode : deltic_forward)(&options.c, &t, workspace.c(),
+                                                       stream_of(t.q)));
+  }
+};
+
+// What decode and forward share: no state but the initial one, nothing kept.
+std::tuple<Tensor, Tensor> run_functional(Inputs& in, bool is_decode,
+                                          const MaybeTensor& initial_state) {
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.plan_outputs();
+  const uint64_t bytes = in.workspace_bytes(is_decode);
+  Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
+  in.run(is_decode, bytes);
+  return {o, final_state};
+}
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const MaybeTensor& beta, const MaybeTensor& g,
+                                   const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+                                   const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+                                   const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale,
+                                   MaybeFloat lower_bound, const std::string& options) {
+  Inputs in("forward", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  return run_functional(in, false, initial_state);
+}
+
+// Forward that keeps what backward needs, and returns checkpoints as a new tensor.
+std::tuple<Tensor, Tensor, Tensor, Tensor> forward_save(
+    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+    const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+    const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu, const MaybeTensor& ckpt_tokens,
+    const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states, MaybeFloat scale,
+    MaybeFloat lower_bound, const std::string& options) {
+  Inputs in("forward", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  in.plan_outputs();
+  const ForwardBytes bytes = forward_bytes(in.options.c, in.t);
+
+  Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
+  Tensor saved = zeroed_bytes(bytes.saved, in.t.q);
+  if (bytes.saved > 0) in.t.saved = {saved.data_ptr(), bytes.saved};
+  deltic_tensor none{};
+  Tensor ckpt =
+      ckpt_states.has_value() ? torch::stable::clone(*ckpt_states) : allocate(none, in.t.q);
+  if (ckpt_states.has_value()) in.t.ckpt_states = view(in.op, "ckpt_states", ckpt);
+  in.run(false, bytes.workspace);
+  return {o, final_state, ckpt, saved};
+}
+
+std::tuple<Tensor, Tensor> forward_(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const MaybeTensor& beta, const MaybeTensor& g,
+                                    const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+                                    const MaybeTensor& initial_state, const MaybeTensor& state_pool,
+                                    const MaybeTensor& read_index, const MaybeTensor& write_index,
+                                    const MaybeTensor& cu_seqlens,
+                                    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu,
+                                    const MaybeTensor& ckpt_tokens, const MaybeTensor& ckpt_slots,
+                                    const MaybeTensor& ckpt_states, MaybeFloat scale,
+                                    MaybeFloat lower_bound, const std::string& options) {
+  Inputs in("forward", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.pool(state_pool, read_index, write_index);
+  in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  in.plan_outputs();
+  const uint64_t bytes = in.workspace_bytes(false);
+  Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
+  in.run(false, bytes);
+  return {o, final_state};
+}
+
+std::tuple<Tensor, Tensor> decode(const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const MaybeTensor& beta, const MaybeTensor& g,
+                                  const MaybeTensor& gv, const MaybeTensor& A_log,
+                                  const MaybeTensor& dt_bias, const MaybeTensor& initial_state,
+                                  const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+                                  MaybeFloat scale, MaybeFloat lower_bound,
+                                  const std::string& options) {
+  Inputs in("decode", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  return run_functional(in, true, initial_state);
+}
+
+Tensor decode_(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+               const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
+               const MaybeTensor& dt_bias, const Tensor& state_pool, const MaybeTensor& read_index,
+               const MaybeTensor& write_index, const MaybeTensor& cu_seqlens,
+               const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale, MaybeFloat lower_bound,
+               const std::string& options) {
+  Inputs in("decode", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.pool(state_pool, read_index, write_index);
+  in.plan_outputs();
+  const uint64_t bytes = in.workspace_bytes(true);
+  Tensor o = allocate(in.t.o, in.t.q);
+  in.run(true, bytes);
+  return o;
+}
+
+using Gradients =
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// Bit i of `want` asks for the i-th gradient; the others come back empty.
+Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, const Tensor& k,
+                   const Tensor& v, const MaybeTensor& beta, const MaybeTensor& g,
+                   const MaybeTensor& gv, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+                   const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+                   const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& saved, MaybeFloat scale,
+                   MaybeFloat lower_bound, const std::string& options, int64_t want) {
+  Inputs in("backward", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  if (saved.has_value() && saved->numel() > 0) {
+    in.t.saved = {saved->data_ptr(), static_cast<uint64_t>(saved->numel())};
+  }
+  deltic_backward_tensors b;
+  deltic_backward_tensors_init(&b);
+  b.forward = in.t;
+  b.d_o = packed_view(in.op, "d_o", d_o);
+  b.d_final_state = packed_view(in.op, "d_final_state", d_final_state);
+  const deltic_tensor& where = in.t.q;
+  deltic_tensor d_initial = in.t.initial_state;
+  d_initial.dtype = wide(in.t.q);  // added up in fp32 whatever the state is kept in
+  const std::pair<deltic_tensor*, const deltic_tensor*> pairs[] = {
+      {&b.dq, &in.t.q},
+      {&b.dk, &in.t.k},
+      {&b.dv, &in.t.v},
+      {&b.dbeta, &in.t.beta},
+      {&b.dg, &in.t.g},
+      {&b.dgv, &in.t.gv},
+      {&b.dA_log, &in.t.A_log},
+      {&b.ddt_bias, &in.t.dt_bias},
+      {&b.d_initial_state, &d_initial}};
+  for (int i = 0; i < 9; ++i) {
+    if ((want >> i & 1) != 0 && pairs[i].second->rank != 0)
+      *pairs[i].first = plan_like(*pairs[i].second);
+  }
+  uint64_t bytes = 0;
+  check(deltic_backward_workspace(&in.options.c, &b, &bytes));
+  const auto make = [&](deltic_tensor& planned) { return allocate(planned, where); };
+  Gradients gradients{make(b.dq),     make(b.dk),       make(b.dv),
+                      make(b.dbeta),  make(b.dg),       make(b.dgv),
+                      make(b.dA_log), make(b.ddt_bias), make(b.d_initial_state)};
+  const Workspace workspace(bytes, where);
+  check(deltic_backward(&in.options.c, &b, workspace.c(), stream_of(where)));
+  return gradients;
+}
+
+void register_kernels(torch::stable::detail::StableLibrary& m) {
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("forward_save", TORCH_BOX(&forward_save));
+  m.impl("forward_", TORCH_BOX(&forward_));
+  m.impl("backward", TORCH_BOX(&backward));
+  m.impl("decode", TORCH_BOX(&decode));
+  m.impl("decode_", TORCH_BOX(&decode_));
+}
+
+// Tensor arguments and options that operators share, in their order.
+#define DELTIC_ROWS "Tensor q, Tensor k, Tensor v, Tensor? beta, Tensor? g, "
+#define DELTIC_GATE_PARAMS "Tensor? A_log, Tensor? dt_bias, "
+#define DELTIC_SEQUENCES "Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, "
+#define DELTIC_CHECKPOINTS "Tensor? ckpt_cu, Tensor? ckpt_tokens, Tensor? ckpt_slots, "
+#define DELTIC_OPTIONS "float? scale=None, float? lower_bound=None, str options=''"
+
+STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
+  m.def("forward(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state)");
+  m.def("forward_save(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_CHECKPOINTS
+        "Tensor? ckpt_states, " DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state, Tensor ckpt_states, Tensor saved)");
+  m.def("forward_(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor? initial_state, Tensor(a!)? state_pool, Tensor? read_index, Tensor? "
+        "write_index, " DELTIC_SEQUENCES DELTIC_CHECKPOINTS
+        "Tensor(b!)? ckpt_states, " DELTIC_OPTIONS ") -> (Tensor o, Tensor final_state)");
+  m.def("backward(Tensor? d_o, Tensor? d_final_state, " DELTIC_ROWS
+        "Tensor? gv, " DELTIC_GATE_PARAMS "Tensor? initial_state, " DELTIC_SEQUENCES
+        "Tensor? saved, " DELTIC_OPTIONS
+        ", int want=511) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbeta, "
+        "Tensor dg, Tensor dgv, Tensor dA_log, Tensor ddt_bias, Tensor d_initial_state)");
+  m.def("decode(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state)");
+  m.def("decode_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
+        "Tensor(a!) state_pool, Tensor? read_index, Tensor? write_index, " DELTIC_SEQUENCES
+            DELTIC_OPTIONS ") -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deltic, CPU, m) { register_kernels(m); }
+// CUDA tensors take the same way: the library says what it can do with them.
+STABLE_TORCH_LIBRARY_IMPL(deltic, CUDA, m) { register_kernels(m); }
+
+}  // namespace
+}  // namespace deltic::bridge

@@ -1,0 +1,21 @@
+"""deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, KDA) for torch."""
+
+from ._blocks import cumsum, gate, inverse, kkt, l2norm, scores, wy
+from ._library import LIBRARY as _LIBRARY
+from ._native import Checkpoints, decode, delta_rule, recurrent
+
+__version__: str = _LIBRARY.deltic_torch_version().decode()
+
+__all__ = [
+    "Checkpoints",
+    "cumsum",
+    "decode",
+    "delta_rule",
+    "gate",
+    "inverse",
+    "kkt",
+    "l2norm",
+    "recurrent",
+    "scores",
+    "wy",
+]

@@ -1,0 +1,527 @@
+"""The building blocks of the chunked form, each with its gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._library import call
+from ._native import GATES, Gate, name_word, size_word, word_for
+from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, wanted, wide
+
+_OPS = torch.ops.deltic
+_BLOCK_BACKWARD = _OPS.block_backward.default
+# The numbers of the building blocks at the C ABI.
+_NUMBERS = {"cumsum": 2, "gate": 3, "l2norm": 4, "kkt": 5, "scores": 6, "inverse": 7, "wy": 8}
+# Bits of `want`, in the order of block_backward's outputs.
+_GRADIENTS = ("q", "k", "v", "x", "g", "beta", "a", "A_log", "dt_bias")
+
+
+# ---- Fake implementations ---------------------------------------------------------------------
+
+
+def _chunk_of(options: str) -> int:
+    said = dict(word.partition("=")[::2] for word in options.split())
+    return int(said.get("chunk", 64))
+
+
+def _square(
+    k: Tensor, g: Tensor | None, beta: Tensor | None, options: str, dtype: torch.dtype | None
+) -> Tensor:
+    heads = next((x.shape[2] for x in (g, beta) if x is not None), k.shape[2])
+    return k.new_empty(
+        (k.shape[0], k.shape[1], heads, _chunk_of(options)), dtype=dtype or wide(k.dtype)
+    )
+
+
+@torch.library.register_fake("deltic::cumsum")
+def _cumsum_fake(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    options: str = "",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return g.new_empty(g.shape, dtype=dtype or wide(g.dtype))
+
+
+@torch.library.register_fake("deltic::gate")
+def _gate_fake(
+    g: Tensor,
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    lower_bound: float | None = None,
+    options: str = "",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return g.new_empty(g.shape, dtype=dtype or wide(g.dtype))
+
+
+@torch.library.register_fake("deltic::l2norm")
+def _l2norm_fake(
+    x: Tensor,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    options: str = "",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    return (
+        x.new_empty(x.shape, dtype=dtype or x.dtype),
+        x.new_empty(x.shape[:3], dtype=wide(x.dtype)),
+    )
+
+
+@torch.library.register_fake("deltic::kkt")
+def _kkt_fake(
+    k: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    options: str = "",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return _square(k, g, beta, options, dtype)
+
+
+@torch.library.register_fake("deltic::scores")
+def _scores_fake(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    scale: float | None = None,
+    options: str = "",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return _square(k, g, None, options, dtype)
+
+
+@torch.library.register_fake("deltic::inverse")
+def _inverse_fake(
+    a: Tensor,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    options: str = "",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    return a.new_empty(a.shape, dtype=dtype or a.dtype)
+
+
+@torch.library.register_fake("deltic::wy")
+def _wy_fake(
+    k: Tensor,
+    a: Tensor,
+    v: Tensor | None = None,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    q: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    output_kg: bool = False,
+    options: str = "",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def rows(width: Any) -> Tensor:
+        return k.new_empty((k.shape[0], k.shape[1], a.shape[2], width), dtype=dtype or k.dtype)
+
+    return (
+        rows(k.shape[3]),
+        nothing(k) if v is None else rows(v.shape[3]),
+        rows(k.shape[3]) if output_kg else nothing(k),
+        nothing(k) if q is None else rows(k.shape[3]),
+    )
+
+
+@torch.library.register_fake("deltic::block_backward")
+def _block_backward_fake(
+    op: int,
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor | None,
+    x: Tensor | None,
+    g: Tensor | None,
+    beta: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    a: Tensor | None,
+    out: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    d_out: Tensor | None,
+    d_w: Tensor | None,
+    d_u: Tensor | None,
+    d_kg: Tensor | None,
+    d_qg: Tensor | None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    options: str = "",
+    want: int = 511,
+) -> tuple[Tensor, ...]:
+    inputs = (q, k, v, x, g, beta, out if a is None else a, A_log, dt_bias)
+    like = next(tensor for tensor in inputs if tensor is not None)
+    return tuple(
+        nothing(like) if tensor is None or not want >> i & 1 else tensor.new_empty(tensor.shape)
+        for i, tensor in enumerate(inputs)
+    )
+
+
+# ---- Gradients ----------------------------------------------------------------------------------
+
+
+def _register_gradient(
+    name: str, arguments: tuple[str, ...], outputs: tuple[str, ...] = ("out",)
+) -> None:
+    """Registers the gradient of a block with these arguments, in the order of its schema.
+
+    ``outputs`` names the differentiable ones; what comes back for them is d_NAME of block_backward.
+    """
+    tensors = tuple(x for x in arguments if x in (*_GRADIENTS, "cu_seqlens", "cu_seqlens_cpu"))
+    # The gradient of the inverse needs the result alone.
+    from_result = name == "inverse"
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        given = dict(zip(arguments, inputs, strict=True))
+        results = output if isinstance(output, tuple) else (output,)
+        kept = {x: given[x] for x in tensors}
+        if from_result:
+            del kept["a"]
+            kept["out"] = results[0]
+        ctx.set_materialize_grads(False)
+        ctx.names = tuple(kept)
+        ctx.save_for_backward(*kept.values())
+        ctx.options = (given.get("scale"), given.get("lower_bound"), given["options"])
+        absent = [x for x in results if x.dim() == 1 and x.numel() == 0]
+        ctx.mark_non_differentiable(*results[len(outputs) :], *absent)
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        # The dispatcher leaves out trailing arguments that have their default.
+        needs = dict(zip(arguments, ctx.needs_input_grad, strict=False))
+        came = dict(zip(outputs, grads, strict=False))
+        if all(grad is None for grad in came.values()):
+            return (None,) * len(arguments)
+        found = call(
+            _BLOCK_BACKWARD,
+            _NUMBERS[name],
+            *(
+                kept.get(x)
+                for x in ("q", "k", "v", "x", "g", "beta", "A_log", "dt_bias", "a", "out")
+            ),
+            kept.get("cu_seqlens"),
+            kept.get("cu_seqlens_cpu"),
+            *(came.get(x) for x in ("out", "w", "u", "kg", "qg")),
+            *ctx.options,
+            wanted([needs.get(x, False) for x in _GRADIENTS]),
+        )
+        gradients = dict(zip(_GRADIENTS, found, strict=True))
+        return tuple(gradients[x] if x in gradients and needs.get(x) else None for x in arguments)
+
+    torch.library.register_autograd(f"deltic::{name}", backward, setup_context=setup)
+    refuse_vmap(name)
+
+
+_SEQUENCES = ("cu_seqlens", "cu_seqlens_cpu")
+_GATE = ("g", "A_log", "dt_bias", *_SEQUENCES)
+_register_gradient("cumsum", (*_GATE, "scale", "lower_bound", "options", "dtype"))
+_register_gradient("gate", (*_GATE, "lower_bound", "options", "dtype"))
+_register_gradient("l2norm", ("x", *_SEQUENCES, "options", "dtype"))
+_register_gradient("kkt", ("k", "g", "beta", *_SEQUENCES, "options", "dtype"))
+_register_gradient("scores", ("q", "k", "g", *_SEQUENCES, "scale", "options", "dtype"))
+_register_gradient("inverse", ("a", *_SEQUENCES, "options", "dtype"))
+_register_gradient(
+    "wy",
+    ("k", "a", "v", "g", "beta", "q", *_SEQUENCES, "output_kg", "options", "dtype"),
+    ("w", "u", "kg", "qg"),
+)
+refuse_gradient("block_backward")
+refuse_vmap("block_backward")
+
+
+# ---- Functions ----------------------------------------------------------------------------------
+
+
+def _words(
+    op: str,
+    *,
+    gate: str = "log_decay",
+    chunk_size: int = 64,
+    reverse: bool = False,
+    impl: str | None = None,
+) -> str:
+    words = word_for(op, "gate", gate, GATES)
+    if chunk_size != 64:
+        words += size_word(op, "chunk_size", "chunk", chunk_size)
+    if reverse:
+        words += " reverse"
+    return words + name_word(op, impl)
+
+
+def cumsum(
+    g: Tensor,
+    *,
+    scale: float | None = None,
+    gate: Gate = "log_decay",
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    reverse: bool = False,
+    chunk_size: int = 64,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    impl: str | None = None,
+) -> Tensor:
+    """The cumulative sum of a gate inside of chunks, alone or of the gate's form.
+
+    Args:
+        g: ``[B, T, HV]`` or ``[B, T, HV, K]``; gate, A_log, dt_bias, lower_bound and cu_seqlens as
+            in :func:`deltic.delta_rule`. Chunks are counted from each sequence's start.
+        scale: of the result, by default 1.
+        reverse: sums from the chunk's end.
+        dtype: of the result, by default fp32.
+
+    Returns:
+        A tensor of g's shape.
+
+    >>> import torch, deltic
+    >>> deltic.cumsum(torch.full((1, 5, 1), -1.0), chunk_size=16).flatten().tolist()
+    [-1.0, -2.0, -3.0, -4.0, -5.0]
+    """
+    words = _words("cumsum", gate=gate, chunk_size=chunk_size, reverse=reverse, impl=impl)
+    out: Tensor = call(
+        _OPS.cumsum.default,
+        g,
+        A_log,
+        dt_bias,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        scale,
+        lower_bound,
+        words,
+        dtype,
+    )
+    return out
+
+
+def gate(
+    g: Tensor,
+    *,
+    gate: Gate = "log_decay",
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    impl: str | None = None,
+) -> Tensor:
+    """A gate's form: the log decay from what a layer projects.
+
+    Args:
+        g: ``[B, T, HV]`` or ``[B, T, HV, K]``; the other arguments as in :func:`deltic.delta_rule`.
+        dtype: of the result, by default fp32.
+
+    Returns:
+        The log decay, a tensor of g's shape.
+
+    >>> import torch, deltic
+    >>> g = deltic.gate(torch.zeros(1, 1, 2), gate="softplus", A_log=torch.zeros(2))
+    >>> bool(torch.allclose(g, -torch.log(torch.tensor(2.0))))
+    True
+    """
+    out: Tensor = call(
+        _OPS.gate.default,
+        g,
+        A_log,
+        dt_bias,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        lower_bound,
+        _words("gate", gate=gate, impl=impl),
+        dtype,
+    )
+    return out
+
+
+def l2norm(
+    x: Tensor,
+    *,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rows divided by ``sqrt(sum(x ** 2) + 1e-6)``.
+
+    Args:
+        x: ``[B, T, H, D]``.
+        dtype: of the result, by default x's.
+
+    Returns:
+        The rows, and one over their norms ``[B, T, H]`` in fp32, which has no gradient.
+
+    >>> import torch, deltic
+    >>> y, rstd = deltic.l2norm(torch.full((1, 1, 1, 4), 2.0))
+    >>> [round(number, 3) for number in y.flatten().tolist()], round(rstd.item(), 3)
+    ([0.5, 0.5, 0.5, 0.5], 0.25)
+    """
+    out, rstd = call(
+        _OPS.l2norm.default, x, cu_seqlens, cu_seqlens_cpu, _words("l2norm", impl=impl), dtype
+    )
+    return out, rstd
+
+
+def kkt(
+    k: Tensor,
+    *,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    chunk_size: int = 64,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    impl: str | None = None,
+) -> Tensor:
+    """``beta_i * sum_d k_id k_jd exp(G_id - G_jd)`` for j < i inside of chunks, else 0.
+
+    Args:
+        k: ``[B, T, H, K]``.
+        g: the cumulative sum G of the log decay, ``[B, T, HV]`` or ``[B, T, HV, K]``.
+        beta: ``[B, T, HV]``.
+        dtype: of the result, by default fp32.
+
+    Returns:
+        ``[B, T, HV, chunk_size]``: row i of each chunk, with HV of g or beta, else H.
+
+    >>> import torch, deltic
+    >>> deltic.kkt(torch.ones(1, 3, 1, 2), chunk_size=16)[0, :, 0, :3].tolist()
+    [[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [2.0, 2.0, 0.0]]
+    """
+    words = _words("kkt", chunk_size=chunk_size, impl=impl)
+    out: Tensor = call(_OPS.kkt.default, k, g, beta, cu_seqlens, cu_seqlens_cpu, words, dtype)
+    return out
+
+
+def scores(
+    q: Tensor,
+    k: Tensor,
+    *,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    impl: str | None = None,
+) -> Tensor:
+    """``scale * sum_d q_id k_jd exp(G_id - G_jd)`` for j <= i inside of chunks, else 0.
+
+    Args:
+        q, k: ``[B, T, H, K]``.
+        g: the cumulative sum G of the log decay, ``[B, T, HV]`` or ``[B, T, HV, K]``.
+        scale: by default ``K ** -0.5``.
+        dtype: of the result, by default fp32.
+
+    Returns:
+        ``[B, T, HV, chunk_size]``, with HV of g, else H.
+
+    >>> import torch, deltic
+    >>> ones = torch.ones(1, 2, 1, 4)
+    >>> deltic.scores(ones, ones, chunk_size=16)[0, :, 0, :2].tolist()
+    [[2.0, 0.0], [2.0, 2.0]]
+    """
+    words = _words("scores", chunk_size=chunk_size, impl=impl)
+    out: Tensor = call(
+        _OPS.scores.default, q, k, g, cu_seqlens, cu_seqlens_cpu, scale, words, dtype
+    )
+    return out
+
+
+def inverse(
+    a: Tensor,
+    *,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    impl: str | None = None,
+) -> Tensor:
+    """``(I + A)^-1`` per chunk; only entries below the diagonal are read.
+
+    Args:
+        a: ``[B, T, HV, W]``, as :func:`deltic.kkt` gives it; W, 16, 32 or 64, is the chunk length.
+        dtype: of the result, by default a's.
+
+    Returns:
+        A tensor of a's shape, with a unit diagonal and zeros above it.
+
+    >>> import torch, deltic
+    >>> a = deltic.kkt(torch.ones(1, 3, 1, 1), chunk_size=16)
+    >>> deltic.inverse(a)[0, :, 0, :3].tolist()
+    [[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 1.0]]
+    """
+    out: Tensor = call(
+        _OPS.inverse.default, a, cu_seqlens, cu_seqlens_cpu, _words("inverse", impl=impl), dtype
+    )
+    return out
+
+
+def wy(
+    k: Tensor,
+    a: Tensor,
+    *,
+    v: Tensor | None = None,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    q: Tensor | None = None,
+    output_kg: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """The WY pair of a chunk and the gated rows that go with it.
+
+    Args:
+        k: ``[B, T, H, K]``.
+        a: ``[B, T, HV, W]``, as :func:`deltic.inverse` gives it.
+        v: ``[B, T, HV, V]``, for u.
+        g: the cumulative sum G of the log decay, ``[B, T, HV]`` or ``[B, T, HV, K]``.
+        beta: ``[B, T, HV]``.
+        q: ``[B, T, H, K]``, for qg.
+        output_kg: returns kg.
+        dtype: of the results, by default k's.
+
+    Returns:
+        ``w = A (beta k exp(G)) [B, T, HV, K]``, ``u = A (beta v) [B, T, HV, V]``,
+        ``kg = k exp(G_last - G)`` and ``qg = q exp(G)``, both ``[B, T, HV, K]``; None for what was
+        not asked for.
+
+    >>> import torch, deltic
+    >>> k, v = torch.randn(1, 20, 1, 8), torch.randn(1, 20, 1, 4)
+    >>> w, u, kg, qg = deltic.wy(k, deltic.inverse(deltic.kkt(k)), v=v)
+    >>> w.shape, u.shape, kg, qg
+    (torch.Size([1, 20, 1, 8]), torch.Size([1, 20, 1, 4]), None, None)
+    """
+    w, u, kg, qg = call(
+        _OPS.wy.default,
+        k,
+        a,
+        v,
+        g,
+        beta,
+        q,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        output_kg,
+        _words("wy", impl=impl),
+        dtype,
+    )
+    return w, None if v is None else u, kg if output_kg else None, None if q is None else qg

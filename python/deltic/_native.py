@@ -1,0 +1,392 @@
+"""The native calls: delta_rule, recurrent and decode."""
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._library import call
+from ._sequence_ops import DECODE, DECODE_, FORWARD, FORWARD_, FORWARD_SAVE, differentiable
+
+Gate = Literal["log_decay", "softplus", "bounded"]
+BetaForm = Literal["value", "sigmoid", "2sigmoid"]
+StateLayout = Literal["kv", "vk"]
+Split = Literal["auto", "off", "by_length"] | int
+
+# Options as words of the operators' text.
+GATES = {"log_decay": "", "softplus": " gate=softplus", "bounded": " gate=bounded"}
+_BETA_FORMS = {"value": "", "sigmoid": " beta=sigmoid", "2sigmoid": " beta=2sigmoid"}
+_STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
+_SPLITS = {"auto": "", "off": " split=off", "by_length": " split=by_length"}
+
+
+class Checkpoints(NamedTuple):
+    """States to be kept at tokens inside of sequences: where, and the memory they go to.
+
+    Entries ``cu[n]`` to ``cu[n + 1] - 1`` belong to sequence n. Entry m keeps the state after the
+    first ``tokens[m]`` tokens of this call (0: the initial state) in ``states[slots[m]]`` (slot -1:
+    nowhere). ``states`` is written in place: ``[slots, HV, K, V]``, fp32 or bf16, in the call's
+    state layout. Checkpoints are not differentiable.
+    """
+
+    cu: Tensor
+    tokens: Tensor
+    slots: Tensor
+    states: Tensor
+
+
+def word_for(op: str, argument: str, value: Any, words: dict[str, str]) -> str:
+    """An option's word, or the error for a value that there is none for."""
+    if isinstance(value, str) and value in words:
+        return words[value]
+    names = ", ".join(map(repr, words))
+    raise ValueError(f"{op}: {argument}: expected one of {names}, got {value!r}")
+
+
+def name_word(op: str, impl: str | None) -> str:
+    """The word that names an implementation."""
+    if impl is None:
+        return ""
+    if not isinstance(impl, str) or not impl or " " in impl:
+        raise ValueError(f"{op}: impl: expected an implementation's name, got {impl!r}")
+    return f" impl={impl}"
+
+
+def size_word(op: str, argument: str, word: str, value: int) -> str:
+    """The word for a number of tokens."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: {argument}: expected an int, got {value!r}")
+    return f" {word}={value}"
+
+
+def _words(
+    op: str,
+    gate: str,
+    beta_form: str,
+    qk_l2norm: bool,
+    state_layout: str,
+    output_final_state: bool,
+    impl: str | None,
+) -> str:
+    """The options that forward and decode share."""
+    try:
+        words = GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
+    except (KeyError, TypeError):
+        words = word_for(op, "gate", gate, GATES)
+        words += word_for(op, "beta_form", beta_form, _BETA_FORMS)
+        words += word_for(op, "state_layout", state_layout, _STATE_LAYOUTS)
+    if qk_l2norm:
+        words += " qk_l2norm"
+    if output_final_state:
+        words += " final"
+    return words if impl is None else words + name_word(op, impl)
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v in autocast's dtype; gates and beta stay as they are."""
+    if not isinstance(q, Tensor):
+        return q, k, v  # the operator says what is wrong with it
+    device = q.device.type
+    if not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x
+
+    return cast(q), cast(k), cast(v)
+
+
+def _needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(t, Tensor) and t.requires_grad for t in tensors
+    )
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    beta: Tensor | None = None,
+    g: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    split: Split = "auto",
+    gate: Gate = "log_decay",
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    beta_form: BetaForm = "value",
+    qk_l2norm: bool = False,
+    state_layout: StateLayout = "kv",
+    chunk_size: int = 64,
+    recompute: bool = True,
+    checkpoints: Checkpoints | tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    state_pool: Tensor | None = None,
+    read_index: Tensor | None = None,
+    write_index: Tensor | None = None,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Delta-rule linear attention over whole sequences: DeltaNet, Gated DeltaNet, KDA.
+
+    Per sequence and value head, with a state S of K x V numbers::
+
+        S'  = decay_t * S_{t-1}            decay_t = 1 | exp(g_t) | Diag(exp(g_t))
+        u_t = beta_t * (v_t - S'^T k_t)
+        S_t = S' + k_t u_t^T
+        o_t = scale * S_t^T q_t
+
+    Args:
+        q, k: ``[B, T, H, K]``, fp32, bf16 or fp16; K up to 256.
+        v: ``[B, T, HV, V]`` in q's dtype; HV a multiple of H: value head h reads q and k of
+            head h // (HV // H).
+        beta: ``[B, T, HV]``, any float dtype; absent means 1. Of shape ``[B, T, HV, V]`` the
+            recurrent form runs (see :func:`recurrent`).
+        g: ``[B, T, HV]`` (Gated DeltaNet) or ``[B, T, HV, K]`` (KDA), natural log; absent:
+            DeltaNet.
+        scale: of q, by default ``K ** -0.5``.
+        initial_state: ``[N, HV, K, V]``, fp32 or bf16; absent means 0.
+        output_final_state: returns the state after the last token, as ``initial_state``, else fp32.
+        cu_seqlens: ``[N + 1]`` int32 or int64 offsets of packed sequences, with B = 1. Rows past
+            the last offset are padding: o is 0 there.
+        cu_seqlens_cpu: a copy of ``cu_seqlens`` on the CPU, for tensors on a GPU.
+        split: how a sequence may be cut into segments: ``"auto"``, ``"off"``, ``"by_length"`` or a
+            length in tokens. On the CPU ``"auto"`` is ``"off"``, and there is no other.
+        gate: ``"log_decay"``: g as it is; ``"softplus"``: ``-exp(A_log) * softplus(g + dt_bias)``;
+            ``"bounded"``: ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``.
+        A_log: HV elements in any shape.
+        dt_bias: HV elements (gate per head) or HV * K (per channel) in any shape.
+        lower_bound: of the gate ``"bounded"``, below 0.
+        beta_form: ``"value"``, ``"sigmoid"`` or ``"2sigmoid"`` (negative eigenvalues).
+        qk_l2norm: divides q and k by ``sqrt(sum(x ** 2) + 1e-6)`` inside.
+        state_layout: ``"kv"``, or ``"vk"`` for states of shape ``[N, HV, V, K]``.
+        chunk_size: 16, 32 or 64.
+        recompute: for gradients keeps about sqrt(chunks) states and computes the rest again; False
+            keeps everything: a faster backward, more memory, the same bits.
+        checkpoints: states inside of sequences, see :class:`Checkpoints`.
+        state_pool: ``[slots, HV, K, V]``, read and written in place instead of initial and final
+            state. Not differentiable.
+        read_index, write_index: ``[N]``, the slots of each sequence (-1: from zero, nowhere). One
+            list serves for both; without any, sequence n has slot n.
+        impl: the name of an implementation, by default the best that takes the call. float64 runs
+            in the oracle only, ``"reference"``.
+
+    Returns:
+        ``o [B, T, HV, V]`` in v's dtype, and the final state or None.
+
+    Under autocast q, k and v are cast to its dtype, gates and beta are not.
+
+    >>> import torch, deltic
+    >>> q, k, v = (torch.randn(1, 100, 2, 64) for _ in range(3))
+    >>> g = -torch.rand(1, 100, 2)
+    >>> o, state = deltic.delta_rule(q, k, v, g=g, qk_l2norm=True, output_final_state=True)
+    >>> o.shape, state.shape
+    (torch.Size([1, 100, 2, 64]), torch.Size([1, 2, 64, 64]))
+    """
+    if isinstance(beta, Tensor) and beta.dim() == 4:
+        for name, value, default in (("split", split, "auto"), ("chunk_size", chunk_size, 64)):
+            if value != default:
+                raise ValueError(
+                    f"forward: {name}: expected {default!r} with a beta per value column, "
+                    f"got {value!r}"
+                )
+        if checkpoints is not None or state_pool is not None:
+            name = "state_pool" if checkpoints is None else "checkpoints"
+            raise ValueError(
+                f"forward: {name}: expected none with a beta per value column, got one"
+            )
+        return recurrent(
+            q,
+            k,
+            v,
+            beta=beta,
+            g=g,
+            scale=scale,
+            initial_state=initial_state,
+            output_final_state=output_final_state,
+            cu_seqlens=cu_seqlens,
+            cu_seqlens_cpu=cu_seqlens_cpu,
+            gate=gate,
+            A_log=A_log,
+            dt_bias=dt_bias,
+            lower_bound=lower_bound,
+            beta_form=beta_form,
+            qk_l2norm=qk_l2norm,
+            state_layout=state_layout,
+            impl=impl,
+        )
+    q, k, v = _autocast(q, k, v)
+    words = _words("forward", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
+    if split != "auto":
+        words += (
+            word_for("forward", "split", split, _SPLITS)
+            if isinstance(split, str)
+            else size_word("forward", "split", "split", split)
+        )
+    if chunk_size != 64:
+        words += size_word("forward", "chunk_size", "chunk", chunk_size)
+    ckpt = _NO_CHECKPOINTS if checkpoints is None else tuple(checkpoints)
+    if len(ckpt) != 4:
+        raise ValueError(
+            f"forward: checkpoints: expected (cu, tokens, slots, states), got {len(ckpt)} of them"
+        )
+    rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
+    needs_grad = _needs_grad(rows)
+    in_place = state_pool is not None or read_index is not None or write_index is not None
+    if in_place or (checkpoints is not None and not needs_grad):
+        if needs_grad:
+            raise ValueError(_POOL_HAS_NO_GRADIENT.format("forward"))
+        o, final_state = call(
+            FORWARD_,
+            *rows,
+            state_pool,
+            read_index,
+            write_index,
+            cu_seqlens,
+            cu_seqlens_cpu,
+            *ckpt,
+            scale,
+            lower_bound,
+            words,
+        )
+    elif needs_grad:
+        words += " save=states" if recompute else " save=all"
+        o, final_state, ckpt_states, _ = call(
+            differentiable(FORWARD_SAVE),
+            *rows,
+            cu_seqlens,
+            cu_seqlens_cpu,
+            *ckpt,
+            scale,
+            lower_bound,
+            words,
+        )
+        if ckpt[3] is not None:
+            with torch.no_grad():
+                ckpt[3].copy_(ckpt_states)
+    else:
+        o, final_state = call(FORWARD, *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words)
+    return o, final_state if output_final_state else None
+
+
+_NO_CHECKPOINTS = (None, None, None, None)
+_POOL_HAS_NO_GRADIENT = (
+    "{}: state_pool: expected none where gradients are asked for (a pool is not differentiable: "
+    "use torch.no_grad(), or initial_state), got a tensor"
+)
+
+
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    beta: Tensor | None = None,
+    g: Tensor | None = None,
+    gv: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    gate: Gate = "log_decay",
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    beta_form: BetaForm = "value",
+    qk_l2norm: bool = False,
+    state_layout: StateLayout = "kv",
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The same operator token by token, differentiable.
+
+    Shapes and options as in :func:`delta_rule`. This form also takes what chunks cannot: ``beta``
+    of shape ``[B, T, HV, V]`` and ``gv [B, T, HV, V]``, a log decay per value column.
+
+    >>> import torch, deltic
+    >>> q, k, v = (torch.randn(2, 3, 1, 16) for _ in range(3))
+    >>> beta, gv = torch.rand(2, 3, 1, 16), -torch.rand(2, 3, 1, 16)
+    >>> o, state = deltic.recurrent(q, k, v, beta=beta, gv=gv, output_final_state=True)
+    >>> o.shape, state.shape
+    (torch.Size([2, 3, 1, 16]), torch.Size([2, 1, 16, 16]))
+    """
+    q, k, v = _autocast(q, k, v)
+    words = _words("decode", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
+    rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
+    o, final_state = call(
+        differentiable(DECODE) if _needs_grad(rows) else DECODE,
+        *rows,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        scale,
+        lower_bound,
+        words,
+    )
+    return o, final_state if output_final_state else None
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    beta: Tensor | None = None,
+    g: Tensor | None = None,
+    gv: Tensor | None = None,
+    state_pool: Tensor,
+    read_index: Tensor | None = None,
+    write_index: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    gate: Gate = "log_decay",
+    A_log: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    lower_bound: float | None = None,
+    beta_form: BetaForm = "value",
+    qk_l2norm: bool = False,
+    state_layout: StateLayout = "kv",
+    impl: str | None = None,
+) -> Tensor:
+    """One or a few tokens per sequence, the states updated in place in a pool.
+
+    Shapes and options as in :func:`delta_rule`, ``gv`` as in :func:`recurrent`.
+
+    Args:
+        state_pool: ``[slots, HV, K, V]`` (``"vk"``: ``[slots, HV, V, K]``), fp32 or bf16, in
+            and out.
+        read_index: ``[N]`` int32 or int64, the slot each sequence starts from; -1: from zero.
+        write_index: ``[N]``, the slot its last state goes to (-1: nowhere), or ``[N, T]``: the slot
+            of the state after every token. Both -1: the sequence is skipped and its o is 0.
+
+    Returns:
+        ``o [B, T, HV, V]``. Not differentiable: see :func:`recurrent`.
+
+    >>> import torch, deltic
+    >>> q, k, v = (torch.randn(3, 1, 2, 64) for _ in range(3))
+    >>> pool = torch.zeros(8, 2, 64, 64)
+    >>> o = deltic.decode(q, k, v, state_pool=pool, read_index=torch.tensor([5, 0, 2]))
+    >>> o.shape, [slot for slot in range(8) if pool[slot].any()]
+    (torch.Size([3, 1, 2, 64]), [0, 2, 5])
+    """
+    q, k, v = _autocast(q, k, v)
+    rows = (q, k, v, beta, g, gv, A_log, dt_bias)
+    if _needs_grad(rows):
+        raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
+    o: Tensor = call(
+        DECODE_,
+        *rows,
+        state_pool,
+        read_index,
+        write_index,
+        cu_seqlens,
+        cu_seqlens_cpu,
+        scale,
+        lower_bound,
+        _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl),
+    )
+    return o

@@ -1,0 +1,123 @@
+"""What the tests share: inputs, the oracle, the error measure."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import deltic
+import torch
+
+# rms(x - ref) / rms(ref) by dtype: o and states; dq dk dv d(state); dbeta; dg; dA_log and ddt_bias.
+BUDGET = {
+    torch.float32: {"o": 1e-4, "rows": 1e-4, "beta": 1e-4, "g": 2e-4, "params": 2e-4},
+    torch.bfloat16: {"o": 6e-3, "rows": 8e-3, "beta": 1.5e-2, "g": 2e-2, "params": 1e-2},
+    torch.float16: {"o": 6e-3, "rows": 8e-3, "beta": 1.5e-2, "g": 2e-2, "params": 1e-2},
+}
+_ROWS = {"beta": "beta", "g": "g", "gv": "g", "A_log": "params", "dt_bias": "params"}
+
+
+def error(x: torch.Tensor, reference: torch.Tensor) -> float:
+    """The relative error; the absolute one where the reference is next to nothing."""
+    x, reference = x.detach().double(), reference.detach().double()
+    if reference.numel() == 0:
+        return 0.0
+    rms = reference.square().mean().sqrt().item()
+    return (x - reference).square().mean().sqrt().item() / (rms if rms > 1e-6 else 1.0)
+
+
+@dataclass
+class Case:
+    """A call: its tensors by argument, its options, and the function."""
+
+    tensors: dict[str, torch.Tensor]
+    options: dict[str, Any] = field(default_factory=dict)
+    function: Any = deltic.delta_rule
+
+
+def run(case: Case, *, oracle: bool = False) -> dict[str, torch.Tensor]:
+    """Outputs and gradients of a case, by the library or by the oracle in fp64."""
+    leaves = {}
+    for name, tensor in case.tensors.items():
+        tensor = tensor.detach()
+        if tensor.is_floating_point():
+            tensor = (tensor.double() if oracle else tensor.clone()).requires_grad_()
+        leaves[name] = tensor
+    options = dict(case.options, output_final_state=True)
+    if oracle:
+        options["impl"] = "reference"
+    rest = {name: tensor for name, tensor in leaves.items() if name not in ("q", "k", "v")}
+    o, state = case.function(leaves["q"], leaves["k"], leaves["v"], **rest, **options)
+    generator = torch.Generator().manual_seed(7)
+    d_o = torch.randn(o.shape, generator=generator, dtype=torch.float64)
+    d_state = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+    rounded = d_o.to(case.tensors["q"].dtype).to(o.dtype)
+    torch.autograd.backward((o, state), (rounded, d_state.float().to(state.dtype)))
+    found = {"o": o.detach(), "state": state.detach()}
+    found.update({f"d_{name}": x.grad for name, x in leaves.items() if x.is_floating_point()})
+    return found
+
+
+def check_against_oracle(case: Case) -> None:
+    """Every output and gradient of a case within the budget of its dtype."""
+    ours, reference = run(case), run(case, oracle=True)
+    budget = BUDGET[case.tensors["q"].dtype]
+    for name, x in ours.items():
+        kind = "o" if name in ("o", "state") else _ROWS.get(name[2:], "rows")
+        found = error(x, reference[name])
+        assert found <= budget[kind], f"{name}: error {found:.2e}, allowed {budget[kind]:.0e}"
+
+
+def make(
+    *,
+    B: int = 2,
+    T: int = 70,
+    H: int = 1,
+    HV: int = 2,
+    K: int = 32,
+    V: int = 16,
+    gate: str = "head",
+    form: str = "log_decay",
+    dtype: torch.dtype = torch.float32,
+    gate_dtype: torch.dtype = torch.float32,
+    lengths: list[int] | None = None,
+    seed: int = 0,
+    state: bool = True,
+    **options: Any,
+) -> Case:
+    """A case with standard inputs: normalised random keys, beta in [0, 1], random gates."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator)
+
+    if lengths is not None:
+        B, T = 1, sum(lengths)
+    normal = torch.nn.functional.normalize
+    tensors = {
+        "q": normal(randn(B, T, H, K), dim=-1).to(dtype),
+        "k": normal(randn(B, T, H, K), dim=-1).to(dtype),
+        "v": randn(B, T, HV, V).to(dtype),
+        "beta": rand(B, T, HV).to(gate_dtype),
+    }
+    if gate != "none":
+        shape = (B, T, HV) if gate == "head" else (B, T, HV, K)
+        raw = -rand(*shape) if form == "log_decay" else randn(*shape)
+        tensors["g"] = raw.to(gate_dtype)
+    if form != "log_decay" and gate != "none":
+        options["gate"] = form
+        tensors["A_log"] = rand(HV)
+        tensors["dt_bias"] = randn(*((HV,) if gate == "head" else (HV, K)))
+        if form == "bounded":
+            options["lower_bound"] = -5.0
+    if lengths is not None:
+        offsets = [0]
+        for length in lengths:
+            offsets.append(offsets[-1] + length)
+        tensors["cu_seqlens"] = torch.tensor(offsets)
+    if state:
+        N = B if lengths is None else len(lengths)
+        widths = (V, K) if options.get("state_layout") == "vk" else (K, V)
+        tensors["initial_state"] = randn(N, HV, *widths)
+    return Case(tensors, options)

@@ -1,0 +1,144 @@
+"""The package in a process: import, versions, threads, forks, one OpenMP runtime."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import deltic
+import pytest
+import torch
+from deltic import _library
+from support import make
+
+
+def python(code, **environment):
+    """Runs code in a fresh interpreter and returns what it printed."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_version_and_types():
+    assert deltic.__version__.count(".") == 2
+    assert (Path(deltic.__file__).parent / "py.typed").exists()
+
+
+def test_an_old_torch_is_refused():
+    for version in ("2.10.1", "1.13.0+cpu", "unknown"):
+        with pytest.raises(ImportError, match="deltic: torch: expected version 2.11 or later, got"):
+            _library.check_torch_version(version)
+    for version in ("2.11.0", "2.15.0+cu130", "3.0.0a0"):
+        _library.check_torch_version(version)
+
+
+def test_import_takes_at_most_50_ms():
+    code = (
+        "import time, torch\nbegin = time.perf_counter()\nimport deltic\n"
+        "print(1e3 * (time.perf_counter() - begin))"
+    )
+    assert min(float(python(code)) for _ in range(3)) <= 50
+
+
+def test_one_openmp_runtime():
+    """The operators use the runtime that torch brought; none comes with them."""
+    code = (
+        "import torch, deltic\n"
+        "q = torch.randn(1, 200, 4, 16)\n"
+        "deltic.delta_rule(q, q, q)\n"
+        "maps = open('/proc/self/maps').read().split()\n"
+        "names = {x for x in maps if x.startswith('/')}\n"
+        "print(sum(any(n in x.rsplit('/', 1)[1] for n in ('libgomp', 'libomp', 'libiomp'))"
+        " for x in names))"
+    )
+    assert python(code) == "1"
+
+
+def work():
+    x = make(T=300, gate="channel").tensors
+    return deltic.delta_rule(x["q"], x["k"], x["v"], g=x["g"])[0]
+
+
+def test_threads_follow_torch():
+    code = (
+        "import os, torch, deltic\n"
+        "torch.set_num_threads({n})\n"
+        "q = torch.randn(2, 256, 8, 64)\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "deltic.delta_rule(q, q, q, qk_l2norm=True)\n"
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    assert [python(code.replace("{n}", str(n))) for n in (1, 3)] == ["0", "2"]
+
+
+def test_threads_change_no_bit():
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for n in (1, 2, 5):
+            torch.set_num_threads(n)
+            results.append(work())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], x) for x in results)
+
+
+def test_calls_from_many_threads():
+    expected = work()
+    found = [None] * 4
+
+    def call(i):
+        found[i] = work()
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(expected, x) for x in found)
+
+
+def test_a_forked_child_does_not_hang():
+    q = torch.randn(2, 256, 8, 64)
+    expected = deltic.delta_rule(q, q, q, qk_l2norm=True)[0].numpy().tobytes()
+    child = os.fork()
+    if child == 0:
+        # Only our operator: torch's own parallel loops may hang here.
+        found = deltic.delta_rule(q, q, q, qk_l2norm=True)[0].numpy().tobytes()
+        threads = len(os.listdir("/proc/self/task"))
+        os._exit(0 if found == expected and threads == 1 else 1)
+    for _ in range(200):
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid == child:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return work()
+
+
+def test_data_loader_workers():
+    expected = work()
+    loader = torch.utils.data.DataLoader(
+        Items(), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60
+    )
+    items = list(loader)
+    assert len(items) == 4 and all(torch.equal(expected, x) for x in items)

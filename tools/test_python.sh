@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it into an environment of its own outside of the sources, and runs the
+# Python tests there. torch comes from the package index the first time (about 5 GB, not counted).
+#   tools/test_python.sh [PYTEST ARGUMENTS...]
+# DELTIC_PYTHON_VENV names another environment, for example one that has torch already.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+
+venv=${DELTIC_PYTHON_VENV:-$root/build/python/venv}
+python=$venv/bin/python
+if [ ! -x "$python" ]; then
+  python3 -m venv "$venv"
+fi
+for package in torch numpy pytest hypothesis scikit_build_core; do
+  if ! "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$package') is None)"; then
+    echo "python: installing $package"
+    # shellcheck disable=SC2086
+    "$venv/bin/pip" install -q ${DELTIC_PIP_ARGS:-} "${package//_/-}"
+  fi
+done
+
+# One build folder for every run: only what changed is compiled again.
+wheels=$root/build/python/wheels
+rm -rf "$wheels"
+"$venv/bin/pip" wheel -q --no-build-isolation --no-deps -w "$wheels" .
+wheel=$(ls "$wheels"/deltic-*.whl)
+case "$wheel" in
+  *-py3-none-linux_*.whl | *-py3-none-manylinux*.whl) echo "python: $(basename "$wheel")" ;;
+  *)
+    echo "python: expected a wheel py3-none-linux, got $wheel"
+    exit 1
+    ;;
+esac
+
+# Outside of the tree, so that nothing of the sources can be imported by accident.
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+"$venv/bin/pip" install -q --no-deps --target "$place/site" "$wheel"
+cp -r tests/python docs "$place"
+cd "$place"
+# oneDNN uses AMX from CPUID alone, and on some virtual machines dies of an illegal instruction in
+# torch's own bf16 products.
+export ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-AVX512_CORE_BF16}
+export PYTHONPATH=$place/site PYTHONDONTWRITEBYTECODE=1
+"$python" -m pytest -q -p no:cacheprovider python "$@"
