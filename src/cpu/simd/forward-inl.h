@@ -331,7 +331,6 @@ class Forward {
                 ahead.add(buffer_at(slot, round, chunk + 1 - round * block), 1, 0,
                           static_cast<int64_t>(memory.operand_bytes));
                 add_rows(place(s, head, chunk + 1), p_.v, head, p_.V, &ahead);
-                add_rows(place(s, head, chunk + 1), p_.o, head, p_.V, &ahead);
                 ahead.spread((end_panel - begin_panel) * Engine::kPauses);
               }
               const Operands operands = buffer(slot, round, chunk - round * block);
@@ -346,11 +345,11 @@ class Forward {
             const int64_t j = item % block, chunk = (round + 1) * block + j;
             // Probably this thread's next one.
             const int64_t next = chunk + plan_.threads;
-            if (chunk < chunks(s)) prepare(s, head, chunk, buffer(slot, round + 1, j), mine);
             Ahead ahead;
             if (next < chunks(s)) add_keys<kGate>(p_, place(s, head, next), &ahead);
             ahead.spread(1);
             ahead.some();
+            if (chunk < chunks(s)) prepare(s, head, chunk, buffer(slot, round + 1, j), mine);
           }
         }
       }
