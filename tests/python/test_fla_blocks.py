@@ -359,4 +359,4 @@ def test_delta_references():
         close(found, reference)
     parallel, A = delta_naive.delta_rule_parallel(q, k, v, beta)
     close(parallel, o)
-    close(A @ v, o)
+    close(A @ (beta[..., None] * v), o)

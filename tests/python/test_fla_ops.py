@@ -190,6 +190,17 @@ def test_dtypes_strides_and_autocast():
         assert torch.equal(chunk_gdn(q, k, v, g, beta)[0], expected)
 
 
+@pytest.mark.parametrize("gate", OPS)
+@pytest.mark.parametrize("form", [0, 1], ids=["chunk", "recurrent"])
+def test_compiles_into_one_graph(gate, form):
+    x = make(gate=gate, T=20).tensors
+    x["v"].requires_grad_()
+    compiled = torch.compile(OPS[gate][form], fullgraph=True, backend="aot_eager")
+    found = compiled(**x, output_final_state=True)
+    for y, expected in zip(found, OPS[gate][form](**x, output_final_state=True), strict=True):
+        assert torch.equal(y, expected)
+
+
 def test_lengths_on_the_host_and_chunk_indices():
     x = make(gate="head", lengths=[20, 13], state=False).tensors
     rows = [x[n] for n in ("q", "k", "v", "g", "beta")]
@@ -320,6 +331,23 @@ def test_drafted_tokens(packed, dtype):
     written = {int(slots[n, t]) for begin, end, n in bounds for t in range(end - begin)}
     others = [slot for slot in range(10) if slot not in written]
     assert torch.equal(pool[others], before[others])
+
+
+def test_lists_may_be_wider_than_the_tokens():
+    x = make(lengths=[1, 1], gate="channel", state=False).tensors
+    pool, slots = torch.randn(9, 2, 32, 16), torch.arange(8).view(2, 4)
+    before = pool.clone()
+    steps(x, slots, pool, cu_seqlens=x["cu_seqlens"])
+    assert [n for n in range(9) if not torch.equal(pool[n], before[n])] == [0, 4]
+    for accepted in ([0, 1], [1, 5]):
+        with pytest.raises(ValueError, match="num_accepted_tokens"):
+            steps(
+                x,
+                slots,
+                pool,
+                cu_seqlens=x["cu_seqlens"],
+                num_accepted_tokens=torch.tensor(accepted),
+            )
 
 
 def test_states_without_a_list():

@@ -35,7 +35,7 @@ def delta_rule_chunkwise(
 def delta_rule_parallel(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, BM: int = 128, BN: int = 32
 ) -> tuple[Tensor, Tensor]:
-    """As one matrix, ``o = A v``. The block sizes BM and BN change nothing here.
+    """As one matrix, ``o = A (beta v)``. The block sizes BM and BN change nothing here.
 
     Returns:
         o in v's dtype and ``A [B, H, T, T]`` in fp32.
@@ -44,9 +44,8 @@ def delta_rule_parallel(
     query, key, beta = q.to(dtype) * q.shape[-1] ** -0.5, k.to(dtype), beta.to(dtype).unsqueeze(-1)
     eye = torch.eye(q.shape[-2], dtype=dtype, device=q.device)
     lower = eye + (beta * (key @ key.mT)).tril(-1)
-    # A (I + L) = tril(q k^T), then the columns times beta.
+    # A (I + L) = tril(q k^T).
     A = torch.linalg.solve_triangular(
         lower, (query @ key.mT).tril(), upper=False, left=False, unitriangular=True
     )
-    A = A * beta.mT
-    return (A @ v.to(dtype)).to(v.dtype), A
+    return (A @ (beta * v.to(dtype))).to(v.dtype), A

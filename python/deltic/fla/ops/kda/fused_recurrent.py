@@ -73,6 +73,20 @@ def fused_recurrent_kda(
     )
 
 
+def _first_slots(slots: Tensor, num_accepted_tokens: Tensor | None) -> Tensor:
+    """The slot that each sequence starts from, of ``[N]`` or ``[N, tokens]`` of them."""
+    table = slots[:, None] if slots.dim() == 1 else slots
+    if num_accepted_tokens is None:
+        return table[:, 0]
+    place = num_accepted_tokens.to(torch.int64) - 1
+    if place.device.type == "cpu" and bool(((place < 0) | (place >= table.shape[1])).any()):
+        raise ValueError(
+            f"`num_accepted_tokens` must be from 1 to the {table.shape[1]} slots of a sequence, "
+            f"got {num_accepted_tokens.tolist()}"
+        )
+    return table.gather(1, place[:, None])[:, 0]
+
+
 def _copy_of_states(
     initial_state: Tensor | None,
     read: Tensor,
@@ -149,15 +163,9 @@ def fused_recurrent_kda_fwd(
     slots = ssm_state_indices
     if slots is None:
         read = write = torch.arange(N, device=q.device)
-    elif slots.dim() == 1:
-        read = write = slots
     else:
-        first = torch.zeros(N, device=q.device, dtype=torch.int64)
-        if num_accepted_tokens is not None:
-            first = num_accepted_tokens.to(torch.int64) - 1
-        read, write = slots.gather(1, first[:, None])[:, 0], slots
-        if cu_seqlens is None:
-            write = write[:, :T]
+        read = _first_slots(slots, num_accepted_tokens)
+        write = slots if slots.dim() == 1 else slots[:, :T]
     options = make_options(
         scale=scale,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
@@ -197,18 +205,19 @@ def fused_recurrent_kda_fwd(
         else:
             own_write = torch.where(write < 0, -1, own_write.view(write.shape))
     q, k, values = one_dtype(q, k, v)
-    o = decode(
-        rows(q),
-        rows(k),
-        rows(values),
-        beta=rows(beta),
-        g=rows(g),
-        state_pool=pool,
-        read_index=rows(own_read),
-        write_index=rows(own_write),
-        cu_seqlens=cu_seqlens,
-        **options,
-    ).to(v.dtype)
+    with torch.autocast(q.device.type, enabled=False):
+        o = decode(
+            rows(q),
+            rows(k),
+            rows(values),
+            beta=rows(beta),
+            g=rows(g),
+            state_pool=pool,
+            read_index=rows(own_read),
+            write_index=rows(own_write),
+            cu_seqlens=cu_seqlens,
+            **options,
+        ).to(v.dtype)
     if out is not None:
         o = out.copy_(o)
     if inplace_final_state:

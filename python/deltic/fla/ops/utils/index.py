@@ -1,7 +1,7 @@
 """Where sequences and chunks lie in a packed batch.
 
-Results have the dtype and the device of ``cu_seqlens``. ``cu_seqlens_cpu``, a copy on the host,
-saves the wait for a device.
+Results have the dtype (int64 where it says so) and the device of ``cu_seqlens``.
+``cu_seqlens_cpu``, a copy on the host, saves the wait for a device.
 """
 
 import torch
@@ -51,8 +51,8 @@ def prepare_position_ids(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None = Non
 
 
 def prepare_sequence_ids(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None = None) -> Tensor:
-    """``[T]``: each token's sequence."""
-    return _numbered(prepare_lens(_seen(cu_seqlens, cu_seqlens_cpu)))[0].to(cu_seqlens)
+    """``[T]`` int64: each token's sequence."""
+    return _numbered(prepare_lens(_seen(cu_seqlens, cu_seqlens_cpu)))[0].to(cu_seqlens.device)
 
 
 def prepare_token_indices(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None = None) -> Tensor:
