@@ -1,4 +1,4 @@
-"""Examples of docstrings and of docs/python.md run as they stand."""
+"""Examples of docstrings and of the pages in docs/ run as they stand."""
 
 import doctest
 import re
@@ -20,10 +20,11 @@ def test_docstring_examples(name):
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-def test_page():
-    text = (PAGES[0] / "python.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["python.md", "fla.md"])
+def test_page(page):
+    text = (PAGES[0] / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 3
     names: dict = {}
     for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), names)
+        exec(compile(block, f"docs/{page}", "exec"), names)
