@@ -20,6 +20,14 @@ for package in torch numpy pytest hypothesis scikit_build_core; do
   fi
 done
 
+# What deltic.fla is compared with. Its operators need triton, which comes with torch where there is
+# one; without it, or without this package, those tests are skipped.
+if ! "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('fla') is None)"; then
+  # shellcheck disable=SC2086
+  "$venv/bin/pip" install -q --no-deps ${DELTIC_PIP_ARGS:-} "fla-core==0.6.0" einops ||
+    echo "python: flash-linear-attention not installed: no comparison with it"
+fi
+
 # One build folder for every run: only what changed is compiled again.
 wheels=$root/build/python/wheels
 rm -rf "$wheels"

@@ -350,6 +350,16 @@ def test_lists_may_be_wider_than_the_tokens():
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_slot_named_again_holds_the_last_state(dtype):
+    x = make(B=2, T=3, gate="channel", state=False).tensors
+    pools = [torch.ones(9, 2, 32, 16, dtype=dtype) for _ in range(2)]
+    steps(x, torch.tensor([[5, 5, 5], [2, 3, 2]]), pools[0])
+    steps(x, torch.tensor([5, 2]), pools[1])
+    assert torch.equal(pools[0][[5, 2]], pools[1][[5, 2]])
+    assert not torch.equal(pools[0][3], pools[1][3])
+
+
 def test_states_without_a_list():
     x = make(B=2, T=4, gate="channel").tensors
     rows = [x[n] for n in ("q", "k", "v", "g", "beta")]

@@ -102,6 +102,24 @@ def _copy_of_states(
     return torch.cat([starts, starts.new_zeros((after, *shape))])
 
 
+def _written(write: Tensor, T: int, cu_seqlens: Tensor | None) -> Tensor:
+    """Which entries of a list of slots a call writes."""
+    if cu_seqlens is None:
+        length = torch.full((len(write),), T, device=write.device)
+    else:
+        length = cu_seqlens.diff()
+    if write.dim() == 1:
+        return (write >= 0) & (length > 0)
+    return (write >= 0) & (torch.arange(write.shape[1], device=write.device) < length[:, None])
+
+
+def _last_of_each(write: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """A list of slots in which a slot that a sequence names again counts the last time only."""
+    written = _written(write, write.shape[1], cu_seqlens)
+    same = (write[:, :, None] == write[:, None, :]) & written[:, None, :]
+    return torch.where(same.triu(1).any(-1), -1, write)
+
+
 @torch.no_grad()
 def fused_recurrent_kda_fwd(
     q: Tensor,
@@ -165,7 +183,7 @@ def fused_recurrent_kda_fwd(
         read = write = torch.arange(N, device=q.device)
     else:
         read = _first_slots(slots, num_accepted_tokens)
-        write = slots if slots.dim() == 1 else slots[:, :T]
+        write = slots if slots.dim() == 1 else _last_of_each(slots[:, :T], cu_seqlens)
     options = make_options(
         scale=scale,
         use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
@@ -222,15 +240,7 @@ def fused_recurrent_kda_fwd(
         o = out.copy_(o)
     if inplace_final_state:
         if not takes_pool:
-            used = _written(write, N, T, cu_seqlens)
+            used = _written(write, T, cu_seqlens)
             initial_state[write[used]] = pool[own_write[used]].to(initial_state.dtype)
         return o, initial_state
     return o, pool[N:] if output_final_state else None
-
-
-def _written(write: Tensor, N: int, T: int, cu_seqlens: Tensor | None) -> Tensor:
-    """Which entries of a list of slots a call writes."""
-    length = torch.full((N,), T, device=write.device) if cu_seqlens is None else cu_seqlens.diff()
-    if write.dim() == 1:
-        return (write >= 0) & (length > 0)
-    return (write >= 0) & (torch.arange(write.shape[1], device=write.device) < length[:, None])
