@@ -23,6 +23,8 @@ from deltic.fla.ops.gated_delta_rule import (
 )
 from deltic.fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 from deltic.fla.ops.kda.naive import naive_chunk_kda, naive_recurrent_kda
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import BUDGET, error, make
 
 OPS = {
@@ -142,6 +144,37 @@ def test_gk_gv_and_vector_beta(raw, with_g):
     del x["gk"], x["gv"]
     if not with_g:
         compare(fused_recurrent_delta_rule, oracle, x, {}, {})
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_combination(data):
+    draw = data.draw
+    gate, form = draw(st.sampled_from(list(OPS))), draw(st.integers(0, 1))
+    lengths = draw(st.none() | st.lists(st.integers(0, 70), min_size=1, max_size=4))
+    H, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    # From four channels on: the norm of one alone has next to no gradient to compare.
+    sizes = dict(H=H, HV=H * group, K=draw(st.integers(4, 40)), V=draw(st.integers(1, 40)))
+    raw = gate != "none" and draw(st.booleans())
+    bound = raw and gate == "channel" and draw(st.booleans())
+    name = "bounded" if bound else "softplus" if raw else "log_decay"
+    options, words = {"scale": 0.5}, {"scale": 0.5}
+    if draw(st.booleans()):
+        options["use_qk_l2norm_in_kernel"] = words["qk_l2norm"] = True
+    if raw:
+        options["use_gate_in_kernel"], words["gate"] = True, name
+    if bound:
+        options["lower_bound"] = words["lower_bound"] = -5.0
+    if gate != "none" and draw(st.booleans()):
+        options["use_beta_sigmoid_in_kernel"], words["beta_form"] = True, "sigmoid"
+    if gate != "none" and draw(st.booleans()):
+        options["state_v_first"], words["state_layout"] = True, "vk"
+    if form == 0:
+        options["chunk_size"] = words["chunk_size"] = draw(st.sampled_from([16, 32, 64]))
+    T = draw(st.integers(0, 80))
+    layout = {"state_layout": words.get("state_layout", "kv")}
+    case = make(B=2, T=T, gate=gate, form=name, lengths=lengths, **sizes, **layout)
+    compare(OPS[gate][form], oracle, case.tensors, options, words)
 
 
 @pytest.mark.parametrize("gate", ["head", "channel"])
