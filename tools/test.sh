@@ -163,6 +163,7 @@ step shared consumer shared
 step readme tools/run_readme.py --prefix build/install/shared
 step static static_consumer
 step demo build/install/shared/bin/deltic demo
+step python tools/test_python.sh
 step asan-ubsan build_and_test asan-ubsan
 step tsan tsan
 step fuzz fuzz

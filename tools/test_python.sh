@@ -45,7 +45,7 @@ esac
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 "$venv/bin/pip" install -q --no-deps --target "$place/site" "$wheel"
-cp -r tests/python docs "$place"
+cp -r tests/python docs README.md "$place"
 cd "$place"
 # oneDNN uses AMX from CPUID alone, and on some virtual machines dies of an illegal instruction in
 # torch's own bf16 products.

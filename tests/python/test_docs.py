@@ -1,4 +1,4 @@
-"""Examples of docstrings and of the pages in docs/ run as they stand."""
+"""Examples of docstrings, of README.md and of the pages in docs/ run as they stand."""
 
 import doctest
 import re
@@ -8,7 +8,7 @@ import deltic
 import pytest
 
 HERE = Path(__file__).resolve().parent
-PAGES = [p for p in (HERE.parent / "docs", HERE.parent.parent / "docs") if p.is_dir()]
+ROOT = next(p for p in (HERE.parent, HERE.parent.parent) if (p / "docs").is_dir())
 PUBLIC = [name for name in deltic.__all__ if name != "Checkpoints"]
 
 
@@ -20,11 +20,11 @@ def test_docstring_examples(name):
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-@pytest.mark.parametrize("page", ["python.md", "fla.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/fla.md"])
 def test_page(page):
-    text = (PAGES[0] / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 3
+    assert len(blocks) >= (1 if page == "README.md" else 3)
     names: dict = {}
     for block in blocks:
-        exec(compile(block, f"docs/{page}", "exec"), names)
+        exec(compile(block, page, "exec"), names)
