@@ -2,10 +2,8 @@
 #include "bridge.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -18,13 +16,7 @@ namespace {
 
 thread_local int32_t t_last_status = DELTIC_OK;
 
-// OpenMP's threads do not survive a fork, and a parallel region in the child would wait for them.
-std::atomic<bool> g_is_forked_child{false};
-[[maybe_unused]] const int g_at_fork =
-    pthread_atfork(nullptr, nullptr, [] { g_is_forked_child.store(true); });
-
 int32_t num_threads() {
-  if (g_is_forked_child.load(std::memory_order_relaxed)) return 1;
   return static_cast<int32_t>(std::min<uint32_t>(torch::stable::get_num_threads(), 4096));
 }
 

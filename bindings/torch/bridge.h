@@ -75,7 +75,7 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where);
 //   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
 //   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
 //
-// Threads are those torch would use; one in a forked child, whose parent's threads are gone.
+// Threads are those torch would use (in a forked child the library takes one).
 struct Options {
   deltic_options c;
   bool final_state = false;  // forward and decode return the final state

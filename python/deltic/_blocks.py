@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ._library import call
 from ._native import GATES, Gate, name_word, size_word, word_for
-from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, wanted, wide
+from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, said_in, wanted, wide
 
 _OPS = torch.ops.deltic
 _BLOCK_BACKWARD = _OPS.block_backward.default
@@ -21,8 +21,7 @@ _GRADIENTS = ("q", "k", "v", "x", "g", "beta", "a", "A_log", "dt_bias")
 
 
 def _chunk_of(options: str) -> int:
-    said = dict(word.partition("=")[::2] for word in options.split())
-    return int(said.get("chunk", 64))
+    return int(said_in(options).get("chunk", 64))
 
 
 def _square(

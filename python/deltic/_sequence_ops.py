@@ -29,6 +29,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def said_in(options: str) -> dict[str, str]:
+    """The words ``name=value`` of an operator's options; a bare word has no value."""
+    return dict(word.partition("=")[::2] for word in options.split())
+
+
 def wanted(needs: Sequence[bool]) -> int:
     """The bit mask of the gradients asked for."""
     return sum(1 << i for i, need in enumerate(needs) if need)
@@ -85,7 +90,7 @@ def _saved(
     cu_seqlens: Tensor | None,
     options: str,
 ) -> Tensor:
-    said = dict(word.partition("=")[::2] for word in options.split())
+    said = said_in(options)
     save = {"states": 1, "all": 2}.get(said.get("save", ""), 0)
     if save == 0:
         return nothing(q, torch.uint8)

@@ -8,6 +8,15 @@ namespace deltic {
 namespace {
 // A fixed buffer: reporting an error may not fail for want of memory. Longer texts are cut.
 thread_local char t_last_error[4096] = "";
+
+// All zero, with its size; so is the struct of the forward call inside of it, if there is one.
+template <class Struct>
+void init(Struct* s) {
+  if (s == nullptr) return;
+  *s = {};
+  s->size = sizeof(*s);
+  if constexpr (requires { s->forward; }) s->forward.size = sizeof(s->forward);
+}
 }  // namespace
 
 void set_last_error(const char* text) noexcept {
@@ -40,35 +49,9 @@ const char* deltic_op_name(int32_t op) {
   return known ? name_of(static_cast<deltic_op>(op)) : "unknown operation";
 }
 
-void deltic_options_init(deltic_options* options) {
-  if (options == nullptr) return;
-  *options = {};
-  options->size = sizeof(*options);
-}
-void deltic_tensors_init(deltic_tensors* tensors) {
-  if (tensors == nullptr) return;
-  *tensors = {};
-  tensors->size = sizeof(*tensors);
-}
-void deltic_backward_tensors_init(deltic_backward_tensors* tensors) {
-  if (tensors == nullptr) return;
-  *tensors = {};
-  tensors->size = sizeof(*tensors);
-  tensors->forward.size = sizeof(tensors->forward);
-}
-void deltic_memory_plan_init(deltic_memory_plan* plan) {
-  if (plan == nullptr) return;
-  *plan = {};
-  plan->size = sizeof(*plan);
-}
-void deltic_block_tensors_init(deltic_block_tensors* tensors) {
-  if (tensors == nullptr) return;
-  *tensors = {};
-  tensors->size = sizeof(*tensors);
-}
-void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors) {
-  if (tensors == nullptr) return;
-  *tensors = {};
-  tensors->size = sizeof(*tensors);
-  tensors->forward.size = sizeof(tensors->forward);
-}
+void deltic_options_init(deltic_options* options) { init(options); }
+void deltic_tensors_init(deltic_tensors* tensors) { init(tensors); }
+void deltic_backward_tensors_init(deltic_backward_tensors* tensors) { init(tensors); }
+void deltic_memory_plan_init(deltic_memory_plan* plan) { init(plan); }
+void deltic_block_tensors_init(deltic_block_tensors* tensors) { init(tensors); }
+void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors) { init(tensors); }

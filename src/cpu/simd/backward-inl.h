@@ -17,6 +17,7 @@
 #include <atomic>
 
 #include "core/error.h"
+#include "core/gradients.h"
 #include "cpu/saved.h"
 #include "cpu/schedule.h"
 #include "cpu/simd/gradients-inl.h"
@@ -63,7 +64,6 @@ class Backward {
     {
       const FlushDenormals flush;
       chain_.enter();
-      zero_padding_rows();
       const int thread = omp_get_thread_num();
       const ThreadMemory mine(memory, thread, *this);
       if (whole) {
@@ -82,7 +82,8 @@ class Backward {
       }
       chain_.leave();
     }
-    store_parameters(memory);
+    store_parameter_gradients(p_, memory.params);
+    zero_gradient_padding(p_);
   }
 
  private:
@@ -100,7 +101,7 @@ class Backward {
     int64_t *order, *loads;  // [N], [threads]
     int64_t* first_state;    // [N] index of a sequence's first kept state
     int64_t* first_chunk;    // [N]
-    double* params;          // [N][HV][1 + Kp]
+    double* params;          // [N][HV][sums_per_head]
     std::byte *threads, *segments;
     size_t thread_bytes, segment_bytes;
 
@@ -114,13 +115,14 @@ class Backward {
       thread_bytes = thread.used(), segment_bytes = whole.used();
       order = m.take<int64_t>(b.p_.N), loads = m.take<int64_t>(b.threads_);
       first_state = m.take<int64_t>(b.p_.N + 1), first_chunk = m.take<int64_t>(b.p_.N + 1);
-      params = m.take<double>(b.has_params() ? b.p_.N * b.p_.HV * (1 + b.shape_.Kp) : 0);
+      params = m.take<double>(b.has_params() ? b.p_.N * b.p_.HV * b.sums_per_head() : 0);
       threads = m.take<std::byte>(static_cast<int64_t>(thread_bytes) * b.threads_);
       segments = m.take<std::byte>(static_cast<int64_t>(
           std::max(team.used(), segment_bytes * static_cast<size_t>(b.whole_tasks_at_once()))));
     }
   };
   bool has_params() const { return p_.gate_form != DELTIC_GATE_LOG_DECAY; }
+  int64_t sums_per_head() const { return 1 + gate_width(p_); }  // A_log, then dt_bias
   int64_t whole_tasks_at_once() const { return std::min<int64_t>(threads_, p_.N * p_.H); }
 
   struct ThreadMemory {
@@ -266,7 +268,7 @@ class Backward {
                    b.gradient_state(seg, i / panels, i % panels));
         if (b.has_params() && i % panels == 0) {
           double* sums = b.params(memory, n, head0 + i / panels);
-          std::fill(sums, sums + 1 + b.shape_.Kp, 0.0);
+          std::fill_n(sums, b.sums_per_head(), 0.0);
         }
       });
       for (int64_t h = 0; kept.save == DELTIC_SAVE_NONE && h < heads; ++h) find_starts(h);
@@ -424,7 +426,7 @@ class Backward {
         double* sums = b.params(memory, n, head0 + h);
         for (int64_t j = count - 1; j >= 0; --j) {
           const double* add = b.chunk(seg, j).d_param;
-          for (int64_t i = 0; i < 1 + b.shape_.Kp; ++i) sums[i] += add[i];
+          for (int64_t i = 0; i < b.sums_per_head(); ++i) sums[i] += add[i];
         }
       });
     }
@@ -472,7 +474,7 @@ class Backward {
     return seg.dS + h * state_floats() + panel * shape_.panel_floats();
   }
   double* params(const Memory& memory, int64_t n, int64_t head) const {
-    return memory.params + (n * p_.HV + head) * (1 + shape_.Kp);
+    return memory.params + (n * p_.HV + head) * sums_per_head();
   }
 
   // Where a chunk's preparation goes: what its gradients need stays with the chunk.
@@ -519,32 +521,6 @@ class Backward {
       if (next == nullptr) return;
       Chain::template advance<width()>(at, shape_, c.operands, mine.chain, y, S, next, ahead);
     });
-  }
-
-  void zero_padding_rows() const {
-    const auto zero = [&](const Rows& x, int64_t t, int64_t heads, int64_t width) {
-      for (int64_t h = 0; x && h < heads; ++h) zero_row(x.data, x.dtype, x.at(0, t, h), width);
-    };
-#pragma omp for schedule(static) nowait
-    for (int64_t t = padding_begin(p_); t < p_.T; ++t) {
-      zero(p_.dq, t, p_.H, p_.K), zero(p_.dk, t, p_.H, p_.K), zero(p_.dv, t, p_.HV, p_.V);
-      zero(p_.dbeta, t, p_.HV, 1), zero(p_.dg, t, p_.HV, kGate == Gate::channel ? p_.K : 1);
-    }
-  }
-
-  // The parameters' gradients: sequences in order, rounded once.
-  void store_parameters(const Memory& memory) const {
-    const int64_t width = kGate == Gate::channel ? p_.K : 1;
-    for (int64_t h = 0; has_params() && h < p_.HV; ++h) {
-      for (int64_t i = 0; i < 1 + width; ++i) {
-        double sum = 0;
-        for (int64_t n = 0; n < p_.N; ++n) sum += params(memory, n, h)[i];
-        if (i == 0 && p_.dA_log) store(p_.dA_log.data, p_.dA_log.dtype, p_.dA_log.at(h), sum);
-        if (i > 0 && p_.ddt_bias) {
-          store(p_.ddt_bias.data, p_.ddt_bias.dtype, p_.ddt_bias.at(h * width + i - 1), sum);
-        }
-      }
-    }
   }
 
   const Problem& p_;
