@@ -15,12 +15,15 @@ BUDGET = {
 _ROWS = {"beta": "beta", "g": "g", "gv": "g", "A_log": "params", "dt_bias": "params"}
 
 
-def error(x: torch.Tensor, reference: torch.Tensor) -> float:
-    """The relative error; the absolute one where the reference is next to nothing."""
+def error(x: torch.Tensor, reference: torch.Tensor, floor: float = 0.0) -> float:
+    """The relative error; the absolute one where the reference is next to nothing.
+
+    A reference that is smaller than ``floor`` counts as that large.
+    """
     x, reference = x.detach().double(), reference.detach().double()
     if reference.numel() == 0:
         return 0.0
-    rms = reference.square().mean().sqrt().item()
+    rms = max(reference.square().mean().sqrt().item(), floor)
     return (x - reference).square().mean().sqrt().item() / (rms if rms > 1e-6 else 1.0)
 
 
