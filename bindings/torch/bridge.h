@@ -52,7 +52,7 @@ Tensor allocate(deltic_tensor& planned, const deltic_tensor& where);
 inline int32_t wide(const deltic_tensor& t) {
   return t.dtype == DELTIC_F64 ? DELTIC_F64 : DELTIC_F32;
 }
-int32_t dtype_of(MaybeType type, int32_t otherwise);
+int32_t dtype_of(const char* op, MaybeType type, int32_t otherwise);
 
 // Scratch memory on the device of `where`, 64-byte aligned.
 class Workspace {

@@ -5,8 +5,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ._library import call, saved_bytes
+from ._library import call, op_name, saved_bytes
 
 FORWARD = torch.ops.deltic.forward.default
 FORWARD_SAVE = torch.ops.deltic.forward_save.default
@@ -42,9 +43,11 @@ def wanted(needs: Sequence[bool]) -> int:
 def refuse_vmap(name: str) -> None:
     """Registers that torch.vmap over an operator is an error."""
 
+    op = op_name(getattr(torch.ops.deltic, name).default)
+
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
-            f"{name}: vmap: expected a batch in the first dimension (or packed sequences), got a "
+            f"{op}: vmap: expected a batch in the first dimension (or packed sequences), got a "
             "call under torch.vmap"
         )
 
@@ -362,8 +365,11 @@ class _Decode(torch.autograd.Function):
 def differentiable(op: Any) -> Any:
     """The shortest way to the output and gradients of FORWARD_SAVE or DECODE.
 
-    Compilers and functorch's transforms know the operator; the plain case takes the function.
+    Compilers know the operator, and where it is refused its name is needed; the plain case takes
+    the function.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return op
+    if forward_ad._current_level >= 0:
         return op
     return _ForwardSave.apply if op is FORWARD_SAVE else _Decode.apply

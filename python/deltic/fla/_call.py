@@ -122,7 +122,7 @@ def make_options(
     options = Options(
         scale=scale,
         output_final_state=bool(output_final_state),
-        qk_l2norm=use_qk_l2norm_in_kernel,
+        qk_l2norm=bool(use_qk_l2norm_in_kernel),
         beta_form=form if use_beta_sigmoid_in_kernel else "value",
         state_layout="vk" if state_v_first else "kv",
     )
