@@ -45,10 +45,14 @@ esac
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 "$venv/bin/pip" install -q --no-deps --target "$place/site" "$wheel"
-cp -r tests/python docs README.md "$place"
+mkdir "$place/tests"
+cp -r tests/python "$place/tests"
+cp -r docs bench examples README.md "$place"
 cd "$place"
 # oneDNN uses AMX from CPUID alone, and on some virtual machines dies of an illegal instruction in
 # torch's own bf16 products.
 export ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-AVX512_CORE_BF16}
 export PYTHONPATH=$place/site PYTHONDONTWRITEBYTECODE=1
-"$python" -m pytest -q -p no:cacheprovider python "$@"
+# What the overhead of calls is measured against, where the release build is there.
+export DELTIC_LIBRARY=${DELTIC_LIBRARY:-$root/build/release/src/libdeltic.so}
+"$python" -m pytest -q -p no:cacheprovider tests/python "$@"

@@ -1,10 +1,17 @@
 """What the tests share: inputs, the oracle, the error measure."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import deltic
 import torch
+
+# The project's folder, or the copy of the tests that tools/test_python.sh runs.
+ROOT = Path(__file__).resolve().parents[2]
 
 # rms(x - ref) / rms(ref) by dtype: o and states; dq dk dv d(state); dbeta; dg; dA_log and ddt_bias.
 BUDGET = {
@@ -13,6 +20,19 @@ BUDGET = {
     torch.float16: {"o": 6e-3, "rows": 8e-3, "beta": 1.5e-2, "g": 2e-2, "params": 1e-2},
 }
 _ROWS = {"beta": "beta", "g": "g", "gv": "g", "A_log": "params", "dt_bias": "params"}
+
+
+def python(code: str, **environment: str) -> str:
+    """Runs code in a fresh interpreter and returns what it printed."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
 
 
 def error(x: torch.Tensor, reference: torch.Tensor, floor: float = 0.0) -> float:

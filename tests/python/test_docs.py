@@ -2,13 +2,11 @@
 
 import doctest
 import re
-from pathlib import Path
 
 import deltic
 import pytest
+from support import ROOT
 
-HERE = Path(__file__).resolve().parent
-ROOT = next(p for p in (HERE.parent, HERE.parent.parent) if (p / "docs").is_dir())
 PUBLIC = [name for name in deltic.__all__ if name != "Checkpoints"]
 
 
