@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it into an environment of its own outside of the sources, and runs the
-# Python tests there. torch comes from the package index the first time (about 5 GB, not counted).
+# Checks the types, builds the wheel, installs it into an environment of its own outside of the
+# sources, and runs the Python tests there. torch comes from the package index the first time (about
+# 5 GB, not counted).
 #   tools/test_python.sh [PYTEST ARGUMENTS...]
 # DELTIC_PYTHON_VENV names another environment, for example one that has torch already.
 set -euo pipefail
@@ -12,7 +13,7 @@ python=$venv/bin/python
 if [ ! -x "$python" ]; then
   python3 -m venv "$venv"
 fi
-for package in torch numpy pytest hypothesis scikit_build_core; do
+for package in torch numpy pytest hypothesis mypy scikit_build_core; do
   if ! "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$package') is None)"; then
     echo "python: installing $package"
     # shellcheck disable=SC2086
@@ -27,6 +28,9 @@ if ! "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('fla') 
   "$venv/bin/pip" install -q --no-deps ${DELTIC_PIP_ARGS:-} "fla-core==0.6.0" einops ||
     echo "python: flash-linear-attention not installed: no comparison with it"
 fi
+
+# Types, as pyproject.toml says how strictly; torch's are those of the environment.
+"$python" -m mypy --cache-dir build/python/mypy
 
 # One build folder for every run: only what changed is compiled again.
 wheels=$root/build/python/wheels

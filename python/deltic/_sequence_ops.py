@@ -257,8 +257,9 @@ def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tens
     # What forward keeps and returns is no business of backward's.
     mine = " ".join(w for w in words if w != "final" and not w.startswith("save="))
     ctx.options = (scale, lower_bound, mine)
-    ctx.has_final_state = "final" in words
-    return ctx.has_final_state
+    has_final_state = "final" in words
+    ctx.has_final_state = has_final_state
+    return has_final_state
 
 
 def _below_autograd(*inputs: Any) -> Any:
