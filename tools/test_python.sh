@@ -36,14 +36,9 @@ fi
 wheels=$root/build/python/wheels
 rm -rf "$wheels"
 "$venv/bin/pip" wheel -q --no-build-isolation --no-deps -w "$wheels" .
-wheel=$(ls "$wheels"/deltic-*.whl)
-case "$wheel" in
-  *-py3-none-linux_*.whl | *-py3-none-manylinux*.whl) echo "python: $(basename "$wheel")" ;;
-  *)
-    echo "python: expected a wheel py3-none-linux, got $wheel"
-    exit 1
-    ;;
-esac
+# The lowest tag that its symbols allow: manylinux_2_34 for what g++ and glibc of Debian 12 ask for.
+wheel=$("$python" tools/wheel_tag.py --write "$(ls "$wheels"/deltic-*.whl)")
+"$python" tools/wheel_tag.py "$wheel"
 
 # Outside of the tree, so that nothing of the sources can be imported by accident.
 place=$(mktemp -d)
@@ -51,7 +46,7 @@ trap 'rm -rf "$place"' EXIT
 "$venv/bin/pip" install -q --no-deps --target "$place/site" "$wheel"
 mkdir "$place/tests"
 cp -r tests/python "$place/tests"
-cp -r docs bench examples README.md "$place"
+cp -r docs bench examples tools README.md "$place"
 cd "$place"
 # oneDNN uses AMX from CPUID alone, and on some virtual machines dies of an illegal instruction in
 # torch's own bf16 products.
