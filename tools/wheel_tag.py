@@ -20,7 +20,7 @@ import zipfile
 from pathlib import Path
 
 # What a system of each glibc has beside it: the newest libstdc++, C++ runtime and libgcc versions.
-# Steps of distributions: 2.28 RHEL 8, 2.31 Debian 11, 2.34 RHEL 9, 2.35 Ubuntu 22.04, 2.36 Debian 12.
+# Distributions: 2.28 RHEL 8, 2.31 Debian 11, 2.34 RHEL 9, 2.35 Ubuntu 22.04, 2.36 Debian 12.
 SYSTEMS = {
     17: {"GLIBCXX": "3.4.19", "CXXABI": "1.3.7", "GCC": "4.8.0"},
     24: {"GLIBCXX": "3.4.22", "CXXABI": "1.3.10", "GCC": "4.8.0"},

@@ -125,9 +125,11 @@ def test_data_loader_workers():
 
 
 LOOP = """
-import os, sys, time
+import os, signal, time
 import torch, deltic
 
+# A shell's background job starts with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(2)
 
 def count():
