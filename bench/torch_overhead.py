@@ -19,8 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 from deltic_c import Library, Training  # noqa: E402
 
 
-def best(functions, rounds=60, calls=200):
-    """Microseconds per call of each function, the best of many rounds in turns."""
+def best(functions, rounds, calls=20):
+    """Microseconds per call of each function, the best of many rounds in turns.
+
+    A round is shorter than the time slices of a busy machine, so that some are not interrupted.
+    """
     times = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -31,7 +34,7 @@ def best(functions, rounds=60, calls=200):
     return times
 
 
-def measure(library, rounds=60):
+def measure(library, rounds=600):
     """Microseconds per call by name, and of each native call over its C call."""
     H, K = 2, 64
     q, k, v = (torch.randn(1, 1, H, K) for _ in range(3))
@@ -66,7 +69,7 @@ def measure(library, rounds=60):
             },
             rounds=rounds,
         )
-    times |= best({"C training": c_training, "training": train}, rounds=rounds // 2, calls=50)
+    times |= best({"C training": c_training, "training": train}, rounds=rounds // 2, calls=10)
     pairs = (
         ("delta_rule", "C forward", 1),
         ("decode", "C decode", 1),

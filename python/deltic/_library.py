@@ -24,12 +24,11 @@ _NAMES = {
     "ckpt_slots": "checkpoints.slots",
     "ckpt_states": "checkpoints.states",
 }
-_TEXT = re.compile(r"^(?P<op>[a-z0-9_]+): (?P<argument>\w+): (?P<rest>.*)$", re.DOTALL)
-_DTYPE = re.compile(
-    r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|an unknown dtype|another dtype)\b"
-)
+# Patterns stay texts until the first error: compiled they would be a tenth of the import.
+_TEXT = r"(?P<op>[a-z0-9_]+): (?P<argument>\w+): (?P<rest>.*)$"
+_DTYPE = r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|an unknown dtype|another dtype)\b"
 # What torch says of an argument of another type.
-_TYPE = re.compile(
+_TYPE = (
     r"deltic::(?P<op>\w+)\(\) Expected a value of type '(?:Optional\[)?(?P<expected>\w+)\]?' for "
     r"argument '(?P<argument>\w+)' but instead found type '(?P<found>\w+)'"
 )
@@ -107,17 +106,17 @@ def translated(error: RuntimeError) -> Exception:
     if isinstance(error, NotImplementedError):  # a RuntimeError too, and already what is expected
         return error
     text = str(error).splitlines()[0] if str(error) else ""
-    match = _TYPE.match(text)
+    match = re.match(_TYPE, text)
     if match is not None:
         op = _operation(match["op"])
         argument = _NAMES.get(match["argument"], match["argument"])
         expected = _EXPECTED.get(match["expected"], match["expected"])
         return TypeError(f"{op}: {argument}: expected {expected}, got {match['found']}")
-    match = _TEXT.match(text)
+    match = re.match(_TEXT, text)
     if match is None:
         return error
     argument = _NAMES.get(match["argument"], match["argument"])
-    if argument in ("out", "w") and _DTYPE.search(text):
+    if argument in ("out", "w") and re.search(_DTYPE, text):
         argument = (
             "dtype"  # the outputs of blocks have the shape they need, and the dtype asked for
         )
@@ -126,7 +125,7 @@ def translated(error: RuntimeError) -> Exception:
     if status == _UNSUPPORTED:
         return NotImplementedError(text)
     if status == _INVALID_ARGUMENT:
-        return TypeError(text) if _DTYPE.search(text) else ValueError(text)
+        return TypeError(text) if re.search(_DTYPE, text) else ValueError(text)
     if status == _OUT_OF_MEMORY:
         return MemoryError(text)
     return RuntimeError(text)

@@ -39,7 +39,7 @@ def test_overhead_of_a_call(one_thread):
     assert library.version == deltic.__version__
     least = dict.fromkeys(MOST, float("inf"))
     for _ in range(TRIES):
-        _, found = overhead.measure(library, rounds=20)
+        _, found = overhead.measure(library, rounds=400)
         least = {name: min(time, found[name]) for name, time in least.items()}
         if all(least[name] <= most for name, most in MOST.items()):
             break
@@ -47,12 +47,12 @@ def test_overhead_of_a_call(one_thread):
 
 
 def test_import_takes_at_most_50_ms():
-    """Of the process's own time: what waits for other processes is theirs."""
+    """Of the process's own time, from compiled files, as an installed package has them."""
     code = (
         "import time, torch\nbegin = time.process_time()\nimport deltic\n"
         "print(1e3 * (time.process_time() - begin))"
     )
     times = []
     while not times or min(times) > 50 and len(times) < TRIES:
-        times.append(float(python(code)))
+        times.append(float(python(code, PYTHONDONTWRITEBYTECODE="")))
     assert min(times) <= 50, times
