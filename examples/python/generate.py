@@ -47,7 +47,7 @@ def noise_of(tokens: int, temperature: float, seed: int) -> Tensor:
 
 
 def generate(model: TinyLM, prompt: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, list[float]]:
-    """The bytes, the logits that each was drawn from, and the seconds of prefill and of decoding."""
+    """The bytes, the logits that each was drawn from, the seconds of prefill and of decoding."""
     cache = Cache()
     times = [time.perf_counter()]
     logits = [model(prompt[None], cache)[0, -1]]

@@ -1,4 +1,4 @@
-"""A byte-level language model of KDA layers, and the text that it learns: what the examples share."""
+"""What the examples share: a byte-level language model of KDA layers, and the text it learns."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,9 +42,7 @@ class Block(nn.Module):
         self.down = nn.Linear(2 * config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, cache: Cache | None) -> Tensor:
-        y, _, _ = self.mixer(
-            self.mixer_norm(x), past_key_values=cache, use_cache=cache is not None
-        )
+        y, _, _ = self.mixer(self.mixer_norm(x), past_key_values=cache, use_cache=cache is not None)
         x = x + y
         gate, value = self.up(self.mlp_norm(x)).chunk(2, dim=-1)
         return x + self.down(nn.functional.silu(gate) * value)
@@ -104,7 +102,9 @@ def split_text(text: bytes) -> tuple[Tensor, Tensor]:
     for i, begin in enumerate(range(0, len(text), _PIECE)):
         (held_out if i % _HELD_OUT == _HELD_OUT - 1 else kept).extend(text[begin : begin + _PIECE])
     if not held_out:
-        raise SystemExit(f"the text has {len(text)} bytes; at least {_PIECE * _HELD_OUT} are needed")
+        raise SystemExit(
+            f"the text has {len(text)} bytes; at least {_PIECE * _HELD_OUT} are needed"
+        )
     return (
         torch.frombuffer(kept, dtype=torch.uint8).long(),
         torch.frombuffer(held_out, dtype=torch.uint8).long(),
