@@ -4,7 +4,7 @@
 namespace deltic::cli {
 
 const char* name_of(Baseline b) {
-  constexpr const char* kNames[] = {"recurrence", "copy", "one thread", "forward"};
+  constexpr const char* kNames[] = {"recurrence", "copy", "one thread", "forward", "anchor"};
   return kNames[static_cast<int>(b)];
 }
 
