@@ -1,5 +1,6 @@
 // Suites from a file of other libraries' times: every row becomes a case with that time as
 // baseline.
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -85,6 +86,8 @@ std::vector<SuiteRow> anchor_suites(const std::string& path) {
       }
     }
   }
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const SuiteRow& a, const SuiteRow& b) { return a.suite < b.suite; });
   return rows;
 }
 
