@@ -294,18 +294,21 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
 
 // Rows of one suite that differ in length only: time per token beside that of 4096 tokens.
 void print_growth(const Report& report, const Json& list) {
+  const auto is_growth = [](const Json& row) {
+    const std::string suite = row["suite"].get<std::string>();
+    return (suite == "growth" || suite == "gpu_growth") && row.contains("us_per_token");
+  };
   for (const auto& row : list) {
-    if (row["suite"] != "growth" || !row.contains("us_per_token")) continue;
+    if (!is_growth(row)) continue;
     const Case c = cases::parse(row["case"].get<std::string>());
     for (const auto& other : list) {
-      if (other["suite"] != "growth" || !other.contains("us_per_token")) continue;
+      if (other["suite"] != row["suite"] || !is_growth(other)) continue;
       Case same = cases::parse(other["case"].get<std::string>());
       if (same.length != 4096) continue;
       same.length = c.length;
       if (!(same == c)) continue;
-      report.print("  T=%-6lld %-5s  %7.2f us per token, %.2f of that at T=4096\n",
-                   static_cast<long long>(c.length), cases::name_of(c.dtype),
-                   row["us_per_token"].get<double>(),
+      report.print("  %-28s  %8.3f us per token, %.2f of that at T=4096\n",
+                   row["label"].get<std::string>().c_str(), row["us_per_token"].get<double>(),
                    row["us_per_token"].get<double>() / other["us_per_token"].get<double>());
     }
   }
