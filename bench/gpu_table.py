@@ -167,7 +167,8 @@ def main():
         "",
         "Made by `bench/gpu_table.py` from one run of `bench/gpu.sh`; not edited by hand.",
         "",
-        f"Measured: {run.document.get('date', 'unknown date')}, {machine.get('gpu.0', 'unknown GPU')}, "
+        f"Measured: {run.document.get('date', 'unknown date')}, "
+        f"{machine.get('gpu.0', 'unknown GPU')}, "
         f"driver {machine.get('driver', 'unknown')}; deltic {machine.get('version', '')} at "
         f"{machine.get('commit', '')}; CUDA {machine.get('cuda', '')}.",
         "",
