@@ -71,6 +71,7 @@ class _Heads(NamedTuple):
     window: Tensor  # [N, history + rows, D]
     rows: Tensor | None  # in a packed batch: the rows that exist
     exists: Tensor | None  # [N, history]: which those are
+    history: int
 
     @classmethod
     def of(cls, x: Tensor, state: Tensor | None, packing: Packing, history: int) -> "_Heads | None":
@@ -79,11 +80,11 @@ class _Heads(NamedTuple):
             return None
         before = x.new_zeros(packing.sequences, history, x.shape[2]) if state is None else state
         if packing.cu_seqlens is None:
-            return cls(torch.cat([before, x[:, :history]], dim=1), None, None)
+            return cls(torch.cat([before, x[:, :history]], dim=1), None, None, history)
         rows, exists = packing.heads(history)
         first = x[0].index_select(0, rows.clamp(max=x.shape[1] - 1).flatten())
         window = torch.cat([before, first.view(*rows.shape, -1)], dim=1)
-        return cls(window, rows[exists], exists)
+        return cls(window, rows[exists], exists, history)
 
     def put(self, heads: Tensor, y: Tensor) -> None:
         """Writes what was computed for the heads into y."""
@@ -94,10 +95,9 @@ class _Heads(NamedTuple):
 
     def take(self, y: Tensor) -> Tensor:
         """The rows of y for the heads, 0 where there is none; y has 0 in their place then."""
-        history = self.window.shape[1] // 2
         if self.rows is None or self.exists is None:
-            found = y[:, :history].clone()
-            y[:, :history] = 0
+            found = y[:, : self.history].clone()
+            y[:, : self.history] = 0
             return found
         found = y.new_zeros(*self.exists.shape, y.shape[2])
         found[self.exists] = y[0, self.rows]
