@@ -274,6 +274,6 @@ class DeltaRuleLayer(nn.Module):
 
 def _is_writable(state: Tensor) -> bool:
     """Whether a state may be updated in place: no graph has it, and torch lets us."""
-    if torch.is_grad_enabled() or state.requires_grad:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or state.requires_grad:
         return False
     return torch.is_inference_mode_enabled() or not state.is_inference()

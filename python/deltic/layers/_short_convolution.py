@@ -211,6 +211,14 @@ class ShortConvolution(nn.Conv1d):
 
     The parameters are those of a depthwise ``nn.Conv1d``: ``weight [D, 1, W]`` and ``bias [D]``.
     Its state is the last ``W - 1`` inputs of every sequence, ``[N, W - 1, D]``, oldest first.
+
+    >>> import torch
+    >>> from deltic.layers import ShortConvolution
+    >>> layer, x = ShortConvolution(16, 4), torch.randn(2, 10, 16)
+    >>> y, state = layer(x[:, :9], output_final_state=True)
+    >>> last, _ = layer(x[:, 9:], state)
+    >>> torch.allclose(last, layer(x)[0][:, 9:], atol=1e-6), state.shape
+    (True, torch.Size([2, 3, 16]))
     """
 
     def __init__(
