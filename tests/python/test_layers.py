@@ -676,6 +676,14 @@ def test_convolution_of_many_rows(dtype):
         assert a.dtype == dtype and error(a, b) <= budget
 
 
+def test_second_gradients_are_refused():
+    x = torch.randn(1, 2000, 160, requires_grad=True)
+    loss = ShortConvolution(160, 4)(x)[0].square().sum()
+    (dx,) = torch.autograd.grad(loss, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()
+
+
 # Names, and what is refused
 
 SHAPES = {

@@ -196,7 +196,7 @@ class DeltaRuleLayer(nn.Module):
         if gate is None:
             o = self.o_norm(o)
         else:
-            o = self.o_norm(o, gate.unflatten(-1, (self.num_v_heads, self.head_v_dim)))
+            o = self.o_norm(o, gate.view(o.shape))
         return packing.unpack(self.o_proj(o.flatten(-2))), None, cache
 
     def _remembered(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 GATE_ACTIVATIONS = ("swish", "silu", "sigmoid")
 
@@ -14,7 +15,7 @@ def _wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def _reciprocal_rms(x: Tensor, eps: float) -> Tensor:
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_wide_dtype(x))
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_wide_dtype(x))
     return (norm.square() / x.shape[-1] + eps).rsqrt()
 
 
@@ -47,6 +48,7 @@ class _GatedNorm(torch.autograd.Function):
         return _value(x, weight, gate, eps, is_sigmoid)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gate = ctx.saved_tensors
         scale = _reciprocal_rms(x, ctx.eps)

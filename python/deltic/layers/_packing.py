@@ -15,7 +15,7 @@ class Tail(NamedTuple):
     old: Tensor  # [N, history], columns of the state before
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Packing:
     """How rows ``[1, M, ...]`` come out of a batch ``[B, T, ...]``, and go back.
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ._packing import Packing
 
@@ -53,15 +54,16 @@ def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _weight_gradient(dy: Tensor, x: Tensor, width: int) -> Tensor:
     """The gradient ``[width, D]`` of the taps: ``y_t = sum_i w_i x_{t + i}``, in blocks of rows."""
-    channels = x.shape[2]
+    batch, tokens, channels = dy.shape
     found = dy.new_zeros((width, channels), dtype=_wide(dy[:0]).dtype)
     block = max(1, _BLOCK // max(channels, 1))
-    for batch in range(dy.shape[0]):
-        for start in range(0, dy.shape[1], block):
-            rows = _wide(dy[batch, start : start + block])
-            others = _wide(x[batch, start : start + block + width - 1])
+    group = max(1, block // max(tokens, 1))  # short rows: of several sequences at a time
+    for first in range(0, batch, group):
+        for start in range(0, tokens, block):
+            rows = _wide(dy[first : first + group, start : start + block])
+            others = _wide(x[first : first + group, start : start + block + width - 1])
             for i in range(width):
-                found[i] += (rows * others[i : i + rows.shape[0]]).sum(dim=0)
+                found[i] += (rows * others[:, i : i + rows.shape[1]]).sum(dim=(0, 1))
     return found
 
 
@@ -146,6 +148,7 @@ class _CausalConvolution(torch.autograd.Function):
         return F.silu(y, inplace=True) if is_silu else y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, state = ctx.saved_tensors
         width = weight.shape[1]
