@@ -196,7 +196,7 @@ class DeltaRuleLayer(nn.Module):
         if gate is None:
             o = self.o_norm(o)
         else:
-            o = self.o_norm(o, gate.unflatten(-1, (self.num_v_heads, self.head_v_dim)))
+            o = self.o_norm(o, gate.view(o.shape))
         return packing.unpack(self.o_proj(o.flatten(-2))), None, cache
 
     def _remembered(
@@ -274,6 +274,6 @@ class DeltaRuleLayer(nn.Module):
 
 def _is_writable(state: Tensor) -> bool:
     """Whether a state may be updated in place: no graph has it, and torch lets us."""
-    if torch.is_grad_enabled() or state.requires_grad:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or state.requires_grad:
         return False
     return torch.is_inference_mode_enabled() or not state.is_inference()

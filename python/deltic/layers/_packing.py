@@ -15,7 +15,7 @@ class Tail(NamedTuple):
     old: Tensor  # [N, history], columns of the state before
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Packing:
     """How rows ``[1, M, ...]`` come out of a batch ``[B, T, ...]``, and go back.
 
@@ -92,14 +92,7 @@ def plan(
     if attention_mask is not None:
         _check_mask(op, attention_mask, batch, tokens, cu_seqlens is None)
     if cu_seqlens is not None:
-        if not isinstance(cu_seqlens, Tensor) or cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
-            raise ValueError(
-                f"{op}: cu_seqlens: expected [sequences + 1] offsets, got {_said(cu_seqlens)}"
-            )
-        if batch != 1:
-            raise ValueError(
-                f"{op}: hidden_states: expected a batch of 1 with cu_seqlens, got {batch}"
-            )
+        _check_offsets(op, cu_seqlens, batch, tokens)
         return Packing(batch, tokens, cu_seqlens, cu_seqlens_cpu)
     if attention_mask is None:
         return Packing(batch, tokens)
@@ -128,6 +121,26 @@ def _check_mask(op: str, mask: Tensor, batch: int, tokens: int, is_used: bool) -
     is_visible = mask.device.type == "cpu" and not torch.compiler.is_compiling()
     if is_visible and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(expected + "other values")
+
+
+def _check_offsets(op: str, offsets: Tensor, batch: int, tokens: int) -> None:
+    if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.shape[0] < 2:
+        raise ValueError(
+            f"{op}: cu_seqlens: expected [sequences + 1] offsets, got {_said(offsets)}"
+        )
+    if batch != 1:
+        raise ValueError(f"{op}: hidden_states: expected a batch of 1 with cu_seqlens, got {batch}")
+    if offsets.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{op}: cu_seqlens: expected int32 or int64, got {offsets.dtype}")
+    if offsets.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    # Before the operator does: the convolution indexes rows by them.
+    if offsets[0] != 0 or offsets[-1] > tokens or bool((offsets.diff() < 0).any()):
+        found = str(offsets.tolist()) if offsets.shape[0] <= 8 else "others"
+        raise ValueError(
+            f"{op}: cu_seqlens: expected offsets from 0 that never fall and end at {tokens} at the "
+            f"latest, got {found}"
+        )
 
 
 def _said(value: object) -> str:

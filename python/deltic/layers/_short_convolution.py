@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ._packing import Packing
 
@@ -53,15 +54,16 @@ def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _weight_gradient(dy: Tensor, x: Tensor, width: int) -> Tensor:
     """The gradient ``[width, D]`` of the taps: ``y_t = sum_i w_i x_{t + i}``, in blocks of rows."""
-    channels = x.shape[2]
+    batch, tokens, channels = dy.shape
     found = dy.new_zeros((width, channels), dtype=_wide(dy[:0]).dtype)
     block = max(1, _BLOCK // max(channels, 1))
-    for batch in range(dy.shape[0]):
-        for start in range(0, dy.shape[1], block):
-            rows = _wide(dy[batch, start : start + block])
-            others = _wide(x[batch, start : start + block + width - 1])
+    group = max(1, block // max(tokens, 1))  # short rows: of several sequences at a time
+    for first in range(0, batch, group):
+        for start in range(0, tokens, block):
+            rows = _wide(dy[first : first + group, start : start + block])
+            others = _wide(x[first : first + group, start : start + block + width - 1])
             for i in range(width):
-                found[i] += (rows * others[i : i + rows.shape[0]]).sum(dim=0)
+                found[i] += (rows * others[:, i : i + rows.shape[1]]).sum(dim=(0, 1))
     return found
 
 
@@ -71,6 +73,7 @@ class _Heads(NamedTuple):
     window: Tensor  # [N, history + rows, D]
     rows: Tensor | None  # in a packed batch: the rows that exist
     exists: Tensor | None  # [N, history]: which those are
+    history: int
 
     @classmethod
     def of(cls, x: Tensor, state: Tensor | None, packing: Packing, history: int) -> "_Heads | None":
@@ -79,11 +82,11 @@ class _Heads(NamedTuple):
             return None
         before = x.new_zeros(packing.sequences, history, x.shape[2]) if state is None else state
         if packing.cu_seqlens is None:
-            return cls(torch.cat([before, x[:, :history]], dim=1), None, None)
+            return cls(torch.cat([before, x[:, :history]], dim=1), None, None, history)
         rows, exists = packing.heads(history)
         first = x[0].index_select(0, rows.clamp(max=x.shape[1] - 1).flatten())
         window = torch.cat([before, first.view(*rows.shape, -1)], dim=1)
-        return cls(window, rows[exists], exists)
+        return cls(window, rows[exists], exists, history)
 
     def put(self, heads: Tensor, y: Tensor) -> None:
         """Writes what was computed for the heads into y."""
@@ -94,10 +97,9 @@ class _Heads(NamedTuple):
 
     def take(self, y: Tensor) -> Tensor:
         """The rows of y for the heads, 0 where there is none; y has 0 in their place then."""
-        history = self.window.shape[1] // 2
         if self.rows is None or self.exists is None:
-            found = y[:, :history].clone()
-            y[:, :history] = 0
+            found = y[:, : self.history].clone()
+            y[:, : self.history] = 0
             return found
         found = y.new_zeros(*self.exists.shape, y.shape[2])
         found[self.exists] = y[0, self.rows]
@@ -146,6 +148,7 @@ class _CausalConvolution(torch.autograd.Function):
         return F.silu(y, inplace=True) if is_silu else y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, state = ctx.saved_tensors
         width = weight.shape[1]
@@ -211,6 +214,14 @@ class ShortConvolution(nn.Conv1d):
 
     The parameters are those of a depthwise ``nn.Conv1d``: ``weight [D, 1, W]`` and ``bias [D]``.
     Its state is the last ``W - 1`` inputs of every sequence, ``[N, W - 1, D]``, oldest first.
+
+    >>> import torch
+    >>> from deltic.layers import ShortConvolution
+    >>> layer, x = ShortConvolution(16, 4), torch.randn(2, 10, 16)
+    >>> y, state = layer(x[:, :9], output_final_state=True)
+    >>> last, _ = layer(x[:, 9:], state)
+    >>> torch.allclose(last, layer(x)[0][:, 9:], atol=1e-6), state.shape
+    (True, torch.Size([2, 3, 16]))
     """
 
     def __init__(

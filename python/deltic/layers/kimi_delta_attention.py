@@ -100,4 +100,5 @@ class KimiDeltaAttention(DeltaRuleLayer):
         }
 
     def _gate(self, x: Tensor) -> Tensor:
-        return self.g_proj(x)
+        gate: Tensor = self.g_proj(x)
+        return gate
