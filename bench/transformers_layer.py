@@ -3,8 +3,8 @@
 
     python bench/transformers_layer.py [--tokens 4096] [--dtype float32] [--repeats 5] [--json FILE]
 
-Fallback and deltic take turns in one run; the table has medians in milliseconds. The fallback is the
-torch function that transformers uses where no other package is installed. The rows:
+Fallback and deltic take turns in one run; the table has medians in milliseconds. The fallback is
+what transformers has in torch and uses where no other package is installed. The rows:
 
     operator         the delta rule alone, q and k normalised inside
     with its edges   convolution, gates, repeated heads, delta rule and gated norm

@@ -8,7 +8,7 @@ cannot run: for CPU tensors, and for these only, they are replaced by torch's.
 import importlib
 import inspect
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ _REGISTERED = ("chunk_kda", "chunk_gated_delta_rule")
 _UNNAMED = {"A_log", "dt_bias", "use_gate_in_kernel", "chunk_size", "transpose_state_layout"}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _runs_on(device_type: str) -> bool:
     """Whether this build has an operator for a kind of device."""
     x = torch.zeros(1, 1, 1, 16, device=device_type)
@@ -70,12 +70,12 @@ def _refusal(ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return f"the keyword {unknown[0]!r}" if unknown else None
 
 
-@lru_cache(maxsize=None)
+@cache
 def _backend() -> Any:
     """The class that is registered, once in a process; its attribute `active` switches it."""
-    from fla.backends import BaseBackend
+    base: Any = importlib.import_module("fla.backends").BaseBackend
 
-    class DelticBackend(BaseBackend):  # type: ignore[misc]
+    class DelticBackend(base):  # type: ignore[misc]
         """deltic's operators for flash-linear-attention's registry."""
 
         backend_type = "deltic"
@@ -102,17 +102,16 @@ def _backend() -> Any:
     return DelticBackend
 
 
-@lru_cache(maxsize=None)
+@cache
 def _register() -> str | None:
     """Registers the backend; a sentence where there is no registry that would be asked."""
     try:
-        from fla import backends
+        backends = importlib.import_module("fla.backends")
     except ImportError:
         return "no registry of backends in this version"
     if getattr(backends, "_DISPATCH_DISABLED", False):
         return "FLA_DISABLE_BACKEND_DISPATCH turns the registry off"
-    from fla.ops.kda import chunk_kda
-
+    chunk_kda = importlib.import_module("fla.ops.kda").chunk_kda
     backends.register(chunk_kda)(_backend())
     backends.register("gated_delta_rule")(_backend())
     return None
@@ -343,8 +342,7 @@ def enable() -> Report:
         ImportError: flash-linear-attention, or Triton, which it imports, is not installed.
     """
     try:
-        import fla
-
+        fla = importlib.import_module("fla")
         importlib.import_module("fla.ops.kda")
     except ImportError as error:
         raise ImportError(
