@@ -13,19 +13,28 @@ python=$venv/bin/python
 if [ ! -x "$python" ]; then
   python3 -m venv "$venv"
 fi
+has() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)" 2>/dev/null; }
 for package in torch numpy pytest hypothesis mypy scikit_build_core; do
-  if ! "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$package') is None)"; then
+  if ! has "$package"; then
     echo "python: installing $package"
     # shellcheck disable=SC2086
     "$venv/bin/pip" install -q ${DELTIC_PIP_ARGS:-} "${package//_/-}"
   fi
 done
 
-# What deltic.fla is compared with. Its operators need triton, which comes with torch where there is
-# one; without it, or without this package, those tests are skipped.
-if ! "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('fla') is None)"; then
+# What deltic.fla is compared with, and what deltic.integrations puts on the operators. The versions
+# are those the tests were written with. flash-linear-attention's operators need triton, which comes
+# with torch where there is one; its layers and models need transformers. Without any of these the
+# tests that need it are skipped.
+if ! has transformers; then
   # shellcheck disable=SC2086
-  "$venv/bin/pip" install -q --no-deps ${DELTIC_PIP_ARGS:-} "fla-core==0.6.0" einops ||
+  "$venv/bin/pip" install -q ${DELTIC_PIP_ARGS:-} "transformers==5.22.2" ||
+    echo "python: transformers not installed: its models are not tested"
+fi
+if ! has fla.ops || ! has fla.layers; then
+  # shellcheck disable=SC2086
+  "$venv/bin/pip" install -q --no-deps ${DELTIC_PIP_ARGS:-} \
+    "fla-core==0.6.0" "flash-linear-attention==0.6.0" einops ||
     echo "python: flash-linear-attention not installed: no comparison with it"
 fi
 

@@ -315,9 +315,7 @@ def test_a_later_patch_is_left_alone():
         theirs = module.causal_conv1d_fn = lambda *args, **kwargs: None
         report = integration.disable()
         assert module.causal_conv1d_fn is theirs
-        assert report.left == {
-            "qwen3_next: causal_conv1d_fn": "something else was put there since"
-        }
+        assert report.left == {"qwen3_next: causal_conv1d_fn": "something else was put there since"}
     finally:
         module.causal_conv1d_fn = original
 
@@ -365,7 +363,10 @@ def test_handed_to_the_original(caplog):
             scaled, _ = module.torch_chunk_gated_delta_rule(*rows32, **gates, scale=3.0)
     assert torch.equal(found, expected)
     assert torch.equal(scaled, expected.float()), "the fallback ignores scale, and so it stays"
-    assert [record.getMessage().count("handed to the original") for record in caplog.records] == [1, 1]
+    assert [record.getMessage().count("handed to the original") for record in caplog.records] == [
+        1,
+        1,
+    ]
 
 
 def test_our_errors_stay_ours():

@@ -75,7 +75,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | 
 
 
 def offsets_of(seq_idx: Tensor) -> Tensor:
-    """``cu_seqlens`` of ``[B, T]`` numbers of sequences, the rows of the batch one after another."""
+    """``cu_seqlens`` of sequences numbered in ``[B, T]``, the batch's rows one after another."""
     batch, tokens = seq_idx.shape
     starts = torch.ones_like(seq_idx, dtype=torch.bool)
     starts[:, 1:] = seq_idx[:, 1:] != seq_idx[:, :-1]

@@ -21,6 +21,8 @@ class Target:
     put: Any
     title: str
     note: str = ""
+    # Packages in whose modules other names for the same object are replaced too.
+    packages: tuple[str, ...] = ()
 
 
 @dataclass
@@ -29,8 +31,6 @@ class Replaced:
 
     target: Target
     old: Any = _MISSING
-    # Packages in whose modules other names for the same object were, or will be, replaced too.
-    packages: tuple[str, ...] = ()
 
 
 @dataclass
@@ -74,7 +74,7 @@ def _modules(packages: tuple[str, ...]) -> Iterator[ModuleType]:
 
 
 def _swap_names(packages: tuple[str, ...], old: Any, put: Any) -> None:
-    """Every global of these packages that is `old` becomes `put`."""
+    """Every global of these packages that is `old` becomes `put`, in modules loaded by now."""
     for module in _modules(packages):
         names = [name for name, value in list(vars(module).items()) if value is old]
         for name in names:
@@ -104,16 +104,14 @@ class Switch:
         # A class may inherit the attribute: it is put back by taking ours away.
         entry.old = vars(target.owner).get(target.name, _MISSING)
         setattr(target.owner, target.name, target.put)
-        if entry.packages:
-            _swap_names(entry.packages, entry.old, target.put)
+        _swap_names(target.packages, entry.old, target.put)
         self._on[(id(target.owner), target.name)] = entry
 
     def _restore(self, entry: Replaced) -> str | None:
         """Puts one thing back; a sentence where that would take away someone else's."""
         target = entry.target
         self._on.pop((id(target.owner), target.name), None)
-        if entry.packages:
-            _swap_names(entry.packages, target.put, entry.old)
+        _swap_names(target.packages, target.put, entry.old)
         current = vars(target.owner).get(target.name, _MISSING)
         if current is not target.put and current is not entry.old:
             return "something else was put there since"
@@ -123,13 +121,7 @@ class Switch:
             setattr(target.owner, target.name, entry.old)
         return None
 
-    def turn_on(
-        self,
-        title: str,
-        targets: list[Target],
-        left: dict[str, str],
-        packages: tuple[str, ...] = (),
-    ) -> Report:
+    def turn_on(self, title: str, targets: list[Target], left: dict[str, str]) -> Report:
         """Replaces the targets that are not replaced yet. The report's exit undoes just these."""
         with self._lock:
             report = Report(title, left=dict(left))
@@ -138,7 +130,7 @@ class Switch:
                 if self.held(target.owner, target.name) is not None:
                     report.left[target.title] = "replaced before"
                     continue
-                made.append(Replaced(target, packages=packages))
+                made.append(Replaced(target))
                 self._put(made[-1])
                 report.done.append(target.title + (f" -> {target.note}" if target.note else ""))
 

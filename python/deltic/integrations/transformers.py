@@ -149,7 +149,7 @@ def _make_convolution(original: Any, name: str) -> Any:
         bias: Tensor | None = None,
         activation: str | None = None,
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> Any:
         batch, channels, tokens = hidden_states.shape
         seq_idx, offsets = kwargs.get("seq_idx"), kwargs.get("cu_seqlens")
         if offsets is None:
@@ -186,7 +186,7 @@ def _make_convolution_step(original: Any, name: str) -> Any:
         bias: Tensor | None = None,
         activation: str | None = None,
         **kwargs: Any,
-    ) -> Tensor:
+    ) -> Any:
         ours = (
             hidden_states.device.type == "cpu"
             and hidden_states.dim() == 3
@@ -203,14 +203,13 @@ def _make_convolution_step(original: Any, name: str) -> Any:
 
 
 def _make_norm(original: Any, name: str) -> Any:
-    def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Tensor:
-        ours = (
-            hidden_states.device.type == "cpu"
-            and hidden_states.dtype in _DTYPES
-            and gate is not None
-            and self.activation in ("silu", "swish", "sigmoid")
-        )
-        if not ours:
+    def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
+        if (
+            gate is None
+            or hidden_states.device.type != "cpu"
+            or hidden_states.dtype not in _DTYPES
+            or self.activation not in ("silu", "swish", "sigmoid")
+        ):
             return original(self, hidden_states, gate)
         return gated_rms_norm(
             hidden_states, gate, self.weight, self.variance_epsilon, self.activation
@@ -220,7 +219,7 @@ def _make_norm(original: Any, name: str) -> Any:
 
 
 def _make_forget_gate(original: Any, name: str) -> Any:
-    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+    def forward(self: Any, hidden_states: Tensor) -> Any:
         if hidden_states.device.type != "cpu" or hidden_states.dtype not in _DTYPES:
             return original(self, hidden_states)
         if hasattr(self, "f_proj"):  # one projection, and the gate in the layer's dtype
@@ -241,7 +240,7 @@ def _make_forget_gate(original: Any, name: str) -> Any:
     return named(forward, original, name)
 
 
-# A function's name: what makes its replacement, the parameters it must have, whose work it does now.
+# A function's name: what makes its replacement, the parameters it must have, what does its work.
 _FUNCTIONS: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = {
     "torch_chunk_gated_delta_rule": (
         _make_rule(chunk_gated_delta_rule, True),
