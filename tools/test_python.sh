@@ -38,6 +38,12 @@ if ! has fla.ops || ! has fla.layers; then
     echo "python: flash-linear-attention not installed: no comparison with it"
 fi
 
+# For the picture that an example draws; without it the example's text about that is tested.
+if ! has matplotlib; then
+  # shellcheck disable=SC2086
+  "$venv/bin/pip" install -q ${DELTIC_PIP_ARGS:-} matplotlib || echo "python: matplotlib not installed"
+fi
+
 # Types, as pyproject.toml says how strictly; torch's are those of the environment.
 "$python" -m mypy --cache-dir build/python/mypy
 
