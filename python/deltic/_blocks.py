@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import call
-from ._native import GATES, Gate, check_number, flag_word, name_word, size_word, word_for
+from ._native import GATES, Gate, check_numbers, flag_word, name_word, size_word, word_for
 from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, said_in, wanted, wide
 
 _OPS = torch.ops.deltic
@@ -259,8 +259,7 @@ def _words(
     impl: str | None = None,
 ) -> str:
     """The options of a block; numbers and dtype, which go beside them, are looked at."""
-    check_number(op, "scale", scale)
-    check_number(op, "lower_bound", lower_bound)
+    check_numbers(op, scale, lower_bound)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{op}: dtype: expected a torch.dtype, got {dtype!r}")
     words = word_for(op, "gate", gate, GATES)

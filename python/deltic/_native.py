@@ -70,10 +70,11 @@ def flag_word(op: str, argument: str, word: str, value: bool) -> str:
     raise TypeError(f"{op}: {argument}: expected a bool, got {value!r}")
 
 
-def check_number(op: str, argument: str, value: float | None) -> None:
+def check_numbers(op: str, scale: float | None, lower_bound: float | None) -> None:
     """A TypeError for a tensor: torch would take its value and drop its gradient."""
-    if value is not None and isinstance(value, Tensor):
-        raise TypeError(f"{op}: {argument}: expected a float, got a tensor")
+    for argument, value in (("scale", scale), ("lower_bound", lower_bound)):
+        if value is not None and isinstance(value, Tensor):
+            raise TypeError(f"{op}: {argument}: expected a float, got a tensor")
 
 
 def _words(
@@ -83,13 +84,9 @@ def _words(
     qk_l2norm: bool,
     state_layout: str,
     output_final_state: bool,
-    scale: float | None,
-    lower_bound: float | None,
     impl: str | None,
 ) -> str:
     """The options that forward and decode share."""
-    check_number(op, "scale", scale)
-    check_number(op, "lower_bound", lower_bound)
     try:
         words = GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
     except (KeyError, TypeError):
@@ -243,17 +240,8 @@ def delta_rule(
             impl=impl,
         )
     q, k, v = _autocast(q, k, v)
-    words = _words(
-        "forward",
-        gate,
-        beta_form,
-        qk_l2norm,
-        state_layout,
-        output_final_state,
-        scale,
-        lower_bound,
-        impl,
-    )
+    check_numbers("forward", scale, lower_bound)
+    words = _words("forward", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
     if split != "auto":
         words += (
             word_for("forward", "split", split, _SPLITS)
@@ -363,17 +351,8 @@ def recurrent(
     (torch.Size([2, 3, 1, 16]), torch.Size([2, 1, 16, 16]))
     """
     q, k, v = _autocast(q, k, v)
-    words = _words(
-        "decode",
-        gate,
-        beta_form,
-        qk_l2norm,
-        state_layout,
-        output_final_state,
-        scale,
-        lower_bound,
-        impl,
-    )
+    check_numbers("decode", scale, lower_bound)
+    words = _words("decode", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
     o, final_state = call(
         differentiable(DECODE) if _needs_grad(rows) else DECODE,
@@ -435,6 +414,7 @@ def decode(
     rows = (q, k, v, beta, g, gv, A_log, dt_bias)
     if _needs_grad((*rows, state_pool)):
         raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
+    check_numbers("decode", scale, lower_bound)
     o: Tensor = call(
         DECODE_,
         *rows,
@@ -445,6 +425,6 @@ def decode(
         cu_seqlens_cpu,
         scale,
         lower_bound,
-        _words("decode", gate, beta_form, qk_l2norm, state_layout, False, scale, lower_bound, impl),
+        _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl),
     )
     return o
