@@ -340,6 +340,26 @@ def test_other_versions(monkeypatch):
     assert expected in str(report) and len(report.done) == 4
 
 
+def test_functions_that_are_modules(monkeypatch):
+    """With the package `kernels` a function is a module with its signature."""
+    module = module_of("qwen3_next")
+    function = inspect.unwrap(module.causal_conv1d_fn)
+
+    class Function(torch.nn.Module):
+        def forward(self, hidden_states, weight, bias=None, activation=None, **kwargs):
+            return function(hidden_states, weight, bias, activation, **kwargs)
+
+    theirs = Function()
+    monkeypatch.setattr(module, "causal_conv1d_fn", theirs)
+    x, weight = torch.randn(2, 6, 9), torch.randn(6, 4)
+    with integration.enable("qwen3_next"):
+        assert module.causal_conv1d_fn is not theirs
+        torch.testing.assert_close(module.causal_conv1d_fn(x, weight), theirs(x, weight))
+        other = module.causal_conv1d_fn(x, weight, activation="gelu")  # handed over
+    torch.testing.assert_close(other, theirs(x, weight, activation="gelu"))
+    assert module.causal_conv1d_fn is theirs
+
+
 def test_errors(monkeypatch):
     with pytest.raises(ValueError, match="expected names out of qwen3_next.*got 'llama'"):
         integration.enable("llama")

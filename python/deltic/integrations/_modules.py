@@ -5,6 +5,7 @@ channels-last order, and its depthwise convolution of such a picture neither cop
 at 4096 tokens and 8192 channels it takes a fifth of ``conv1d``'s time, which wants channels first.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ACTIVATIONS = (None, "silu", "swish")
-_GATES = {"silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid}
+_GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "sigmoid": torch.sigmoid,
+}
 
 
 def _depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -66,7 +71,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | 
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
     rows = x if x.stride(-1) == 1 else x.contiguous()
-    y = _Convolution.apply(
+    y: Tensor = _Convolution.apply(
         rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     )
     if activation is not None:
