@@ -2,7 +2,7 @@
 
 Activations lie token by token, ``[B, T, C]``. For torch that is a picture of height one in
 channels-last order, and its depthwise convolution of such a picture neither copies nor transposes:
-at 4096 tokens and 8192 channels it takes a fifth of ``conv1d``'s time, which wants channels first.
+at 4096 tokens and 8192 channels it took a fifth of ``conv1d``'s time, which wants channels first.
 """
 
 from collections.abc import Callable
@@ -32,8 +32,8 @@ def _depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _Convolution(torch.autograd.Function):
     """The causal convolution with a gradient that stays in the tokens' order.
 
-    torch's own gradient of the weights goes back to channels first, and in bf16 takes three times
-    as long as the whole of ``conv1d``'s forward and backward.
+    Forward and backward at 2048 tokens and 8192 channels in bf16, on a busy machine: ``conv1d``
+    2.7 s, ``conv2d`` with torch's own gradient 3.1 s, this 0.55 s; in fp32 2.5, 1.7 and 0.89 s.
     """
 
     @staticmethod
