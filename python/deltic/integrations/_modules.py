@@ -2,9 +2,10 @@
 
 Activations lie token by token, ``[B, T, C]``. For torch that is a picture of height one in
 channels-last order, and its depthwise convolution of such a picture neither copies nor transposes:
-at 4096 tokens and 8192 channels it takes a fifth of ``conv1d``'s time, which wants channels first.
+at 4096 tokens and 8192 channels it took a fifth of ``conv1d``'s time, which wants channels first.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ACTIVATIONS = (None, "silu", "swish")
-_GATES = {"silu": F.silu, "swish": F.silu, "sigmoid": torch.sigmoid}
+_GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "sigmoid": torch.sigmoid,
+}
 
 
 def _depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -27,8 +32,8 @@ def _depthwise(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class _Convolution(torch.autograd.Function):
     """The causal convolution with a gradient that stays in the tokens' order.
 
-    torch's own gradient of the weights goes back to channels first, and in bf16 takes three times
-    as long as the whole of ``conv1d``'s forward and backward.
+    Forward and backward at 2048 tokens and 8192 channels in bf16, on a busy machine: ``conv1d``
+    2.7 s, ``conv2d`` with torch's own gradient 3.1 s, this 0.55 s; in fp32 2.5, 1.7 and 0.89 s.
     """
 
     @staticmethod
@@ -66,7 +71,7 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | 
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
     rows = x if x.stride(-1) == 1 else x.contiguous()
-    y = _Convolution.apply(
+    y: Tensor = _Convolution.apply(
         rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     )
     if activation is not None:

@@ -282,8 +282,10 @@ _CLASSES: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = {
 
 def _parameters(function: Any) -> tuple[str, ...]:
     """The names of a function's parameters, without the one that takes all other keywords."""
-    found = inspect.signature(inspect.unwrap(function)).parameters.values()
-    return tuple(p.name for p in found if p.kind is not p.VAR_KEYWORD)
+    is_module = isinstance(function, torch.nn.Module)  # what the package `kernels` makes of it
+    signature = inspect.signature(type(function).forward if is_module else inspect.unwrap(function))
+    found = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return tuple(found[1:] if is_module else found)
 
 
 def _targets_in(module: ModuleType, model: str, left: dict[str, str]) -> list[Target]:
