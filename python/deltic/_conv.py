@@ -147,10 +147,10 @@ def causal_conv1d(
         y_t[d] = activation(bias[d] + sum_j weight[d, j] * x_{t-W+1+j}[d])
 
     Args:
-        x: ``[B, T, D]``, fp32, bf16 or fp16, with stride 1 in D: of a tensor ``[B, D, T]`` that was
-            made by a transpose, the transpose.
-        weight: ``[D, W]`` or, as in ``torch.nn.Conv1d``, ``[D, 1, W]``; any float dtype and strides;
-            W up to 8.
+        x: ``[B, T, D]``, fp32, bf16 or fp16, with stride 1 in D: the transpose of what a
+            model carries as ``[B, D, T]`` after a transpose.
+        weight: ``[D, W]`` or, as in ``torch.nn.Conv1d``, ``[D, 1, W]``; any float dtype and
+            strides; W up to 8.
         bias: ``[D]``, any float dtype.
         activation: None or ``"silu"``.
         initial_state: ``[N, D, S]``, x's dtype or fp32: the last S inputs before this call, most

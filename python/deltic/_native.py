@@ -238,10 +238,10 @@ def delta_rule(
             f"forward: checkpoints: expected (cu, tokens, slots, states), got {len(ckpt)} of them"
         )
     rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
-    needs_grad = needs_grad(rows)
+    trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
-    if in_place or (checkpoints is not None and not needs_grad):
-        if needs_grad:
+    if in_place or (checkpoints is not None and not trains):
+        if trains:
             raise ValueError(_POOL_HAS_NO_GRADIENT.format("forward"))
         o, final_state = call(
             FORWARD_,
@@ -256,7 +256,7 @@ def delta_rule(
             lower_bound,
             words,
         )
-    elif needs_grad:
+    elif trains:
         words += " save=states" if recompute else " save=all"
         o, final_state, ckpt_states, _ = call(
             differentiable(FORWARD_SAVE),

@@ -1,4 +1,4 @@
-"""The causal depthwise convolution: torch's own in fp64, states, packs, modes of autograd, errors."""
+"""The causal depthwise convolution: torch's own, states, packs, modes of autograd, errors."""
 
 import deltic
 import pytest

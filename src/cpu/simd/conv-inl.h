@@ -32,12 +32,9 @@ struct Piece {
   int64_t first, last;
 };
 
-template <class Access, int kTaps>
 class Conv {
-  using Element = typename Access::Element;
-
  public:
-  explicit Conv(const Problem& p) : p_(p) {
+  explicit Conv(const Problem& p) : p_(p), taps_(p.taps), passes_(conv_passes(p.x.dtype, p.taps)) {
     const int64_t rows = p.B * p.T;
     blocks_ = (rows + kBlockRows - 1) / kBlockRows;
     channels_ = kMostChannels;
@@ -92,12 +89,12 @@ class Conv {
     Local(const Conv& conv, Scratch& arena) {
       const size_t before = arena.used();
       const int64_t pitch = conv.channels_;
-      weight = arena.take<float>(kTaps * pitch);
+      weight = arena.take<float>(conv.taps_ * pitch);
       bias = arena.take<float>(pitch);
-      inputs = arena.take<float>((kTaps - 1) * pitch);
+      inputs = arena.take<float>((conv.taps_ - 1) * pitch);
       if (conv.p_.is_gradient) {
-        gradients = arena.take<float>((kTaps - 1) * pitch);
-        early = arena.take<float>((kTaps - 1) * pitch);
+        gradients = arena.take<float>((conv.taps_ - 1) * pitch);
+        early = arena.take<float>((conv.taps_ - 1) * pitch);
         if (conv.p_.d_final) seeds = arena.take<float>(kTileRows * pitch);
       }
       state = arena.take<float>(conv.p_.V * kStateChannels);
@@ -110,9 +107,10 @@ class Conv {
   };
 
   int64_t panels() const { return (p_.K + channels_ - 1) / channels_; }
-  int64_t sums_floats() const { return has_sums_ ? blocks_ * (kTaps + 1) * padded(p_.K) : 0; }
-  static Element* row(const Rows& rows, const Sequence& s, int64_t t, int64_t c0) {
-    return rows.row<Element>(s.batch, s.begin + t, 0) + c0;
+  int64_t sums_floats() const { return has_sums_ ? blocks_ * (taps_ + 1) * padded(p_.K) : 0; }
+  static void* row(const Rows& rows, const Sequence& s, int64_t t, int64_t c0) {
+    return static_cast<std::byte*>(rows.data) +
+           (rows.at(s.batch, s.begin + t, 0) + c0) * size_of(rows.dtype);
   }
   int64_t first_row(const Sequence& s) const { return s.batch * p_.T + s.begin; }
 
@@ -123,8 +121,8 @@ class Conv {
     ConvPanel panel = start_panel(c0, local);
     if (has_sums_) {
       panel.sums_pitch = padded(p_.K);
-      panel.sums = sums + block * (kTaps + 1) * panel.sums_pitch + c0;
-      for (int64_t j = 0; j <= kTaps; ++j) {
+      panel.sums = sums + block * (taps_ + 1) * panel.sums_pitch + c0;
+      for (int64_t j = 0; j <= taps_; ++j) {
         std::fill_n(panel.sums + j * panel.sums_pitch, panel.channels, 0.0f);
       }
     }
@@ -151,7 +149,7 @@ class Conv {
 
   ConvPanel start_panel(int64_t c0, Local& local) const {
     const int64_t n = std::min(channels_, p_.K - c0);
-    load_columns(Columns::of(p_.weight, kTaps), c0, n, 0, local.weight, channels_);
+    load_columns(Columns::of(p_.weight, taps_), c0, n, 0, local.weight, channels_);
     if (p_.bias) {
       load_columns(Columns::of(p_.bias, 1), c0, n, 0, local.bias, channels_);
     } else {
@@ -186,8 +184,8 @@ class Conv {
 
   // The W-1 inputs before token t, oldest first.
   void load_inputs(const Sequence& s, int64_t t, int64_t c0, const ConvPanel& panel) const {
-    constexpr int64_t kBefore = kTaps - 1;
-    const int64_t from_state = std::max<int64_t>(0, kBefore - t);
+    const int64_t before = taps_ - 1;
+    const int64_t from_state = std::max<int64_t>(0, before - t);
     if (from_state > 0 && s.read_slot >= 0) {
       // Those before the first token that this token sees: the state's last W-1-t.
       load_columns(Columns::of(p_.state_in, s.read_slot, p_.V), c0, panel.channels,
@@ -197,9 +195,9 @@ class Conv {
         std::fill_n(panel.inputs + i * panel.pitch, panel.channels, 0.0f);
       }
     }
-    for (int64_t i = from_state; i < kBefore; ++i) {
-      const int64_t before = t - kBefore + i;
-      load_row(p_.x.data, p_.x.dtype, p_.x.at(s.batch, s.begin + before, 0) + c0, panel.channels,
+    for (int64_t i = from_state; i < before; ++i) {
+      const int64_t earlier = t - before + i;
+      load_row(p_.x.data, p_.x.dtype, p_.x.at(s.batch, s.begin + earlier, 0) + c0, panel.channels,
                panel.channels, panel.inputs + i * panel.pitch);
     }
   }
@@ -210,8 +208,8 @@ class Conv {
     const Sequence& s = piece.s;
     load_inputs(s, piece.first, c0, panel);
     for (int64_t t = piece.first; t < piece.last; t += kTileRows) {
-      conv_tokens<Access, kTaps>(panel, std::min(kTileRows, piece.last - t), row(p_.x, s, t, c0),
-                                 p_.x.st, row(p_.out, s, t, c0), p_.out.st);
+      passes_.tokens(panel, std::min(kTileRows, piece.last - t), row(p_.x, s, t, c0), p_.x.st,
+                     row(p_.out, s, t, c0), p_.out.st);
     }
     if (is_whole(s)) store_final(s, c0, local);
   }
@@ -275,12 +273,12 @@ class Conv {
   // it are another task's, or the initial state's.
   void backward(const Piece& piece, int64_t c0, const ConvPanel& panel, Local& local) const {
     const Sequence& s = piece.s;
-    const int64_t stop = std::min(piece.last + kTaps - 1, s.length);
+    const int64_t stop = std::min(piece.last + taps_ - 1, s.length);
     load_inputs(s, piece.first, c0, panel);
-    for (int64_t i = 0; i < kTaps - 1; ++i) {
+    for (int64_t i = 0; i < taps_ - 1; ++i) {
       float* to = panel.gradients + i * panel.pitch;
       const bool is_initial = piece.first == 0;
-      if (!is_initial || !load_seed(s, i - kTaps + 1, c0, panel.channels, to)) {
+      if (!is_initial || !load_seed(s, i - taps_ + 1, c0, panel.channels, to)) {
         std::fill_n(to, panel.channels, 0.0f);
       }
     }
@@ -291,15 +289,15 @@ class Conv {
       gradient_tile(piece, piece.last, stop - piece.last, false, c0, panel, local);
     }
     // Nothing comes after the last token: the gradients that are left are complete.
-    for (int64_t t = stop - kTaps + 1; t < piece.last; ++t) {
-      const float* from = panel.gradients + (t - stop + kTaps - 1) * panel.pitch;
+    for (int64_t t = stop - taps_ + 1; t < piece.last; ++t) {
+      const float* from = panel.gradients + (t - stop + taps_ - 1) * panel.pitch;
       if (t >= piece.first) {
         if (p_.dx) {
           store_row(from, panel.channels, p_.dx.data, p_.dx.dtype,
                     p_.dx.at(s.batch, s.begin + t, 0) + c0);
         }
       } else if (t < 0) {
-        std::copy_n(from, panel.channels, local.early + (t + kTaps - 1) * panel.pitch);
+        std::copy_n(from, panel.channels, local.early + (t + taps_ - 1) * panel.pitch);
       }
     }
     if (piece.first == 0 && p_.d_initial) store_d_initial(s, c0, local);
@@ -308,18 +306,18 @@ class Conv {
   void gradient_tile(const Piece& piece, int64_t t0, int64_t rows, bool is_mine, int64_t c0,
                      const ConvPanel& panel, Local& local) const {
     const Sequence& s = piece.s;
-    GradientRow<Element> tile[kTileRows];
+    GradientRow tile[kTileRows];
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t t = t0 + r, complete = t - kTaps + 1;
-      GradientRow<Element>& at = tile[r];
+      const int64_t t = t0 + r, complete = t - taps_ + 1;
+      GradientRow& at = tile[r];
       at.x = row(p_.x, s, t, c0), at.d_out = row(p_.d_out, s, t, c0);
       at.seed = is_mine && p_.d_final
                     ? load_seed(s, t, c0, panel.channels, local.seeds + r * panel.pitch)
                     : nullptr;
       at.dx = p_.dx && complete >= piece.first ? row(p_.dx, s, complete, c0) : nullptr;
-      at.early = complete < 0 ? local.early + (complete + kTaps - 1) * panel.pitch : nullptr;
+      at.early = complete < 0 ? local.early + (complete + taps_ - 1) * panel.pitch : nullptr;
     }
-    conv_gradients<Access, kTaps>(panel, rows, tile, is_mine);
+    passes_.gradients(panel, rows, tile, is_mine);
   }
 
   // The last W-1 numbers of a channel are in `early`, if there were tokens; the others' inputs were
@@ -330,8 +328,8 @@ class Conv {
       const int64_t n = std::min(kStateChannels, end - c);
       for (int64_t i = 0; i < S; ++i) {
         float* to = local.state + i * kStateChannels;
-        if (s.length > 0 && i > S - kTaps) {
-          std::copy_n(local.early + (i - S + kTaps - 1) * channels_ + c - c0, n, to);
+        if (s.length > 0 && i > S - taps_) {
+          std::copy_n(local.early + (i - S + taps_ - 1) * channels_ + c - c0, n, to);
         } else if (load_seed(s, i - S, c, n, to) == nullptr) {
           std::fill_n(to, n, 0.0f);
         }
@@ -343,18 +341,18 @@ class Conv {
   // Blocks in order, in fp64.
   void add_sums(const float* sums, int64_t c0) const {
     const int64_t end = std::min(c0 + channels_, p_.K), pitch = padded(p_.K);
-    for (int64_t j = 0; j <= kTaps; ++j) {
-      const Param& to = j < kTaps ? p_.dweight : p_.dbias;
+    for (int64_t j = 0; j <= taps_; ++j) {
+      const Param& to = j < taps_ ? p_.dweight : p_.dbias;
       if (!to) continue;
       for (int64_t c = c0; c < end; c += kStateChannels) {
         const int64_t n = std::min(kStateChannels, end - c);
         double total[kStateChannels] = {};
         for (int64_t b = 0; b < blocks_; ++b) {
-          const float* part = sums + (b * (kTaps + 1) + j) * pitch + c;
+          const float* part = sums + (b * (taps_ + 1) + j) * pitch + c;
           for (int64_t i = 0; i < n; ++i) total[i] += static_cast<double>(part[i]);
         }
         for (int64_t i = 0; i < n; ++i) {
-          const int64_t at = (c + i) * to.strides[0] + (j < kTaps ? j * to.strides[1] : 0);
+          const int64_t at = (c + i) * to.strides[0] + (j < taps_ ? j * to.strides[1] : 0);
           store(to.data, to.dtype, at, total[i]);
         }
       }
@@ -362,44 +360,12 @@ class Conv {
   }
 
   const Problem& p_;
+  int64_t taps_;
+  ConvPasses passes_;
   int64_t blocks_ = 0, channels_ = 0;
   int threads_ = 1;
   bool has_sums_ = false;
 };
-
-// The class for a call's dtype and number of taps.
-template <class Access, class Body>
-auto with_taps(const Problem& p, const Body& body) {
-  switch (p.taps) {
-    case 1:
-      return body(Conv<Access, 1>(p));
-    case 2:
-      return body(Conv<Access, 2>(p));
-    case 3:
-      return body(Conv<Access, 3>(p));
-    case 4:
-      return body(Conv<Access, 4>(p));
-    case 5:
-      return body(Conv<Access, 5>(p));
-    case 6:
-      return body(Conv<Access, 6>(p));
-    case 7:
-      return body(Conv<Access, 7>(p));
-    default:
-      return body(Conv<Access, 8>(p));
-  }
-}
-template <class Body>
-auto with_conv(const Problem& p, const Body& body) {
-  switch (p.x.dtype) {
-    case DType::f32:
-      return with_taps<LoadF32>(p, body);
-    case DType::bf16:
-      return with_taps<LoadBf16>(p, body);
-    default:
-      return with_taps<LoadF16>(p, body);
-  }
-}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace deltic::cpu

@@ -18,11 +18,11 @@ bool is_handed_on(const Problem& p) { return p.is_gradient && !p.d_out; }
 
 size_t conv_workspace(const Problem& p) {
   if (is_handed_on(p)) return 0;
-  return with_conv(p, [](const auto& c) { return c.workspace_bytes(); });
+  return Conv(p).workspace_bytes();
 }
 void conv_run(const Problem& p, std::span<std::byte> workspace, void*) {
   if (is_handed_on(p)) return conv::run<float>(p);
-  with_conv(p, [&](const auto& c) { c.run(workspace); });
+  Conv(p).run(workspace);
 }
 
 }  // namespace HWY_NAMESPACE

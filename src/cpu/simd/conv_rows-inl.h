@@ -188,10 +188,11 @@ HWY_INLINE Vec weighted_sum(const Vec* weight, const Vec* inputs, Vec bias) {
 // `rows` tokens forward, from inputs x to outputs y. A few rows at a time are a few streams, each
 // of which goes through memory in order, and let weights stay in registers.
 template <class Access, int kTaps>
-HWY_NOINLINE void conv_tokens(const ConvPanel& panel, int64_t rows,
-                              const typename Access::Element* x, int64_t x_row,
-                              typename Access::Element* y, int64_t y_row) {
+void conv_tokens(const ConvPanel& panel, int64_t rows, const void* x_data, int64_t x_row,
+                 void* y_data, int64_t y_row) {
   const F32 d;
+  const auto* x = static_cast<const typename Access::Element*>(x_data);
+  auto* y = static_cast<typename Access::Element*>(y_data);
   for (int64_t c = 0; c < panel.channels; c += kLanes) {
     const int64_t count = std::min<int64_t>(kLanes, panel.channels - c);
     Vec weight[kTaps], inputs[kTaps];
@@ -217,20 +218,19 @@ HWY_NOINLINE void conv_tokens(const ConvPanel& panel, int64_t rows,
 }
 
 // One token of a backward pass: its rows in memory.
-template <class Element>
 struct GradientRow {
-  const Element *x, *d_out;
+  const void *x, *d_out;
   const float* seed;  // what the final state's gradient says about this input; null: nothing
   // The gradient of the input W-1 tokens ago is complete: it goes to one of these, or nowhere.
-  Element* dx;
+  void* dx;
   float* early;
 };
 
 // `rows` tokens backward, in the order of time: a token adds to the gradients of its W inputs, the
 // oldest of which is then complete. With `sums` also to the sums of dweight and dbias.
 template <class Access, int kTaps>
-HWY_NOINLINE void conv_gradients(const ConvPanel& panel, int64_t rows,
-                                 const GradientRow<typename Access::Element>* row, bool sums) {
+void conv_gradients(const ConvPanel& panel, int64_t rows, const GradientRow* row, bool sums) {
+  using Element = typename Access::Element;
   const F32 d;
   const bool has_sums = sums && panel.sums != nullptr;
   for (int64_t c = 0; c < panel.channels; c += kLanes) {
@@ -255,9 +255,9 @@ HWY_NOINLINE void conv_gradients(const ConvPanel& panel, int64_t rows,
         inputs[j - 1] = inputs[j];
         gradients[j - 1] = gradients[j];
       }
-      inputs[kTaps - 1] = load_some<Access>(row[r].x + c, count);
+      inputs[kTaps - 1] = load_some<Access>(static_cast<const Element*>(row[r].x) + c, count);
       gradients[kTaps - 1] = row[r].seed ? hn::LoadU(d, row[r].seed + c) : hn::Zero(d);
-      Vec dpre = load_some<Access>(row[r].d_out + c, count);
+      Vec dpre = load_some<Access>(static_cast<const Element*>(row[r].d_out) + c, count);
       if (panel.is_silu) {
         dpre = hn::Mul(dpre, silu_slope(weighted_sum<kTaps>(weight, inputs, bias)));
       }
@@ -268,7 +268,7 @@ HWY_NOINLINE void conv_gradients(const ConvPanel& panel, int64_t rows,
       }
       dbias = hn::Add(dbias, dpre);
       if (row[r].dx != nullptr) {
-        store_some<Access>(gradients[0], row[r].dx + c, count);
+        store_some<Access>(gradients[0], static_cast<Element*>(row[r].dx) + c, count);
       } else if (row[r].early != nullptr) {
         hn::StoreU(gradients[0], d, row[r].early + c);
       }
@@ -283,6 +283,29 @@ HWY_NOINLINE void conv_gradients(const ConvPanel& panel, int64_t rows,
     for (int j = 0; j < kTaps; ++j) hn::StoreU(dweight[j], d, sum_rows + j * panel.sums_pitch);
     hn::StoreU(dbias, d, sum_rows + kTaps * panel.sums_pitch);
   }
+}
+
+// The passes for a dtype and a number of taps.
+struct ConvPasses {
+  void (*tokens)(const ConvPanel&, int64_t, const void*, int64_t, void*, int64_t);
+  void (*gradients)(const ConvPanel&, int64_t, const GradientRow*, bool);
+};
+template <class Access>
+ConvPasses conv_passes(int64_t taps) {
+  constexpr ConvPasses kPasses[] = {{conv_tokens<Access, 1>, conv_gradients<Access, 1>},
+                                    {conv_tokens<Access, 2>, conv_gradients<Access, 2>},
+                                    {conv_tokens<Access, 3>, conv_gradients<Access, 3>},
+                                    {conv_tokens<Access, 4>, conv_gradients<Access, 4>},
+                                    {conv_tokens<Access, 5>, conv_gradients<Access, 5>},
+                                    {conv_tokens<Access, 6>, conv_gradients<Access, 6>},
+                                    {conv_tokens<Access, 7>, conv_gradients<Access, 7>},
+                                    {conv_tokens<Access, 8>, conv_gradients<Access, 8>}};
+  return kPasses[taps - 1];
+}
+inline ConvPasses conv_passes(DType type, int64_t taps) {
+  return type == DType::f32    ? conv_passes<LoadF32>(taps)
+         : type == DType::bf16 ? conv_passes<LoadBf16>(taps)
+                               : conv_passes<LoadF16>(taps);
 }
 
 }  // namespace HWY_NAMESPACE
