@@ -337,6 +337,15 @@ double budget(DType type) {
   return type == DType::f32 ? 4e-7 : type == DType::bf16 ? 2.5e-3 : 3e-4;
 }
 
+// Sums of many terms of size 1 and either sign: what cancels does not make the error smaller.
+double sum_error(const Call& call, const Buffer& x, const Buffer& ref) {
+  double square = 0;
+  for (double number : values(ref)) square += number * number;
+  const double rms = std::sqrt(square / std::max<double>(1, double(values(ref).size())));
+  const double size = std::max(rms, std::sqrt(double(call.B * call.T)));
+  return error(x, ref) * (rms < 1e-6 ? 1 : rms) / size;
+}
+
 void expect_agreement(const ConvSetup& s) {
   Call oracle(with_dtypes(s, DType::f64, DType::f64, DType::f64));
   for (const std::string& impl : fast_ones()) {
@@ -344,16 +353,15 @@ void expect_agreement(const ConvSetup& s) {
     Call call(s);
     oracle.copy_inputs(call);
     call.backward(impl), oracle.backward("reference");
-    // Sums over all tokens, in fp32: as many roundings as there are additions, at random.
     EXPECT_LT(error(call.dx, oracle.dx), 2 * budget(s.dtype));
-    EXPECT_LT(error(call.dweight, oracle.dweight), 2 * budget(s.weight_dtype));
-    if (call.bias) EXPECT_LT(error(call.dbias, oracle.dbias), 2 * budget(s.weight_dtype));
-    if (call.d_initial) EXPECT_LT(error(call.d_initial, oracle.d_initial), 2 * budget(DType::f32));
+    EXPECT_LT(sum_error(call, call.dweight, oracle.dweight), 2 * budget(s.weight_dtype));
+    EXPECT_LT(sum_error(call, call.dbias, oracle.dbias), 2 * budget(s.weight_dtype));
+    EXPECT_LT(error(call.d_initial, oracle.d_initial), 2 * budget(DType::f32));
     call.forward(impl), oracle.forward("reference");
     if (s.pool == PoolUse::none) {
       EXPECT_LT(error(call.out, oracle.out), budget(s.dtype));
       // States are inputs handed on: exact.
-      if (call.final_state) EXPECT_EQ(values(call.final_state), values(oracle.final_state));
+      EXPECT_EQ(values(call.final_state), values(oracle.final_state));
     } else {
       for (int64_t n = 0; n < call.N; ++n) {
         for (int64_t d = 0; d < s.D; ++d) {
@@ -406,7 +414,9 @@ TEST(Conv, SiluOfLargeNumbers) {
     for (int64_t d = 0; d < 13; ++d) {
       const double e = std::exp(-std::abs(big[d])),
                    sigmoid = big[d] < 0 ? e / (1 + e) : 1 / (1 + e);
-      EXPECT_NEAR(call.out.get(d), big[d] * sigmoid, 1e-6 * std::abs(big[d] * sigmoid) + 2e-36)
+      // exp's argument is rounded once: its size is the relative error, in units of fp32's.
+      const double relative = 3e-7 + 6e-8 * std::min(100.0, std::abs(big[d]));
+      EXPECT_NEAR(call.out.get(d), big[d] * sigmoid, relative * std::abs(big[d] * sigmoid) + 2e-36)
           << impl << " " << big[d];
       EXPECT_NEAR(call.dx.get(d), sigmoid * (1 + big[d] * (1 - sigmoid)), 3e-7) << impl << big[d];
     }
@@ -612,7 +622,7 @@ struct World {
         .c();
   }();
   std::list<Buffer> more{};
-  alignas(64) uint8_t scratch[1 << 17];
+  alignas(64) uint8_t scratch[1 << 17] = {};
   deltic_workspace workspace{scratch, sizeof scratch};
 
   deltic_tensor list(std::vector<int64_t> numbers) {
@@ -651,8 +661,6 @@ TEST(ConvErrors, NameArgumentExpectedAndGot) {
       {F, [](World& w) { w.t.x.strides[2] = 2; },
        "x: expected stride 1 in the last dimension, got 2"},
       {F, [](World& w) { w.t.x.dtype = DELTIC_I32; }, "x: expected fp32, bf16 or fp16, got int32"},
-      {F, [](World& w) { w.t.x.dtype = DELTIC_F64; },
-       "x: expected fp32, bf16 or fp16, got fp64 (taken by the implementation reference alone)"},
       {F,
        [](World& w) {
          reshape(w.t.weight, {6, 1, 4});
@@ -804,7 +812,7 @@ TEST(ConvErrors, CudaIsRefused) {
 }
 
 TEST(Conv, ExplainNamesTheChosen) {
-  const World w;
+  const World w{};
   std::vector<Choice> choices;
   ASSERT_EQ(deltic_conv_explain(&w.options, &w.t, detail::collect_choice, &choices), DELTIC_OK);
   EXPECT_EQ(choices.size(), implementations(Op::conv).size());

@@ -19,10 +19,13 @@ HWY_INLINE Vec clamp_for_silu(Vec x) {
   return hn::Min(hn::Set(d, 87.0f), hn::Max(hn::Set(d, -87.0f), x));
 }
 
-// 1 / (1 + exp(-x)) for x within 87: exp as 2^n p(f), |f| <= 1/2, p of degree 6 (error 8e-8), then
-// the reciprocal's estimate and one Newton step. `sigmoid` of vec-inl.h takes twice as long, which
-// here is longer than the memory takes: 16 numbers of bf16 come and go in 15 cycles or so.
-HWY_INLINE Vec bounded_sigmoid(Vec x) {
+// exp(-x) and 1 / (1 + exp(-x)) for x within 87: exp as 2^n p(f), |f| <= 1/2, p of degree 6 (error
+// 8e-8), then the reciprocal's estimate and one Newton step. `sigmoid` of vec-inl.h takes twice as
+// long, which here is longer than the memory takes.
+struct Logistic {
+  Vec exp, sigmoid;
+};
+HWY_INLINE Logistic logistic(Vec x) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
   const Vec minus_log2e = hn::Set(d, -1.44269504f);
@@ -40,20 +43,22 @@ HWY_INLINE Vec bounded_sigmoid(Vec x) {
   const Vec sum = hn::Add(one, e);
 #if HWY_ARCH_X86
   const Vec r = hn::ApproximateReciprocal(sum);  // 14 bits, 12 below AVX-512
-  return hn::MulAdd(r, hn::NegMulAdd(sum, r, one), r);
+  return {e, hn::MulAdd(r, hn::NegMulAdd(sum, r, one), r)};
 #else
-  return hn::Div(one, sum);
+  return {e, hn::Div(one, sum)};
 #endif
 }
 
 HWY_INLINE Vec silu(Vec x) {
-  const Vec near = clamp_for_silu(x);
-  return hn::Mul(hn::Max(hn::Set(F32(), -87.0f), x), bounded_sigmoid(near));
-}
-HWY_INLINE Vec silu_slope(Vec x) {
   const F32 d;
-  const Vec near = clamp_for_silu(x), s = bounded_sigmoid(near);
-  return hn::Mul(s, hn::MulAdd(near, hn::Sub(hn::Set(d, 1.0f), s), hn::Set(d, 1.0f)));
+  return hn::Mul(hn::Max(hn::Set(d, -87.0f), x), logistic(clamp_for_silu(x)).sigmoid);
+}
+// s + x s (1 - s), where 1 - s is exp(-x) s: a difference would lose what x then makes large.
+HWY_INLINE Vec silu_slope(Vec x) {
+  const Vec near = clamp_for_silu(x);
+  const Logistic l = logistic(near);
+  const Vec rest = hn::Mul(l.exp, l.sigmoid);
+  return hn::MulAdd(hn::Mul(near, l.sigmoid), rest, l.sigmoid);
 }
 
 // ---- A few numbers per channel: weights [D,W] and states [D,S] ------------------------------
