@@ -216,7 +216,7 @@ def test_opcheck():
 def test_compile_whole_graph_and_lengths():
     def layer(x, weight, bias):
         y, state = deltic.causal_conv1d(x, weight, bias, activation="silu", output_final_state=True)
-        return torch.tanh(y), state
+        return 2 * y, state  # doubling is exact however it is compiled
 
     compiled = torch.compile(layer, fullgraph=True, dynamic=True)
     for T in (5, 8, 300):

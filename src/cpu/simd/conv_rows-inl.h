@@ -13,52 +13,70 @@ HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
 namespace HWY_NAMESPACE {
 
-// Where exp(-x) and its reciprocal are still normal numbers; NaN goes through.
-HWY_INLINE Vec clamp_for_silu(Vec x) {
-  const F32 d;
-  return hn::Min(hn::Set(d, 87.0f), hn::Max(hn::Set(d, -87.0f), x));
-}
-
-// exp(-x) and 1 / (1 + exp(-x)) for x within 87: exp as 2^n p(f), |f| <= 1/2, p of degree 6 (error
-// 8e-8), then the reciprocal's estimate and one Newton step. `sigmoid` of vec-inl.h takes twice as
-// long, which here is longer than the memory takes.
+// SiLU of kGroup vectors, stage by stage: its chain of dependent instructions is 100 cycles long,
+// so that a vector alone would wait most of the time.
+constexpr int kGroup = 4;
+template <int kVecs>
 struct Logistic {
-  Vec exp, sigmoid;
-};
-HWY_INLINE Logistic logistic(Vec x) {
-  const F32 d;
-  const hn::RebindToSigned<F32> di;
-  const Vec minus_log2e = hn::Set(d, -1.44269504f);
-  const auto n = hn::NearestInt(hn::Mul(x, minus_log2e));
-  const Vec f = hn::MulSub(x, minus_log2e, hn::ConvertTo(d, n));
-  Vec p = hn::Set(d, 0.000153458124f);
-  p = hn::MulAdd(p, f, hn::Set(d, 0.00133999309f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.00961848907f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.0555032864f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.240226462f));
-  p = hn::MulAdd(p, f, hn::Set(d, 0.693147182f));
-  const Vec one = hn::Set(d, 1.0f);
-  p = hn::MulAdd(p, f, one);
-  const Vec e = hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(n)));
-  const Vec sum = hn::Add(one, e);
-#if HWY_ARCH_X86
-  const Vec r = hn::ApproximateReciprocal(sum);  // 14 bits, 12 below AVX-512
-  return {e, hn::MulAdd(r, hn::NegMulAdd(sum, r, one), r)};
-#else
-  return {e, hn::Div(one, sum)};
-#endif
-}
+  Vec near[kVecs];                 // x within 87, where all of these are normal numbers
+  Vec exp[kVecs], sigmoid[kVecs];  // exp(-x), 1 / (1 + exp(-x))
 
-HWY_INLINE Vec silu(Vec x) {
-  const F32 d;
-  return hn::Mul(hn::Max(hn::Set(d, -87.0f), x), logistic(clamp_for_silu(x)).sigmoid);
+  // exp as 2^n p(f), |f| <= 1/2, p of degree 5 (error 1.7e-7), then the reciprocal's estimate and
+  // one Newton step. Half the instructions of `sigmoid` in vec-inl.h, which would take longer than
+  // the memory does. NaN goes through `near`.
+  HWY_INLINE explicit Logistic(const Vec* x) {
+    const F32 d;
+    const hn::RebindToSigned<F32> di;
+    const Vec minus_log2e = hn::Set(d, -1.44269504f), one = hn::Set(d, 1.0f);
+    const Vec round = hn::Set(d, 12582912.0f);  // 1.5 * 2^23: a sum's last bits are the integer
+    Vec f[kVecs], p[kVecs];
+    const auto each = [](const auto& stage) {
+      DELTIC_UNROLL
+      for (int i = 0; i < kVecs; ++i) stage(i);
+    };
+    each([&](int i) { near[i] = hn::Max(hn::Set(d, -87.0f), x[i]); });
+    each([&](int i) { near[i] = hn::Min(hn::Set(d, 87.0f), near[i]); });
+    each([&](int i) { exp[i] = hn::MulAdd(near[i], minus_log2e, round); });
+    each([&](int i) { f[i] = hn::MulSub(near[i], minus_log2e, hn::Sub(exp[i], round)); });
+    each([&](int i) {
+      p[i] = hn::MulAdd(hn::Set(d, 0.00132647273f), f[i], hn::Set(d, 0.00967151299f));
+    });
+    each([&](int i) { p[i] = hn::MulAdd(p[i], f[i], hn::Set(d, 0.0555073358f)); });
+    each([&](int i) { p[i] = hn::MulAdd(p[i], f[i], hn::Set(d, 0.240222424f)); });
+    each([&](int i) { p[i] = hn::MulAdd(p[i], f[i], hn::Set(d, 0.693147004f)); });
+    each([&](int i) { p[i] = hn::MulAdd(p[i], f[i], one); });
+    each([&](int i) {
+      const auto n = hn::ShiftLeft<23>(hn::BitCast(di, exp[i]));
+      exp[i] = hn::BitCast(d, hn::Add(hn::BitCast(di, p[i]), n));
+    });
+    each([&](int i) { p[i] = hn::Add(one, exp[i]); });
+#if HWY_ARCH_X86
+    each([&](int i) { sigmoid[i] = hn::ApproximateReciprocal(p[i]); });  // 14 bits, or 12
+    each([&](int i) { p[i] = hn::NegMulAdd(p[i], sigmoid[i], one); });
+    each([&](int i) { sigmoid[i] = hn::MulAdd(sigmoid[i], p[i], sigmoid[i]); });
+#else
+    each([&](int i) { sigmoid[i] = hn::Div(one, p[i]); });
+#endif
+  }
+};
+
+// x * sigmoid(x), in place. Above 87 x counts itself.
+template <int kVecs>
+HWY_INLINE void silu(Vec* x) {
+  const Logistic<kVecs> l(x);
+  DELTIC_UNROLL
+  for (int i = 0; i < kVecs; ++i) x[i] = hn::Mul(hn::Max(l.near[i], x[i]), l.sigmoid[i]);
 }
-// s + x s (1 - s), where 1 - s is exp(-x) s: a difference would lose what x then makes large.
-HWY_INLINE Vec silu_slope(Vec x) {
-  const Vec near = clamp_for_silu(x);
-  const Logistic l = logistic(near);
-  const Vec rest = hn::Mul(l.exp, l.sigmoid);
-  return hn::MulAdd(hn::Mul(near, l.sigmoid), rest, l.sigmoid);
+// Its derivative s + x s (1 - s), where 1 - s is exp(-x) s: a difference would lose what x then
+// makes large.
+template <int kVecs>
+HWY_INLINE void silu_slope(Vec* x) {
+  const Logistic<kVecs> l(x);
+  DELTIC_UNROLL
+  for (int i = 0; i < kVecs; ++i) {
+    const Vec rest = hn::Mul(l.exp[i], l.sigmoid[i]);
+    x[i] = hn::MulAdd(hn::Mul(l.near[i], l.sigmoid[i]), rest, l.sigmoid[i]);
+  }
 }
 
 // ---- A few numbers per channel: weights [D,W] and states [D,S] ------------------------------
@@ -181,44 +199,78 @@ struct ConvPanel {
   int64_t sums_pitch;
 };
 
-// W inputs of a vector of channels, oldest first; the last is the token's own.
-template <int kTaps>
-HWY_INLINE Vec weighted_sum(const Vec* weight, const Vec* inputs, Vec bias) {
-  Vec sum = bias;
+// The sums before the activation of kRows tokens: inputs[j] .. inputs[j + W - 1] are token j's.
+template <int kTaps, int kRows>
+HWY_INLINE void weighted_sums(const Vec* weight, const Vec* inputs, Vec bias, Vec* sums) {
   DELTIC_UNROLL
-  for (int j = 0; j < kTaps; ++j) sum = hn::MulAdd(weight[j], inputs[j], sum);
-  return sum;
+  for (int r = 0; r < kRows; ++r) sums[r] = bias;
+  DELTIC_UNROLL
+  for (int j = 0; j < kTaps; ++j) {
+    DELTIC_UNROLL
+    for (int r = 0; r < kRows; ++r) sums[r] = hn::MulAdd(weight[j], inputs[r + j], sums[r]);
+  }
 }
+
+// A pass over tokens for one vector of channels, `count` of which are there: weights and what lies
+// before the next token, in registers.
+template <class Access, int kTaps>
+struct ConvForward {
+  static constexpr int kBefore = kTaps - 1;
+  using Element = typename Access::Element;
+
+  HWY_INLINE ConvForward(const ConvPanel& panel, int64_t c)
+      : count(std::min<int64_t>(kLanes, panel.channels - c)) {
+    const F32 d;
+    DELTIC_UNROLL
+    for (int j = 0; j < kTaps; ++j) weight[j] = hn::LoadU(d, panel.weight + j * panel.pitch + c);
+    bias = hn::LoadU(d, panel.bias + c);
+    DELTIC_UNROLL
+    for (int j = 0; j < kBefore; ++j) before[j] = hn::LoadU(d, panel.inputs + j * panel.pitch + c);
+  }
+  HWY_INLINE void leave(const ConvPanel& panel, int64_t c) const {
+    DELTIC_UNROLL
+    for (int j = 0; j < kBefore; ++j) {
+      hn::StoreU(before[j], F32(), panel.inputs + j * panel.pitch + c);
+    }
+  }
+
+  template <int kRows>
+  HWY_INLINE void tokens(bool is_silu, const Element* x, int64_t x_row, Element* y, int64_t y_row) {
+    Vec inputs[kBefore + kRows], sums[kRows];
+    DELTIC_UNROLL
+    for (int j = 0; j < kBefore; ++j) inputs[j] = before[j];
+    DELTIC_UNROLL
+    for (int r = 0; r < kRows; ++r) inputs[kBefore + r] = load_some<Access>(x + r * x_row, count);
+    weighted_sums<kTaps, kRows>(weight, inputs, bias, sums);
+    if (is_silu) silu<kRows>(sums);
+    DELTIC_UNROLL
+    for (int r = 0; r < kRows; ++r) store_some<Access>(sums[r], y + r * y_row, count);
+    DELTIC_UNROLL
+    for (int j = 0; j < kBefore; ++j) before[j] = inputs[kRows + j];
+  }
+
+  int64_t count;
+  Vec weight[kTaps], bias, before[kTaps];
+};
 
 // `rows` tokens forward, from inputs x to outputs y. A few rows at a time are a few streams, each
 // of which goes through memory in order, and let weights stay in registers.
 template <class Access, int kTaps>
 void conv_tokens(const ConvPanel& panel, int64_t rows, const void* x_data, int64_t x_row,
                  void* y_data, int64_t y_row) {
-  const F32 d;
   const auto* x = static_cast<const typename Access::Element*>(x_data);
   auto* y = static_cast<typename Access::Element*>(y_data);
   for (int64_t c = 0; c < panel.channels; c += kLanes) {
-    const int64_t count = std::min<int64_t>(kLanes, panel.channels - c);
-    Vec weight[kTaps], inputs[kTaps];
-    DELTIC_UNROLL
-    for (int j = 0; j < kTaps; ++j) weight[j] = hn::LoadU(d, panel.weight + j * panel.pitch + c);
-    const Vec bias = hn::LoadU(d, panel.bias + c);
-    DELTIC_UNROLL
-    for (int j = 1; j < kTaps; ++j) {
-      inputs[j] = hn::LoadU(d, panel.inputs + (j - 1) * panel.pitch + c);
+    ConvForward<Access, kTaps> pass(panel, c);
+    int64_t r = 0;
+    for (; r + kGroup <= rows; r += kGroup) {
+      pass.template tokens<kGroup>(panel.is_silu, x + r * x_row + c, x_row, y + r * y_row + c,
+                                   y_row);
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      DELTIC_UNROLL
-      for (int j = 1; j < kTaps; ++j) inputs[j - 1] = inputs[j];
-      inputs[kTaps - 1] = load_some<Access>(x + r * x_row + c, count);
-      const Vec pre = weighted_sum<kTaps>(weight, inputs, bias);
-      store_some<Access>(panel.is_silu ? silu(pre) : pre, y + r * y_row + c, count);
+    for (; r < rows; ++r) {
+      pass.template tokens<1>(panel.is_silu, x + r * x_row + c, x_row, y + r * y_row + c, y_row);
     }
-    DELTIC_UNROLL
-    for (int j = 1; j < kTaps; ++j) {
-      hn::StoreU(inputs[j], d, panel.inputs + (j - 1) * panel.pitch + c);
-    }
+    pass.leave(panel, c);
   }
 }
 
@@ -231,62 +283,94 @@ struct GradientRow {
   float* early;
 };
 
-// `rows` tokens backward, in the order of time: a token adds to the gradients of its W inputs, the
-// oldest of which is then complete. With `sums` also to the sums of dweight and dbias.
+// The same backward, in the order of time: a token adds to the gradients of its W inputs, the
+// oldest of which is then complete.
 template <class Access, int kTaps>
-void conv_gradients(const ConvPanel& panel, int64_t rows, const GradientRow* row, bool sums) {
+struct ConvBackward {
+  static constexpr int kBefore = kTaps - 1;
   using Element = typename Access::Element;
-  const F32 d;
-  const bool has_sums = sums && panel.sums != nullptr;
-  for (int64_t c = 0; c < panel.channels; c += kLanes) {
-    const int64_t count = std::min<int64_t>(kLanes, panel.channels - c);
-    Vec weight[kTaps], inputs[kTaps], gradients[kTaps], dweight[kTaps], dbias = hn::Zero(d);
-    float* sum_rows = has_sums ? panel.sums + c : nullptr;
+
+  HWY_INLINE ConvBackward(const ConvPanel& panel, int64_t c, bool has_sums) : forward(panel, c) {
+    const F32 d;
     DELTIC_UNROLL
-    for (int j = 0; j < kTaps; ++j) {
-      weight[j] = hn::LoadU(d, panel.weight + j * panel.pitch + c);
-      dweight[j] = has_sums ? hn::LoadU(d, sum_rows + j * panel.sums_pitch) : hn::Zero(d);
+    for (int j = 0; j < kBefore; ++j) {
+      gradients[j] = hn::LoadU(d, panel.gradients + j * panel.pitch + c);
     }
-    if (has_sums) dbias = hn::LoadU(d, sum_rows + kTaps * panel.sums_pitch);
-    const Vec bias = hn::LoadU(d, panel.bias + c);
     DELTIC_UNROLL
-    for (int j = 1; j < kTaps; ++j) {
-      inputs[j] = hn::LoadU(d, panel.inputs + (j - 1) * panel.pitch + c);
-      gradients[j] = hn::LoadU(d, panel.gradients + (j - 1) * panel.pitch + c);
+    for (int j = 0; j <= kTaps; ++j) {
+      sums[j] = has_sums ? hn::LoadU(d, panel.sums + j * panel.sums_pitch + c) : hn::Zero(d);
     }
-    for (int64_t r = 0; r < rows; ++r) {
-      DELTIC_UNROLL
-      for (int j = 1; j < kTaps; ++j) {
-        inputs[j - 1] = inputs[j];
-        gradients[j - 1] = gradients[j];
-      }
-      inputs[kTaps - 1] = load_some<Access>(static_cast<const Element*>(row[r].x) + c, count);
-      gradients[kTaps - 1] = row[r].seed ? hn::LoadU(d, row[r].seed + c) : hn::Zero(d);
-      Vec dpre = load_some<Access>(static_cast<const Element*>(row[r].d_out) + c, count);
-      if (panel.is_silu) {
-        dpre = hn::Mul(dpre, silu_slope(weighted_sum<kTaps>(weight, inputs, bias)));
-      }
+  }
+  HWY_INLINE void leave(const ConvPanel& panel, int64_t c, bool has_sums) const {
+    const F32 d;
+    forward.leave(panel, c);
+    DELTIC_UNROLL
+    for (int j = 0; j < kBefore; ++j) {
+      hn::StoreU(gradients[j], d, panel.gradients + j * panel.pitch + c);
+    }
+    if (!has_sums) return;
+    DELTIC_UNROLL
+    for (int j = 0; j <= kTaps; ++j) {
+      hn::StoreU(sums[j], d, panel.sums + j * panel.sums_pitch + c);
+    }
+  }
+
+  template <int kRows>
+  HWY_INLINE void tokens(bool is_silu, const GradientRow* row, int64_t c) {
+    const F32 d;
+    const int64_t count = forward.count;
+    Vec inputs[kBefore + kRows], dpre[kRows];
+    DELTIC_UNROLL
+    for (int j = 0; j < kBefore; ++j) inputs[j] = forward.before[j];
+    DELTIC_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      inputs[kBefore + r] = load_some<Access>(static_cast<const Element*>(row[r].x) + c, count);
+    }
+    if (is_silu) {
+      weighted_sums<kTaps, kRows>(forward.weight, inputs, forward.bias, dpre);
+      silu_slope<kRows>(dpre);
+    }
+    DELTIC_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const Vec dy = load_some<Access>(static_cast<const Element*>(row[r].d_out) + c, count);
+      dpre[r] = is_silu ? hn::Mul(dpre[r], dy) : dy;
+    }
+    DELTIC_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      gradients[kBefore] = row[r].seed != nullptr ? hn::LoadU(d, row[r].seed + c) : hn::Zero(d);
       DELTIC_UNROLL
       for (int j = 0; j < kTaps; ++j) {
-        gradients[j] = hn::MulAdd(weight[j], dpre, gradients[j]);
-        dweight[j] = hn::MulAdd(inputs[j], dpre, dweight[j]);
+        gradients[j] = hn::MulAdd(forward.weight[j], dpre[r], gradients[j]);
+        sums[j] = hn::MulAdd(inputs[r + j], dpre[r], sums[j]);
       }
-      dbias = hn::Add(dbias, dpre);
+      sums[kTaps] = hn::Add(sums[kTaps], dpre[r]);
       if (row[r].dx != nullptr) {
         store_some<Access>(gradients[0], static_cast<Element*>(row[r].dx) + c, count);
       } else if (row[r].early != nullptr) {
         hn::StoreU(gradients[0], d, row[r].early + c);
       }
+      DELTIC_UNROLL
+      for (int j = 0; j < kBefore; ++j) gradients[j] = gradients[j + 1];
     }
     DELTIC_UNROLL
-    for (int j = 1; j < kTaps; ++j) {
-      hn::StoreU(inputs[j], d, panel.inputs + (j - 1) * panel.pitch + c);
-      hn::StoreU(gradients[j], d, panel.gradients + (j - 1) * panel.pitch + c);
+    for (int j = 0; j < kBefore; ++j) forward.before[j] = inputs[kRows + j];
+  }
+
+  ConvForward<Access, kTaps> forward;
+  Vec gradients[kTaps], sums[kTaps + 1];  // sums: of dweight, and of dbias
+};
+
+template <class Access, int kTaps>
+void conv_gradients(const ConvPanel& panel, int64_t rows, const GradientRow* row, bool sums) {
+  const bool has_sums = sums && panel.sums != nullptr;
+  for (int64_t c = 0; c < panel.channels; c += kLanes) {
+    ConvBackward<Access, kTaps> pass(panel, c, has_sums);
+    int64_t r = 0;
+    for (; r + kGroup <= rows; r += kGroup) {
+      pass.template tokens<kGroup>(panel.is_silu, row + r, c);
     }
-    if (!has_sums) continue;
-    DELTIC_UNROLL
-    for (int j = 0; j < kTaps; ++j) hn::StoreU(dweight[j], d, sum_rows + j * panel.sums_pitch);
-    hn::StoreU(dbias, d, sum_rows + kTaps * panel.sums_pitch);
+    for (; r < rows; ++r) pass.template tokens<1>(panel.is_silu, row + r, c);
+    pass.leave(panel, c, has_sums);
   }
 }
 
