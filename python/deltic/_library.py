@@ -23,6 +23,8 @@ _NAMES = {
     "ckpt_tokens": "checkpoints.tokens",
     "ckpt_slots": "checkpoints.slots",
     "ckpt_states": "checkpoints.states",
+    "conv.state_pool": "state",
+    "conv.read_index": "state_index",
 }
 # Patterns stay texts until the first error: compiled they would be a tenth of the import.
 _TEXT = r"(?P<op>[a-z0-9_]+): (?P<argument>\w+): (?P<rest>.*)$"
@@ -115,11 +117,11 @@ def translated(error: RuntimeError) -> Exception:
     match = re.match(_TEXT, text)
     if match is None:
         return error
-    argument = _NAMES.get(match["argument"], match["argument"])
+    name = match["argument"]
+    argument = _NAMES.get(f"{match['op']}.{name}", _NAMES.get(name, name))
     if argument in ("out", "w") and re.search(_DTYPE, text):
-        argument = (
-            "dtype"  # the outputs of blocks have the shape they need, and the dtype asked for
-        )
+        # The outputs of blocks have the shape they need, and the dtype asked for.
+        argument = "dtype"
     text = f"{match['op']}: {argument}: {match['rest']}"
     status = LIBRARY.deltic_torch_last_status()
     if status == _UNSUPPORTED:
