@@ -2,7 +2,7 @@
 
 Operators that its registry of backends knows are registered there; the others are replaced in every
 module of it that holds them. On the CPU its convolutions, norms and losses are Triton kernels that
-cannot run: for CPU tensors, and for these only, they are replaced by torch's.
+cannot run: for CPU tensors, and for these only, they are replaced by ours and torch's.
 """
 
 import importlib
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from .. import _native
 from ..fla.ops import delta_rule, gated_delta_rule, kda
-from ._modules import ACTIVATIONS, causal_conv, conv_step, gated_rms_norm
+from ..layers._norms import GATE_ACTIVATIONS, rms_norm
+from ._modules import ACTIVATIONS, causal_conv, conv_step
 from ._patch import Report, Switch, Target, named, say_once
 
 _switch = Switch()
@@ -43,11 +44,12 @@ _UNNAMED = {"A_log", "dt_bias", "use_gate_in_kernel", "chunk_size", "transpose_s
 
 
 @cache
-def _runs_on(device_type: str) -> bool:
-    """Whether this build has an operator for a kind of device."""
+def _runs_on(device_type: str, trains: bool) -> bool:
+    """Whether this build has an operator for a kind of device, and its gradient."""
     x = torch.zeros(1, 1, 1, 16, device=device_type)
     try:
-        _native.delta_rule(x, x, x)
+        with torch.set_grad_enabled(trains):
+            _native.delta_rule(x.requires_grad_(trains), x, x)
     except NotImplementedError:
         return False
     return True
@@ -60,7 +62,7 @@ def _refusal(ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     q, v = given.get("q"), given.get("v")
     if not isinstance(q, Tensor) or not isinstance(v, Tensor):
         return "no tensors q and v"
-    if not _runs_on(q.device.type):
+    if not _runs_on(q.device.type, torch.is_grad_enabled() and q.requires_grad):
         return f"no operator for {q.device.type} tensors in this build"
     if q.dtype not in _DTYPES or v.dtype not in _DTYPES:
         return f"{q.dtype} queries and {v.dtype} values"
@@ -173,7 +175,11 @@ def _rms_norm_gated(
     if bias is not None:
         raise NotImplementedError("rms_norm_gated: bias: expected None on the CPU, got a tensor")
     total, beside = _with_residual(x, residual, residual_in_fp32)
-    y = gated_rms_norm(total, g, weight, eps, activation).to(x.dtype)
+    if activation not in GATE_ACTIVATIONS:
+        raise ValueError(
+            f"rms_norm_gated: activation: expected swish, silu or sigmoid, got {activation!r}"
+        )
+    y = rms_norm(total, weight, g, eps, activation == "sigmoid").to(x.dtype)
     return (y, beside) if prenorm else y
 
 

@@ -22,7 +22,8 @@ from torch import Tensor
 from .. import _blocks
 from ..fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from ..fla.ops.kda import chunk_kda, fused_recurrent_kda
-from ._modules import ACTIVATIONS, causal_conv, conv_step, gated_rms_norm, offsets_of
+from ..layers._norms import GATE_ACTIVATIONS, rms_norm
+from ._modules import ACTIVATIONS, causal_conv, conv_step, offsets_of, takes_weight
 from ._patch import Report, Switch, Target, named, say_once
 
 MODELS = (
@@ -157,6 +158,8 @@ def _make_convolution(original: Any, name: str) -> Any:
         reason = None
         if hidden_states.device.type != "cpu":
             reason = f"{hidden_states.device.type} tensors"
+        elif not takes_weight(weight):
+            reason = f"a convolution of {weight.shape[-1]} taps"
         elif activation not in ACTIVATIONS:
             reason = f"the activation {activation!r}"
         elif seq_idx is not None and seq_idx.shape != (batch, tokens):
@@ -192,6 +195,8 @@ def _make_convolution_step(original: Any, name: str) -> Any:
             and hidden_states.dim() == 3
             and hidden_states.shape[-1] == 1
             and activation in ACTIVATIONS
+            and takes_weight(weight)
+            and not torch.is_grad_enabled()
             and not kwargs
         )
         if not ours:
@@ -208,12 +213,11 @@ def _make_norm(original: Any, name: str) -> Any:
             gate is None
             or hidden_states.device.type != "cpu"
             or hidden_states.dtype not in _DTYPES
-            or self.activation not in ("silu", "swish", "sigmoid")
+            or self.activation not in GATE_ACTIVATIONS
         ):
             return original(self, hidden_states, gate)
-        return gated_rms_norm(
-            hidden_states, gate, self.weight, self.variance_epsilon, self.activation
-        )
+        is_sigmoid = self.activation == "sigmoid"
+        return rms_norm(hidden_states, self.weight, gate, self.variance_epsilon, is_sigmoid)
 
     return named(forward, original, name)
 
@@ -265,12 +269,12 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = 
     "causal_conv1d_fn": (
         _make_convolution,
         ("hidden_states", "weight", "bias", "activation"),
-        "a convolution in the tokens' order",
+        "deltic.causal_conv1d",
     ),
     "causal_conv1d_update": (
         _make_convolution_step,
         ("hidden_states", "conv_state", "weight", "bias", "activation"),
-        "a sum over the taps",
+        "deltic.causal_conv1d_update",
     ),
 }
 # Likewise for the forward of classes, by the end of their names.
