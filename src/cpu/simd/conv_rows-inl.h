@@ -114,19 +114,23 @@ inline void load_columns(const Columns& m, int64_t c0, int64_t n, int64_t first,
   int64_t c = 0;
   if (m.is_interleaved()) {
     const int64_t count = m.num_columns * kLanes;
-    alignas(64) float together[4 * kLanes], apart[4 * kLanes];
+    alignas(64) float together[4 * kLanes];
     for (; c + kLanes <= n; c += kLanes) {
-      load_row(m.data, m.dtype, m.at(c0 + c, 0), count, count, together);
-      Vec v0, v1, v2, v3 = hn::Zero(d);
-      if (m.num_columns == 4) {
-        hn::LoadInterleaved4(d, together, v0, v1, v2, v3);
+      const float* src = together;
+      if (m.dtype == DType::f32) {
+        src = static_cast<const float*>(m.data) + m.at(c0 + c, 0);
       } else {
-        hn::LoadInterleaved3(d, together, v0, v1, v2);
+        load_row(m.data, m.dtype, m.at(c0 + c, 0), count, count, together);
       }
-      hn::Store(v0, d, apart), hn::Store(v1, d, apart + kLanes);
-      hn::Store(v2, d, apart + 2 * kLanes), hn::Store(v3, d, apart + 3 * kLanes);
-      for (int64_t i = first; i < m.num_columns; ++i) {
-        hn::StoreU(hn::Load(d, apart + i * kLanes), d, dst + (i - first) * pitch + c);
+      Vec v[4];
+      if (m.num_columns == 4) {
+        hn::LoadInterleaved4(d, src, v[0], v[1], v[2], v[3]);
+      } else {
+        hn::LoadInterleaved3(d, src, v[0], v[1], v[2]);
+      }
+      DELTIC_UNROLL
+      for (int64_t i = 0; i < 4; ++i) {
+        if (i >= first && i < m.num_columns) hn::StoreU(v[i], d, dst + (i - first) * pitch + c);
       }
     }
   }
@@ -154,12 +158,14 @@ inline void store_columns(const float* src, int64_t pitch, int64_t n, const Colu
       const float* at = src + c;
       const Vec v0 = hn::LoadU(d, at), v1 = hn::LoadU(d, at + pitch),
                 v2 = hn::LoadU(d, at + 2 * pitch);
+      const bool is_f32 = m.dtype == DType::f32;
+      float* dst = is_f32 ? static_cast<float*>(m.data) + m.at(c0 + c, 0) : together;
       if (m.num_columns == 4) {
-        hn::StoreInterleaved4(v0, v1, v2, hn::LoadU(d, at + 3 * pitch), d, together);
+        hn::StoreInterleaved4(v0, v1, v2, hn::LoadU(d, at + 3 * pitch), d, dst);
       } else {
-        hn::StoreInterleaved3(v0, v1, v2, d, together);
+        hn::StoreInterleaved3(v0, v1, v2, d, dst);
       }
-      store_row(together, m.num_columns * kLanes, m.data, m.dtype, m.at(c0 + c, 0));
+      if (!is_f32) store_row(together, m.num_columns * kLanes, m.data, m.dtype, m.at(c0 + c, 0));
     }
   }
   for (; c < n; ++c) {
@@ -180,8 +186,8 @@ HWY_INLINE Vec load_some(const typename Access::Element* from, int64_t count) {
   return Access::load(whole);
 }
 template <class Access>
-HWY_INLINE void store_some(Vec x, typename Access::Element* to, int64_t count) {
-  if (count == kLanes) return Access::store(x, to);
+HWY_INLINE void store_some(Vec x, typename Access::Element* to, int64_t count, bool is_streamed) {
+  if (count == kLanes) return is_streamed ? Access::stream(x, to) : Access::store(x, to);
   typename Access::Element whole[kLanes];
   Access::store(x, whole);
   std::memcpy(to, whole, static_cast<size_t>(count) * sizeof(*to));
@@ -191,6 +197,7 @@ HWY_INLINE void store_some(Vec x, typename Access::Element* to, int64_t count) {
 struct ConvPanel {
   int64_t channels, pitch;
   bool is_silu;
+  bool is_streamed;     // outputs go past the caches: they are aligned, and too large to stay
   const float* weight;  // [W] rows
   const float* bias;    // one row
   float* inputs;        // [W-1] rows: the inputs before the next token, oldest first
@@ -235,16 +242,19 @@ struct ConvForward {
   }
 
   template <int kRows>
-  HWY_INLINE void tokens(bool is_silu, const Element* x, int64_t x_row, Element* y, int64_t y_row) {
+  HWY_INLINE void tokens(const ConvPanel& panel, const Element* x, int64_t x_row, Element* y,
+                         int64_t y_row) {
     Vec inputs[kBefore + kRows], sums[kRows];
     DELTIC_UNROLL
     for (int j = 0; j < kBefore; ++j) inputs[j] = before[j];
     DELTIC_UNROLL
     for (int r = 0; r < kRows; ++r) inputs[kBefore + r] = load_some<Access>(x + r * x_row, count);
     weighted_sums<kTaps, kRows>(weight, inputs, bias, sums);
-    if (is_silu) silu<kRows>(sums);
+    if (panel.is_silu) silu<kRows>(sums);
     DELTIC_UNROLL
-    for (int r = 0; r < kRows; ++r) store_some<Access>(sums[r], y + r * y_row, count);
+    for (int r = 0; r < kRows; ++r) {
+      store_some<Access>(sums[r], y + r * y_row, count, panel.is_streamed);
+    }
     DELTIC_UNROLL
     for (int j = 0; j < kBefore; ++j) before[j] = inputs[kRows + j];
   }
@@ -264,11 +274,10 @@ void conv_tokens(const ConvPanel& panel, int64_t rows, const void* x_data, int64
     ConvForward<Access, kTaps> pass(panel, c);
     int64_t r = 0;
     for (; r + kGroup <= rows; r += kGroup) {
-      pass.template tokens<kGroup>(panel.is_silu, x + r * x_row + c, x_row, y + r * y_row + c,
-                                   y_row);
+      pass.template tokens<kGroup>(panel, x + r * x_row + c, x_row, y + r * y_row + c, y_row);
     }
     for (; r < rows; ++r) {
-      pass.template tokens<1>(panel.is_silu, x + r * x_row + c, x_row, y + r * y_row + c, y_row);
+      pass.template tokens<1>(panel, x + r * x_row + c, x_row, y + r * y_row + c, y_row);
     }
     pass.leave(panel, c);
   }
@@ -316,7 +325,7 @@ struct ConvBackward {
   }
 
   template <int kRows>
-  HWY_INLINE void tokens(bool is_silu, const GradientRow* row, int64_t c) {
+  HWY_INLINE void tokens(const ConvPanel& panel, const GradientRow* row, int64_t c) {
     const F32 d;
     const int64_t count = forward.count;
     Vec inputs[kBefore + kRows], dpre[kRows];
@@ -326,14 +335,14 @@ struct ConvBackward {
     for (int r = 0; r < kRows; ++r) {
       inputs[kBefore + r] = load_some<Access>(static_cast<const Element*>(row[r].x) + c, count);
     }
-    if (is_silu) {
+    if (panel.is_silu) {
       weighted_sums<kTaps, kRows>(forward.weight, inputs, forward.bias, dpre);
       silu_slope<kRows>(dpre);
     }
     DELTIC_UNROLL
     for (int r = 0; r < kRows; ++r) {
       const Vec dy = load_some<Access>(static_cast<const Element*>(row[r].d_out) + c, count);
-      dpre[r] = is_silu ? hn::Mul(dpre[r], dy) : dy;
+      dpre[r] = panel.is_silu ? hn::Mul(dpre[r], dy) : dy;
     }
     DELTIC_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -345,7 +354,8 @@ struct ConvBackward {
       }
       sums[kTaps] = hn::Add(sums[kTaps], dpre[r]);
       if (row[r].dx != nullptr) {
-        store_some<Access>(gradients[0], static_cast<Element*>(row[r].dx) + c, count);
+        store_some<Access>(gradients[0], static_cast<Element*>(row[r].dx) + c, count,
+                           panel.is_streamed);
       } else if (row[r].early != nullptr) {
         hn::StoreU(gradients[0], d, row[r].early + c);
       }
@@ -367,9 +377,9 @@ void conv_gradients(const ConvPanel& panel, int64_t rows, const GradientRow* row
     ConvBackward<Access, kTaps> pass(panel, c, has_sums);
     int64_t r = 0;
     for (; r + kGroup <= rows; r += kGroup) {
-      pass.template tokens<kGroup>(panel.is_silu, row + r, c);
+      pass.template tokens<kGroup>(panel, row + r, c);
     }
-    for (; r < rows; ++r) pass.template tokens<1>(panel.is_silu, row + r, c);
+    for (; r < rows; ++r) pass.template tokens<1>(panel, row + r, c);
     pass.leave(panel, c, has_sums);
   }
 }
