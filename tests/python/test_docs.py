@@ -4,6 +4,7 @@ import doctest
 import re
 
 import deltic
+import deltic.integrations.transformers
 import deltic.layers
 import pytest
 from support import ROOT
@@ -25,11 +26,14 @@ def test_docstring_examples(module, name):
     ["README.md", "docs/python.md", "docs/fla.md", "docs/layers.md", "docs/transformers.md"],
 )
 def test_page(page):
-    if page == "docs/transformers.md":
+    if page in ("README.md", "docs/transformers.md"):
         pytest.importorskip("transformers", minversion="5.16")
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= (1 if page == "README.md" else 3)
     names: dict = {}
-    for block in blocks:
-        exec(compile(block, page, "exec"), names)
+    try:
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)
+    finally:
+        deltic.integrations.transformers.disable()
