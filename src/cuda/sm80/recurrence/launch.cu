@@ -1,0 +1,88 @@
+// The door of the recurrence: parameters from a checked call, and which instantiation runs.
+#include <cuda_runtime.h>
+
+#include "core/error.h"
+#include "cuda/sm80/recurrence/launch.h"
+#include "cuda/sm80/recurrence/params.h"
+#include "cuda/sm80/recurrence/traits.h"
+
+namespace deltic::gpu::recurrence {
+
+template <int kBlocks, bool kPerChannel>
+void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
+
+namespace {
+
+Params params_of(const Problem& p) {
+  return {.tokens = {p.cu, p.packed, p.N, p.T},
+          .HV = p.HV,
+          .V = p.V,
+          .num_slices = (p.V + kColumns - 1) / kColumns,
+          .K = static_cast<int32_t>(p.K),
+          .group = static_cast<int32_t>(p.HV / p.H),
+          .gate = p.gate,
+          .gate_form = p.gate_form,
+          .beta_kind = p.beta_kind,
+          .beta_form = p.beta_form,
+          .l2norm = p.l2norm,
+          .is_pool = p.is_pool,
+          .scale = p.scale,
+          .lower_bound = p.lower_bound,
+          .q = p.q,
+          .k = p.k,
+          .v = p.v,
+          .o = p.o,
+          .beta = p.beta,
+          .g = p.g,
+          .gv = p.gv,
+          .A_log = p.A_log,
+          .dt_bias = p.dt_bias,
+          .state_in = p.state_in,
+          .state_out = p.state_out,
+          .ckpt = p.ckpt,
+          .read_index = p.read_index,
+          .write_index = p.write_index,
+          .ckpt_cu = p.ckpt_cu,
+          .ckpt_tokens = p.ckpt_tokens,
+          .ckpt_slots = p.ckpt_slots};
+}
+
+template <int kBlocks>
+void launch_gate(const Params& p, unsigned num_ctas, cudaStream_t stream) {
+  p.gate == Gate::channel ? launch<kBlocks, true>(p, num_ctas, stream)
+                          : launch<kBlocks, false>(p, num_ctas, stream);
+}
+
+}  // namespace
+
+const char* refuse(const Problem& p) {
+  const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
+  for (const Rows* rows : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g, &p.gv}) {
+    if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
+  }
+  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt}) {
+    if (is_fp64(*states)) return "a state is fp64, which only the oracle takes";
+  }
+  if (is_fp64(p.A_log) || is_fp64(p.dt_bias)) {
+    return "A_log or dt_bias is fp64, which only the oracle takes";
+  }
+  return nullptr;
+}
+
+void run(const Problem& p, void* stream) {
+  const Params params = params_of(p);
+  const int64_t slices = p.N * p.HV * params.num_slices;
+  const int64_t num_ctas = slices + (p.packed && p.T > 0 ? kPaddingCtas : 0);
+  if (num_ctas == 0 || p.V == 0) return;
+  if (num_ctas > INT32_MAX) {
+    fail(DELTIC_UNSUPPORTED, "cuda.general: expected at most 2^31 - 1 slices of states, got ",
+         num_ctas);
+  }
+  const auto launch_width = p.K <= 32    ? launch_gate<1>
+                            : p.K <= 64  ? launch_gate<2>
+                            : p.K <= 128 ? launch_gate<4>
+                                         : launch_gate<8>;
+  launch_width(params, static_cast<unsigned>(num_ctas), static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace deltic::gpu::recurrence
