@@ -1,10 +1,10 @@
 // The door of the recurrence: parameters from a checked call, and which instantiation runs.
 #include <cuda_runtime.h>
 
-#include "core/error.h"
 #include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm80/recurrence/params.h"
 #include "cuda/sm80/recurrence/traits.h"
+#include "cuda/tile/grid.h"
 
 namespace deltic::gpu::recurrence {
 
@@ -14,7 +14,7 @@ void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
 namespace {
 
 Params params_of(const Problem& p) {
-  return {.tokens = {p.cu, p.packed, p.N, p.T},
+  return {.tokens = tokens_of(p),
           .HV = p.HV,
           .V = p.V,
           .num_slices = (p.V + kColumns - 1) / kColumns,
@@ -71,18 +71,13 @@ const char* refuse(const Problem& p) {
 
 void run(const Problem& p, void* stream) {
   const Params params = params_of(p);
-  const int64_t slices = p.N * p.HV * params.num_slices;
-  const int64_t num_ctas = slices + (p.packed && p.T > 0 ? kPaddingCtas : 0);
-  if (num_ctas == 0 || p.V == 0) return;
-  if (num_ctas > INT32_MAX) {
-    fail(DELTIC_UNSUPPORTED, "cuda.general: expected at most 2^31 - 1 slices of states, got ",
-         num_ctas);
-  }
+  const unsigned ctas = num_ctas(p, p.N * p.HV * params.num_slices);
+  if (ctas == 0) return;
   const auto launch_width = p.K <= 32    ? launch_gate<1>
                             : p.K <= 64  ? launch_gate<2>
                             : p.K <= 128 ? launch_gate<4>
                                          : launch_gate<8>;
-  launch_width(params, static_cast<unsigned>(num_ctas), static_cast<cudaStream_t>(stream));
+  launch_width(params, ctas, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace deltic::gpu::recurrence
