@@ -9,6 +9,8 @@
 #include <fstream>
 #include <iostream>
 
+#include "device.h"
+
 namespace deltic::cli {
 
 Report::Report(const Common& common, const std::string& schema)
@@ -128,15 +130,23 @@ cases::Case parse_argument(const std::string& line) {
   }
 }
 
+void check_device(const Common& common) {
+  if (common.device == DeviceType::cpu) return;
+  const std::string missing = cases::device::missing();
+  if (!missing.empty()) throw UsageError("--device: expected a GPU, got none: " + missing);
+}
+
 void check_impl_name(const std::string& impl) {
   if (impl.empty()) return;
   std::string known;
   for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
-    for (const ImplementationInfo& info : implementations(static_cast<Op>(i))) {
-      if (info.name == impl) return;
-      if (known.find(info.name) != std::string::npos) continue;
-      if (!known.empty()) known += ", ";
-      known += info.name;
+    for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda}) {
+      for (const ImplementationInfo& info : implementations(static_cast<Op>(i), device)) {
+        if (info.name == impl) return;
+        if (known.find(info.name) != std::string::npos) continue;
+        if (!known.empty()) known += ", ";
+        known += info.name;
+      }
     }
   }
   throw UsageError("--impl: expected one of " + known + ", got '" + impl + "'");

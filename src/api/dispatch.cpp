@@ -150,7 +150,10 @@ const Implementation& choose(const Problem& p, const Implementation* named) {
     if (candidate.only_when_named) continue;
     sentences += cat(sentences.empty() ? "" : "; ", candidate.name, ": ", refusal(candidate, p));
   }
-  if (count == 0) sentences = "there is none for CUDA tensors";
+  if (count == 0) {
+    sentences = gpu::build_facts() == "no" ? "this build has no CUDA support"
+                                           : "there is none for CUDA tensors";
+  }
   fail(DELTIC_UNSUPPORTED, name_of(p.op), ": no implementation takes this call: ", sentences);
 }
 

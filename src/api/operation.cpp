@@ -64,7 +64,6 @@ struct Call {
     context.checked = default_checked(name_of(op));
     problem = check_call(op, options, tensors, context);
     if (is_forked_child()) problem.threads = 1;
-    if (problem.device == DELTIC_CUDA) gpu::check_device(name_of(op), problem.device_index);
   }
 };
 
@@ -173,6 +172,7 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
                    const deltic_workspace* workspace, void* stream) {
   const Call<Tensors> call(op, options, tensors, false);
   const Problem& p = call.problem;
+  if (p.device == DELTIC_CUDA) gpu::check_device(name_of(op), p.device_index);
   const Implementation& chosen = choose(p, call.named);
   const uint64_t needed = needed_bytes(p, chosen);
   const deltic_workspace given = workspace != nullptr ? *workspace : deltic_workspace{nullptr, 0};
