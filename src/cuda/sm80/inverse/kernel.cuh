@@ -29,16 +29,26 @@ __device__ void load_rows(const Params& p, const TokenTile& tile, int64_t head, 
   }
   constexpr int N = Vector<E>::N, kPerRow = W / N, kRows = 32 / kPerRow;
   const int row = lane / kPerRow, column = lane % kPerRow * N;
-#pragma unroll 8
-  for (int first = 0; first < kTile; first += kRows) {
-    const int r = first + row;
-    if (column >= r % W && r < tile.length) continue;  // not read, and not used
-    Vector<E> x{};
-    if (r < tile.length) x = *reinterpret_cast<const Vector<E>*>(rows + r * p.a.st + column);
+  // A batch of loads is under way before the first is used.
+  constexpr int kRounds = kTile / kRows, kBatch = kRounds < 16 ? kRounds : 16;
+#pragma unroll 1
+  for (int first = row; first < kTile; first += kBatch * kRows) {
+    Vector<E> x[kBatch] = {};
 #pragma unroll
-    for (int e = 0; e < N; e += 4) {
-      *reinterpret_cast<float4*>(&m[r * (W + 4) + column + e]) = {
-          to_float(x.x[e]), to_float(x.x[e + 1]), to_float(x.x[e + 2]), to_float(x.x[e + 3])};
+    for (int i = 0; i < kBatch; ++i) {
+      const int r = first + i * kRows;
+      if (r < tile.length && column < r % W) {
+        x[i] = *reinterpret_cast<const Vector<E>*>(rows + r * p.a.st + column);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      float* to = &m[(first + i * kRows) * (W + 4) + column];
+#pragma unroll
+      for (int e = 0; e < N; e += 4) {
+        *reinterpret_cast<float4*>(to + e) = {to_float(x[i].x[e]), to_float(x[i].x[e + 1]),
+                                              to_float(x[i].x[e + 2]), to_float(x[i].x[e + 3])};
+      }
     }
   }
 }

@@ -1,0 +1,133 @@
+// Accumulators to shared memory, the inverse, and rows out. Results are 64 x 64 fp32 with kPitch:
+// chunks of 16 and 32 tokens are blocks on the diagonal.
+#pragma once
+
+#include "cuda/sm80/scores/params.h"
+#include "cuda/sm80/scores/traits.h"
+#include "cuda/tile/gates.cuh"
+#include "cuda/tile/invert.cuh"
+#include "cuda/tile/vectors.cuh"
+
+namespace deltic::gpu::scores {
+
+// kkt and scores take the place of the tiles; beta and G of the rows lie behind both.
+struct Results {
+  float *kkt, *scores, *beta, *G;
+  int length;  // tokens of the tile
+
+  __device__ Results(const Params& p, unsigned char* smem, int tile_length)
+      : kkt(reinterpret_cast<float*>(smem)),
+        scores(kkt + (p.kkt.present ? kTile * kPitch : 0)),
+        beta(reinterpret_cast<float*>(smem + p.rows_at)),
+        G(beta + kTile),
+        length(tile_length) {}
+};
+
+// beta, and G of a gate per head, of the tile's rows. Called by all threads; a barrier must follow.
+__device__ inline void load_row_values(const Params& p, const TokenTile& tile, int64_t head,
+                                       const Results& s) {
+  for (int r = threadIdx.x; r < kTile; r += kThreads) {
+    const bool has_row = r < tile.length;
+    const int64_t t = tile.begin + r;
+    s.beta[r] = has_row && p.beta_kind != BetaKind::none
+                    ? beta_value(p.beta_form, load(p.beta.data, p.beta.dtype,
+                                                   offset(p.beta, tile.batch, t, head)))
+                    : 1.0f;
+    s.G[r] = has_row && p.gate == Gate::head
+                 ? load(p.g.data, p.g.dtype, offset(p.g, tile.batch, t, head))
+                 : 0.0f;
+  }
+}
+
+// An 8 x 8 block of groups (i, j) by a warp, times exp(G_i - G_j) for gates per head. Rows past the
+// tokens are 0, or the inverse would meet what is not finite; what lies above the diagonal is left
+// as it is and selected away on the way out.
+template <class Tr>
+__device__ void put_block(const Params& p, const Results& s, int i, int j, int lane,
+                          const float (&c)[4]) {
+  const int row = 8 * i + lane / 4, column = 8 * j + lane % 4 * 2;
+  float first = 1, second = 1;
+  if constexpr (!Tr::kPerChannel) {
+    if (p.gate == Gate::head) {
+      // Above the diagonal the difference may be large: that entry is not used, but stays finite.
+      first = expf(fminf(s.G[row] - s.G[column], 80.0f));
+      second = expf(fminf(s.G[row] - s.G[column + 1], 80.0f));
+    }
+  }
+  const int at = row * kPitch + column;
+  if constexpr (Tr::kHasK) {
+    const float beta = s.beta[row];
+    float2 pair = {beta * (c[0] * first), beta * (c[1] * second)};
+    if (row >= s.length) pair = {0, 0};
+    *reinterpret_cast<float2*>(&s.kkt[at]) = pair;
+  }
+  if constexpr (Tr::kHasQ) {
+    *reinterpret_cast<float2*>(&s.scores[at]) = {p.scale * (c[2] * first),
+                                                 p.scale * (c[3] * second)};
+  }
+}
+
+// The entries of a group's own block, each from its level.
+__device__ inline void select_levels(const float (&c)[3][4], float diagonal, int lane,
+                                     float (&out)[4]) {
+  const int row = lane / 4;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    const int differ = row ^ (lane % 4 * 2 + e % 2);
+    out[e] = differ >= 4 ? c[0][e] : differ >= 2 ? c[1][e] : differ == 1 ? c[2][e] : diagonal;
+  }
+}
+
+// Rows of a result: entry (i, j) is kept where j - i < limit (0: below the diagonal; 1: and on it),
+// else 0.
+template <class E>
+__device__ void store_rows(const Params& p, const Rows& x, bool vectors, const TokenTile& tile,
+                           int64_t head, int limit, const float* m) {
+  E* rows = static_cast<E*>(x.data) + offset(x, tile.batch, tile.begin, head);
+  constexpr int N = Vector<E>::N;
+  const int step = vectors ? N : 1, per_row = p.W / step;
+  for (int i = threadIdx.x; i < tile.length * per_row; i += kThreads) {
+    const int r = i / per_row, c = i % per_row * step, first = r / p.W * p.W;
+    const float* from = m + r * kPitch + first + c;
+    const int kept = r - first + limit - c;  // so many from here on
+    if (!vectors) {
+      rows[r * x.st + c] = from_float<E>(kept > 0 ? *from : 0.0f);
+      continue;
+    }
+    Vector<E> v;
+#pragma unroll
+    for (int e = 0; e < N; e += 4) {
+      const float4 y = *reinterpret_cast<const float4*>(from + e);
+      v.x[e] = from_float<E>(kept > e ? y.x : 0.0f);
+      v.x[e + 1] = from_float<E>(kept > e + 1 ? y.y : 0.0f);
+      v.x[e + 2] = from_float<E>(kept > e + 2 ? y.z : 0.0f);
+      v.x[e + 3] = from_float<E>(kept > e + 3 ? y.w : 0.0f);
+    }
+    *reinterpret_cast<Vector<E>*>(rows + r * x.st + c) = v;
+  }
+}
+
+// Called by all threads, after a barrier behind put_block.
+template <class Tr>
+__device__ void finish(const Params& p, const TokenTile& tile, int64_t head, const Results& s) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto out = [&](const Rows& x, bool vectors, int limit, const float* m) {
+    with_dtype(x.dtype, [&](auto* tag) {
+      store_rows<std::remove_pointer_t<decltype(tag)>>(p, x, vectors, tile, head, limit, m);
+    });
+  };
+  if constexpr (Tr::kHasQ) out(p.scores, p.scores_vectors, 1, s.scores);
+  if constexpr (Tr::kHasQ && Tr::kHasK) {
+    // Barriers inside; the last one is behind the last write.
+    if (p.W == 64) {
+      invert<Triangles<64, kPitch, true>, kWarps>(s.kkt, warp, lane);
+    } else if (p.W == 32) {
+      invert<Triangles<32, kPitch, true>, kWarps>(s.kkt, warp, lane);
+    } else {
+      invert<Triangles<16, kPitch, true>, kWarps>(s.kkt, warp, lane);
+    }
+  }
+  if constexpr (Tr::kHasK) out(p.kkt, p.kkt_vectors, Tr::kHasQ ? 1 : 0, s.kkt);
+}
+
+}  // namespace deltic::gpu::scores
