@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdarg>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 
@@ -18,6 +19,11 @@ Report::Report(const Common& common, const std::string& schema)
   if (!path_.empty() && path_ != "-") open_for_writing(std::ios::app);  // before hours of work
   if (common.threads > 0) set_num_threads(common.threads);
   document_["schema"] = schema;
+  const std::time_t now = std::time(nullptr);
+  char date[16] = "";
+  std::tm utc{};
+  if (gmtime_r(&now, &utc) != nullptr) std::strftime(date, sizeof date, "%Y-%m-%d", &utc);
+  document_["date"] = date;
   document_["version"] = std::string(version());
   document_["commit"] = fact("commit");
   document_["machine"] = machine();

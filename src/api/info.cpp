@@ -22,6 +22,7 @@ deltic_status deltic_info(deltic_info_fn fn, void* user) {
     fn(user, "compiler", "gcc " __VERSION__);
 #endif
     fn(user, "cuda", gpu::build_facts().c_str());
+    fn(user, "driver", gpu::driver_version().c_str());
     const std::vector<std::string> devices = gpu::devices_found();
     for (size_t i = 0; i < devices.size(); ++i) {
       fn(user, ("gpu." + std::to_string(i)).c_str(), devices[i].c_str());

@@ -7,6 +7,7 @@ namespace deltic::gpu {
 ImplementationList implementations(deltic_op) { return {}; }
 
 std::string build_facts() { return "no"; }
+std::string driver_version() { return "none"; }
 std::vector<std::string> devices_found() { return {}; }
 
 void check_device(const char* op, int32_t) {

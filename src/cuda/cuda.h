@@ -13,6 +13,7 @@ ImplementationList implementations(deltic_op op);
 
 // The toolkit and the code in this library (`13.0, sm_90a`); `no` in a build without CUDA.
 std::string build_facts();
+std::string driver_version();  // of the kernel module; `none`
 // One line per GPU; without one a single line that says why.
 std::vector<std::string> devices_found();
 

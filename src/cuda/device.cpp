@@ -1,7 +1,7 @@
 // Devices: found once per process, without creating a context on any of them.
 #include "cuda/device.h"
 
-#include <cstdio>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -100,6 +100,16 @@ std::string build_facts() {
   return cat(CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", code for sm_90a");
 }
 std::vector<std::string> devices_found() { return found().lines; }
+
+// The kernel module's line: `NVRM version: NVIDIA UNIX ... Kernel Module  580.159.04  Release ...`.
+std::string driver_version() {
+  std::ifstream in("/proc/driver/nvidia/version");
+  std::string word;
+  while (in >> word) {
+    if (word.find_first_not_of("0123456789.") == std::string::npos) return word;
+  }
+  return "none";
+}
 
 void check_device(const char* op, int32_t device_index) {
   const size_t count = found().devices.size();
