@@ -1,7 +1,7 @@
 // (I + L)^-1 of unit lower triangular matrices in shared memory, fp32, in place.
 #pragma once
 
-#include "cuda/ptx/mma.cuh"
+#include "cuda/tile/multiply.cuh"
 
 namespace deltic::gpu {
 
@@ -34,25 +34,6 @@ __device__ void solve_column(const float* block, int column, float (&x)[16]) {
     x[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll
     for (int j = 0; j < i; ++j) x[i] -= row[j] * x[j];
-  }
-}
-
-// c += a b for blocks of 16 x 16 in shared memory, by a warp. c[n]: columns 8 n and up, as the
-// matrix instruction lays them out.
-template <class Tri>
-__device__ void multiply(const float* a, const float* b, int lane, float (&c)[2][4]) {
-  const int g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int k = 0; k < 16; k += 8) {
-    // Slots t and t + 4 of the product are columns 2 t and 2 t + 1 here, on both sides.
-    const float2 upper = *reinterpret_cast<const float2*>(a + g * Tri::kPitch + k + 2 * t);
-    const float2 lower = *reinterpret_cast<const float2*>(a + (g + 8) * Tri::kPitch + k + 2 * t);
-    const Split fa[4] = {split(upper.x), split(lower.x), split(upper.y), split(lower.y)};
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const float* column = b + (k + 2 * t) * Tri::kPitch + 8 * n + g;
-      mma_3xtf32(c[n], fa, {split(column[0]), split(column[Tri::kPitch])});
-    }
   }
 }
 
@@ -108,11 +89,11 @@ __device__ void invert(float* m, int warp, int lane) {
       const int i = 2 * pair + 1, j = 2 * pair;
       float* corner = m + Tri::at(i, j);
       float s[2][4] = {}, x[2][4] = {};
-      multiply<Tri>(corner, m + Tri::at(j, j), lane, s);
+      multiply_blocks<Tri::kPitch, Tri::kPitch>(corner, m + Tri::at(j, j), lane, s);
       __syncwarp();  // the corner has been read
       store_block<Tri>(corner, lane, 1.0f, s);
       __syncwarp();
-      multiply<Tri>(m + Tri::at(i, i), corner, lane, x);
+      multiply_blocks<Tri::kPitch, Tri::kPitch>(m + Tri::at(i, i), corner, lane, x);
       __syncwarp();
       store_block<Tri>(corner, lane, -1.0f, x);
     }
@@ -124,7 +105,8 @@ __device__ void invert(float* m, int warp, int lane) {
 #pragma unroll
     for (int n = 0; n < kMine; ++n) {
       const int item = n * kWarps + warp, i = 2 + item / 2, j = item % 2;
-      for (int k = j; k < 2; ++k) multiply<Tri>(m + Tri::at(i, k), m + Tri::at(k, j), lane, c[n]);
+      for (int k = j; k < 2; ++k)
+        multiply_blocks<Tri::kPitch, Tri::kPitch>(m + Tri::at(i, k), m + Tri::at(k, j), lane, c[n]);
     }
     sync();  // L has been read
 #pragma unroll
@@ -138,7 +120,8 @@ __device__ void invert(float* m, int warp, int lane) {
 #pragma unroll
     for (int n = 0; n < kMine; ++n) {
       const int item = n * kWarps + warp, i = 2 + item / 2, j = item % 2;
-      for (int k = 2; k <= i; ++k) multiply<Tri>(m + Tri::at(i, k), m + Tri::at(k, j), lane, c[n]);
+      for (int k = 2; k <= i; ++k)
+        multiply_blocks<Tri::kPitch, Tri::kPitch>(m + Tri::at(i, k), m + Tri::at(k, j), lane, c[n]);
     }
     sync();  // L X00 has been read
 #pragma unroll

@@ -55,20 +55,6 @@ void launch_gate(const Params& p, unsigned num_ctas, cudaStream_t stream) {
 
 }  // namespace
 
-const char* refuse(const Problem& p) {
-  const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
-  for (const Rows* rows : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g, &p.gv}) {
-    if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
-  }
-  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt}) {
-    if (is_fp64(*states)) return "a state is fp64, which only the oracle takes";
-  }
-  if (is_fp64(p.A_log) || is_fp64(p.dt_bias)) {
-    return "A_log or dt_bias is fp64, which only the oracle takes";
-  }
-  return nullptr;
-}
-
 void run(const Problem& p, void* stream) {
   const Params params = params_of(p);
   const unsigned ctas = num_ctas(p, p.N * p.HV * params.num_slices);

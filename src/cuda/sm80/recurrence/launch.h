@@ -5,7 +5,6 @@
 
 namespace deltic::gpu::recurrence {
 
-const char* refuse(const Problem& p);
 void run(const Problem& p, void* stream);
 
 }  // namespace deltic::gpu::recurrence
