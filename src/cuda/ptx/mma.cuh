@@ -14,7 +14,7 @@
 namespace deltic::gpu {
 
 // c += a b: 16 x 8 x 16. a: upper and lower eight rows; b: eight columns.
-struct HalfFragment {
+struct alignas(8) HalfFragment {
   uint32_t x[2];
 };
 
@@ -62,7 +62,7 @@ __device__ inline void mma_3xtf32(float (&c)[4], const Split (&a)[4], const Spli
   mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].high, b[1].high);
 }
 
-struct FloatFragment {
+struct alignas(16) FloatFragment {
   float x[4];
 };
 

@@ -40,7 +40,7 @@ struct Products {
   // Four channels of step s (16 channels) of a group's token.
   __device__ Fragment raw(const unsigned char* x, int group, int s) const {
     const unsigned char* at = x + group * 8 * row_bytes + s * 16 * static_cast<int>(sizeof(E));
-    return *reinterpret_cast<const Fragment*>(__builtin_assume_aligned(at, sizeof(Fragment)));
+    return *reinterpret_cast<const Fragment*>(at);
   }
   __device__ void unpacked(const unsigned char* x, int group, int s, float (&out)[4]) const {
     const Fragment f = raw(x, group, s);

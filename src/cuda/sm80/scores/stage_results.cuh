@@ -2,11 +2,9 @@
 // chunks of 16 and 32 tokens are blocks on the diagonal.
 #pragma once
 
-#include "cuda/sm80/scores/params.h"
-#include "cuda/sm80/scores/traits.h"
+#include "cuda/sm80/scores/stage_load.cuh"
 #include "cuda/tile/gates.cuh"
 #include "cuda/tile/invert.cuh"
-#include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::scores {
 
@@ -85,14 +83,14 @@ __device__ void store_rows(const Params& p, const Rows& x, bool vectors, const T
                            int64_t head, int limit, const float* m) {
   E* rows = static_cast<E*>(x.data) + offset(x, tile.batch, tile.begin, head);
   constexpr int N = Vector<E>::N;
-  const int step = vectors ? N : 1, per_row = p.W / step;
-  for (int i = threadIdx.x; i < tile.length * per_row; i += kThreads) {
-    const int r = i / per_row, c = i % per_row * step, first = r / p.W * p.W;
+  const int step = vectors ? N : 1;
+  for_elements(tile.length, p.W / step, [&](int r, int i) {
+    const int c = i * step, first = r & ~(p.W - 1);
     const float* from = m + r * kPitch + first + c;
     const int kept = r - first + limit - c;  // so many from here on
     if (!vectors) {
       rows[r * x.st + c] = from_float<E>(kept > 0 ? *from : 0.0f);
-      continue;
+      return;
     }
     Vector<E> v;
 #pragma unroll
@@ -104,7 +102,7 @@ __device__ void store_rows(const Params& p, const Rows& x, bool vectors, const T
       v.x[e + 3] = from_float<E>(kept > e + 3 ? y.w : 0.0f);
     }
     *reinterpret_cast<Vector<E>*>(rows + r * x.st + c) = v;
-  }
+  });
 }
 
 // Called by all threads, after a barrier behind put_block.
