@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "core/problem.h"
@@ -200,7 +201,16 @@ void recurrence(deltic_op op, int64_t B, int64_t T, Gate gate, bool v_first, DTy
 
 }  // namespace
 
-int main() {
+// Without arguments everything; else one kernel, for a profiler: scores, blocks, decode, forward.
+int main(int argc, char** argv) {
+  if (argc > 1) {
+    const std::string what = argv[1];
+    if (what == "scores") scores_inverse(4, 8192, 32, 128, 2.356);
+    if (what == "blocks") blocks(64, 64);
+    if (what == "decode") recurrence(DELTIC_DECODE, 64, 1, Gate::head, true, DType::f32);
+    if (what == "forward") recurrence(DELTIC_FORWARD, 1, 2048, Gate::head, true, DType::f32);
+    return 0;
+  }
   scores_inverse(4, 8192, 32, 128, 2.356);
   scores_inverse(8, 4096, 32, 128, 2.369);
   scores_inverse(16, 4096, 16, 64, 1.760);

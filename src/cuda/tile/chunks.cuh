@@ -23,10 +23,11 @@ __device__ inline int64_t first_tile(const Tokens& x, int64_t n) {
   return clamp_index(load_index(x.cu, n), 0, x.T) / kTile + n;
 }
 
-__device__ inline TokenTile find_tile(const Tokens& x, int64_t number) {
+// Numbers fit 32 bits, as CTAs do: a division of 64 bits is a hundred instructions.
+__device__ inline TokenTile find_tile(const Tokens& x, unsigned number) {
   int64_t n = 0, tile = 0;
   if (!x.packed) {
-    const int64_t tiles = (x.T + kTile - 1) / kTile;
+    const unsigned tiles = static_cast<unsigned>((x.T + kTile - 1) / kTile);
     n = number / tiles, tile = number % tiles;
   } else {
     int64_t end = x.N;  // the sequence is in [n, end)

@@ -90,14 +90,14 @@ __device__ void store_rows(const Params& p, const TokenTile& tile, int64_t head,
 template <int W>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Params p) {
   __shared__ alignas(16) float m[kTile * (W + 4)];
-  const int64_t index = blockIdx.x;
+  const unsigned index = blockIdx.x, heads = static_cast<unsigned>(p.heads);
   if (index >= p.num_items) {
     zero_padding(p.tokens, p.out, p.heads, W, index - p.num_items, kPaddingCtas);
     return;
   }
-  const TokenTile tile = find_tile(p.tokens, index / p.heads);
+  const TokenTile tile = find_tile(p.tokens, index / heads);
   if (tile.length == 0) return;
-  const int64_t head = index % p.heads;
+  const int64_t head = index % heads;
   const int lane = threadIdx.x;
   with_dtype(p.a.dtype, [&](auto* tag) {
     load_rows<W, std::remove_pointer_t<decltype(tag)>>(p, tile, head, lane, m);

@@ -56,15 +56,22 @@ __device__ inline void find_states(const Params& p, Place& at) {
 }
 
 // Called by one thread. index: (sequence, value head, slice), slices fastest.
-__device__ inline void find_place(const Params& p, int64_t index, Place& at) {
-  at.first = index % p.num_slices * kColumns;
-  index /= p.num_slices;
-  at.head = index % p.HV;
-  at.n = index / p.HV;
+__device__ inline void find_place(const Params& p, unsigned index, Place& at) {
+  const unsigned job = index / p.num_slices, head = job % p.HV;
+  at.first = static_cast<int64_t>(index % p.num_slices) * kColumns;
+  at.head = head;
+  at.k_head = head / p.group;
+  at.n = job / p.HV;
   at.count = static_cast<int>(min(static_cast<int64_t>(kColumns), p.V - at.first));
   at.span = span_of(p.tokens, at.n);
   at.rate = p.A_log.present ? expf(load_param(p.A_log, at.head)) : 1.0f;
   find_states(p, at);
+}
+
+// The next token count at which a state is to be written.
+__device__ inline int64_t next_keep(const Place& at, int64_t tokens, int64_t next_checkpoint) {
+  const int64_t next_state = at.per_token ? tokens + 1 : at.span.length;
+  return min(next_state, next_checkpoint);
 }
 
 // Writes the state after `tokens` tokens wherever it is wanted. next_checkpoint: the next count
@@ -75,7 +82,6 @@ __device__ void keep(const Params& p, const Place& at, const Lanes& lanes, int64
   int64_t slot = tokens == at.span.length ? at.write_slot : -1;
   if (at.per_token && tokens > 0) slot = token_slot(p, at.n, tokens - 1);
   const bool is_checkpoint = tokens == next_checkpoint;
-  if (slot < 0 && !is_checkpoint) return;
   // One place that stores, for the last state (m = begin - 1) and for checkpoints.
   const int64_t end = is_checkpoint ? at.ckpt_end : at.ckpt_begin;
   for (int64_t m = at.ckpt_begin - 1; m < end; ++m) {
@@ -112,13 +118,18 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s) {
   load_token<Tr>(p, at, warp, lane, raw);
   load_bias<Tr>(p, at.head, s);
   int64_t next_checkpoint = checkpoint_from(p, at, 0);
+  int64_t next = next_keep(at, 0, next_checkpoint);
+  const int64_t length = at.span.length;
 
   // The state after `tokens` tokens is in S. Every kStageTokens a new stage is laid out.
   for (int64_t tokens = 0;; ++tokens) {
     if (tokens > 0)
       step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
-    keep<Tr::kBlocks>(p, at, lanes, tokens, next_checkpoint, S);
-    const bool is_end = tokens == at.span.length;
+    if (tokens == next) {
+      keep<Tr::kBlocks>(p, at, lanes, tokens, next_checkpoint, S);
+      next = next_keep(at, tokens, next_checkpoint);
+    }
+    const bool is_end = tokens == length;
     if (!is_end && tokens % kStageTokens != 0) continue;
     __syncthreads();  // dt_bias is there; o of the stage before is complete
     if (tokens > 0) {
@@ -138,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     recurrence_kernel(const __grid_constant__ Params p) {
   __shared__ Stage<Tr> s;
   const int64_t num_slices = p.tokens.N * p.HV * p.num_slices;
-  const int64_t index = blockIdx.x;
+  const unsigned index = blockIdx.x;
   if (index >= num_slices) {
     zero_padding(p.tokens, p.o, p.HV, p.V, index - num_slices, kPaddingCtas);
     return;

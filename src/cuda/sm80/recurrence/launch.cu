@@ -15,11 +15,11 @@ namespace {
 
 Params params_of(const Problem& p) {
   return {.tokens = tokens_of(p),
-          .HV = p.HV,
           .V = p.V,
-          .num_slices = (p.V + kColumns - 1) / kColumns,
+          .HV = static_cast<uint32_t>(p.HV),
+          .num_slices = static_cast<uint32_t>((p.V + kColumns - 1) / kColumns),
+          .group = static_cast<uint32_t>(p.HV / p.H),
           .K = static_cast<int32_t>(p.K),
-          .group = static_cast<int32_t>(p.HV / p.H),
           .gate = p.gate,
           .gate_form = p.gate_form,
           .beta_kind = p.beta_kind,

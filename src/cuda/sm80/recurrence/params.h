@@ -7,8 +7,9 @@ namespace deltic::gpu::recurrence {
 
 struct Params {
   Tokens tokens;
-  int64_t HV, V, num_slices;
-  int32_t K, group;  // group: value heads per q/k head
+  int64_t V;
+  uint32_t HV, num_slices, group;  // group: value heads per q/k head
+  int32_t K;
 
   Gate gate;
   deltic_gate_form gate_form;

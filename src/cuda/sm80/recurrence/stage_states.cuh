@@ -47,10 +47,11 @@ __device__ inline TileView view_of(const Params& p, const Place& at, const Lanes
   view.v_first = view.s_k == 1;
   const int64_t base = slot * x.s_slot + at.head * x.s_head + (at.first + lanes.column) * view.s_v;
   view.data = static_cast<char*>(x.data) + base * (view.is_bf16 ? 2 : 4);
-  const int64_t run = view.v_first ? 4 : kThreadColumns;
-  view.whole = reinterpret_cast<uint64_t>(x.data) % (run * (view.is_bf16 ? 2 : 4)) == 0 &&
-               (x.s_slot | x.s_head | (view.v_first ? view.s_v : view.s_k)) % run == 0 &&
-               (view.v_first ? p.K : p.V) % run == 0;
+  const int64_t last = (view.v_first ? 4 : kThreadColumns) - 1;  // of a run, a power of two
+  view.whole =
+      ((x.s_slot | x.s_head | (view.v_first ? view.s_v : view.s_k) | (view.v_first ? p.K : p.V)) &
+       last) == 0 &&
+      (reinterpret_cast<uint64_t>(x.data) & (view.is_bf16 ? 2 * last + 1 : 4 * last + 3)) == 0;
   return view;
 }
 
@@ -142,10 +143,14 @@ __device__ void step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value
   constexpr int kC = kThreadColumns;
   const float4* k4 = reinterpret_cast<const float4*>(s.k[token]);
   const float4* q4 = reinterpret_cast<const float4*>(s.q[token]);
-  float rk[kC] = {}, rq[kC] = {}, value_decay[kC] = {1, 1};
+  float rk[kC] = {}, rq[kC] = {};
   if (has_value_decay) {
 #pragma unroll
-    for (int c = 0; c < kC; ++c) value_decay[c] = s.value_decay[token][lanes.column + c];
+    for (int c = 0; c < kC; ++c) {
+      const float decay = s.value_decay[token][lanes.column + c];
+#pragma unroll
+      for (int i = 0; i < Tr::kBlocks * 4; ++i) S[i / 4][i % 4][c] *= decay;
+    }
   }
 #pragma unroll
   for (int i = 0; i < Tr::kBlocks; ++i) {
@@ -158,10 +163,6 @@ __device__ void step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value
     }
 #pragma unroll
     for (int c = 0; c < kC; ++c) {
-      if (has_value_decay) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) S[i][e][c] *= value_decay[c];
-      }
       S[i][0][c] *= decay.x, S[i][1][c] *= decay.y;
       S[i][2][c] *= decay.z, S[i][3][c] *= decay.w;
       rk[c] += S[i][0][c] * k.x + S[i][1][c] * k.y + S[i][2][c] * k.z + S[i][3][c] * k.w;

@@ -13,7 +13,7 @@ namespace deltic::gpu::recurrence {
 // it would cost a quarter of them.
 struct Place {
   Span span;
-  int64_t n, head;
+  int64_t n, head, k_head;
   int64_t first;                  // column
   int count;                      // columns of the slice, at most kColumns
   float rate;                     // exp(A_log), or 1
@@ -46,7 +46,7 @@ template <class Tr>
 __device__ void load_token(const Params& p, const Place& at, int64_t t, int lane,
                            RawToken<Tr>& raw) {
   if (t >= at.span.length) return;
-  const int64_t b = at.span.batch, token = at.span.begin + t, h = at.head, hk = h / p.group;
+  const int64_t b = at.span.batch, token = at.span.begin + t, h = at.head, hk = at.k_head;
   load_lanes(p.q.data, p.q.dtype, offset(p.q, b, token, hk), lane, p.K, raw.q);
   load_lanes(p.k.data, p.k.dtype, offset(p.k, b, token, hk), lane, p.K, raw.k);
   if (p.gate != Gate::none) {
@@ -75,7 +75,7 @@ __device__ float reciprocal_norm(const float (&x)[N]) {
   for (int i = 0; i < N; ++i) sum += static_cast<double>(x[i]) * x[i];
 #pragma unroll
   for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, m);
-  return static_cast<float>(1 / sqrt(sum + kNormEps));
+  return static_cast<float>(rsqrt(sum + kNormEps));
 }
 
 // Leaves token w of the stage in shared memory; the caller's barrier makes it visible.

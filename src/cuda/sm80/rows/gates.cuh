@@ -58,15 +58,17 @@ __device__ inline void run_column(const GateParams& p, const TokenTile& tile, in
 }
 
 __global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__ GateParams p) {
-  const int64_t index = blockIdx.x;
+  const unsigned index = blockIdx.x, parts = static_cast<unsigned>(p.num_parts);
   if (index >= p.num_items) {
     zero_padding(p.tokens, p.out, p.heads, p.width, index - p.num_items, kPaddingCtas);
     return;
   }
-  const TokenTile tile = find_tile(p.tokens, index / p.num_parts);
-  const int64_t column = index % p.num_parts * kThreads + threadIdx.x;
+  const TokenTile tile = find_tile(p.tokens, index / parts);
+  // Fewer columns than CTAs times threads: 32 bits are enough.
+  const unsigned column = index % parts * kThreads + threadIdx.x;
+  const unsigned width = static_cast<unsigned>(p.width);
   if (tile.length == 0 || column >= p.heads * p.width) return;
-  run_column(p, tile, column / p.width, column % p.width);
+  run_column(p, tile, column / width, column % width);
 }
 
 }  // namespace deltic::gpu::rows

@@ -7,7 +7,7 @@ namespace deltic::gpu::rows {
 
 struct NormParams {
   Tokens tokens;
-  int64_t heads, width, num_rows;  // rows: batch, token, head
+  int64_t heads, width, num_rows;  // rows: batch, token, head; fewer than 2^32
   Rows x, out, rstd;               // [B,T,H,D], [B,T,H,D], [B,T,H]
 };
 
@@ -32,7 +32,7 @@ __device__ inline void normalize_row(const NormParams& p, int64_t b, int64_t t, 
   }
 #pragma unroll
   for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, m);
-  const float r = factor == 0 ? 0.0f : static_cast<float>(1 / sqrt(sum + kNormEps));
+  const float r = factor == 0 ? 0.0f : static_cast<float>(rsqrt(sum + kNormEps));
   with_dtype(p.out.dtype, [&](auto* tag) {
     using E = std::remove_pointer_t<decltype(tag)>;
     E* row = static_cast<E*>(p.out.data) + to;
@@ -53,8 +53,10 @@ __global__ void __launch_bounds__(32 * kNormWarps)
     l2norm_kernel(const __grid_constant__ NormParams p) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kNormWarps + threadIdx.x / 32;
   if (row >= p.num_rows) return;
-  const int64_t h = row % p.heads, t = row / p.heads % p.tokens.T, b = row / p.heads / p.tokens.T;
-  normalize_row(p, b, t, h, threadIdx.x % 32);
+  const unsigned heads = static_cast<unsigned>(p.heads), T = static_cast<unsigned>(p.tokens.T);
+  const unsigned token = static_cast<unsigned>(row) / heads;
+  const unsigned h = static_cast<unsigned>(row) - token * heads;
+  normalize_row(p, token / T, token % T, h, threadIdx.x % 32);
 }
 
 }  // namespace deltic::gpu::rows

@@ -38,6 +38,9 @@ void run_gates(const Problem& p, cudaStream_t stream) {
 void run_norm(const Problem& p, cudaStream_t stream) {
   const int64_t rows = p.B * p.T * p.H;
   if (rows == 0) return;
+  if (rows > UINT32_MAX) {
+    fail(DELTIC_UNSUPPORTED, "cuda.general: expected fewer than 2^32 rows, got ", rows);
+  }
   const NormParams params{.tokens = tokens_of(p),
                           .heads = p.H,
                           .width = p.K,

@@ -116,15 +116,15 @@ template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     scores_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char smem[];
-  const int64_t index = blockIdx.x;
+  const unsigned index = blockIdx.x, heads = static_cast<unsigned>(p.heads);
   if (index >= p.num_items) {
     zero_padding(p.tokens, p.kkt, p.heads, p.W, index - p.num_items, kPaddingCtas);
     zero_padding(p.tokens, p.scores, p.heads, p.W, index - p.num_items, kPaddingCtas);
     return;
   }
-  const TokenTile tile = find_tile(p.tokens, index / p.heads);
+  const TokenTile tile = find_tile(p.tokens, index / heads);
   if (tile.length == 0) return;
-  const int64_t head = index % p.heads;
+  const int64_t head = index % heads;
   load_tile<Tr>(p, tile, head, smem);
 
   const Results out(p, smem, tile.length);

@@ -45,7 +45,7 @@ void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
   const int32_t element = static_cast<int32_t>(size_of(type));
   Params x{};
   x.tokens = tokens_of(p);
-  x.heads = p.HV, x.group = p.HV / p.H, x.num_items = num_items;
+  x.heads = p.HV, x.group = static_cast<uint32_t>(p.HV / p.H), x.num_items = num_items;
   x.K = static_cast<int32_t>(p.K), x.width = (x.K + 15) / 16 * 16, x.W = p.chunk;
   x.gate = p.gate, x.beta_kind = p.beta_kind, x.beta_form = p.beta_form, x.scale = p.scale;
   x.q = p.q, x.k = p.k, x.g = p.g, x.beta = p.beta, x.kkt = kkt, x.scores = scores;

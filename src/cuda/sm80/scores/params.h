@@ -7,10 +7,11 @@ namespace deltic::gpu::scores {
 
 struct Params {
   Tokens tokens;
-  int64_t heads, group;  // value heads; of them, per q/k head
-  int64_t num_items;     // tiles times heads
-  int32_t K, width;      // width: K filled up to a multiple of 16
-  int32_t W;             // chunk length
+  int64_t heads;      // value heads
+  uint32_t group;     // of them, per q/k head
+  int64_t num_items;  // tiles times heads
+  int32_t K, width;   // width: K filled up to a multiple of 16
+  int32_t W;          // chunk length
   Gate gate;
   BetaKind beta_kind;
   deltic_beta_form beta_form;

@@ -54,7 +54,7 @@ template <class Tr>
 __device__ void load_tile(const Params& p, const TokenTile& tile, int64_t head,
                           unsigned char* smem) {
   using E = typename Tr::E;
-  const int64_t hk = head / p.group;
+  const int64_t hk = static_cast<unsigned>(head) / p.group;
   // The first half: what the products begin with while the rest is on its way.
   const int middle = p.width / 32 * 16;
 #pragma unroll 1

@@ -23,6 +23,7 @@ template <class Tr>
 struct Products {
   using E = typename Tr::E;
   using Fragment = typename Tr::Fragment;
+  using RawFragment = typename Tr::RawFragment;
 
   // The lane's place in the tile's rows: its first four channels of token 0 + lane / 4.
   const unsigned char *k, *q, *g;
@@ -38,12 +39,12 @@ struct Products {
   }
 
   // Four channels of step s (16 channels) of a group's token.
-  __device__ Fragment raw(const unsigned char* x, int group, int s) const {
+  __device__ RawFragment raw(const unsigned char* x, int group, int s) const {
     const unsigned char* at = x + group * 8 * row_bytes + s * 16 * static_cast<int>(sizeof(E));
-    return *reinterpret_cast<const Fragment*>(at);
+    return *reinterpret_cast<const RawFragment*>(at);
   }
   __device__ void unpacked(const unsigned char* x, int group, int s, float (&out)[4]) const {
-    const Fragment f = raw(x, group, s);
+    const RawFragment f = raw(x, group, s);
     if constexpr (Tr::kIsFloat) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) out[e] = f.x[e];
@@ -64,6 +65,9 @@ struct Products {
     if constexpr (Tr::kIsFloat) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) f.x[e] = x[e] * factor[e];
+    } else if constexpr (Tr::kIsTf32) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) f.x[e] = round_to_tf32(x[e] * factor[e]);
     } else {
 #pragma unroll
       for (int e = 0; e < 4; e += 2) {
@@ -77,9 +81,11 @@ struct Products {
   static __device__ void multiply(float (&c)[4], const Fragment& k_rows, const Fragment& q_rows,
                                   const Fragment& columns) {
     if constexpr (Tr::kIsFloat) {
-      mma(c, k_rows, q_rows, columns);
+      mma_3xtf32(c, k_rows, q_rows, columns);
+    } else if constexpr (Tr::kIsTf32) {
+      mma_tf32(c, k_rows, q_rows, columns);
     } else {
-      mma<typename Tr::Operand>(c, k_rows, q_rows, columns);
+      mma<E>(c, k_rows, q_rows, columns);
     }
   }
 

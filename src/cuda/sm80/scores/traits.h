@@ -17,9 +17,11 @@ struct Traits {
   static constexpr bool kPerChannel = kPerChannel_, kHasQ = kHasQ_, kHasK = kHasK_;
   static_assert(kHasQ || kHasK, "nothing to compute");
   static constexpr bool kIsFloat = sizeof(E) == 4;
-  // Operands with decays are bf16, never fp16: a decay may be as small as fp32 has numbers.
-  using Operand = std::conditional_t<kPerChannel, __nv_bfloat16, E>;
-  using Fragment = std::conditional_t<kIsFloat, FloatFragment, HalfFragment>;
+  // Operands with decays are never fp16: a decay may be as small as fp32 has numbers. tf32 keeps
+  // the precision that fp16 rows came with.
+  static constexpr bool kIsTf32 = kPerChannel && __is_same(E, __half);
+  using RawFragment = std::conditional_t<kIsFloat, FloatFragment, HalfFragment>;
+  using Fragment = std::conditional_t<kIsTf32, FloatFragment, RawFragment>;
   static constexpr int kCtasPerSm = kIsFloat ? 2 : 3;
 };
 

@@ -63,7 +63,8 @@ __device__ inline void load_a(const Params& p, const Place& at, Shared& s) {
 // Columns [first, first + 32) of beta k exp(G) into s.x; k exp(G_last - G) and q exp(G) straight
 // out.
 __device__ inline void lay_keys(const Params& p, const Place& at, int64_t first, Shared& s) {
-  const int64_t hk = at.head / p.group, b = at.tile.batch;
+  const int64_t hk = static_cast<unsigned>(at.head) / static_cast<unsigned>(p.group),
+                b = at.tile.batch;
   for (int i = threadIdx.x; i < kTile * kColumns; i += kThreads) {
     const int r = i / kColumns;
     const int64_t d = first + i % kColumns, t = at.tile.begin + r;
@@ -124,7 +125,7 @@ __device__ inline void multiply_slice(const Params& p, const Place& at, int64_t 
 
 __global__ void __launch_bounds__(kThreads) wy_kernel(const __grid_constant__ Params p) {
   __shared__ Shared s;
-  const int64_t index = blockIdx.x;
+  const unsigned index = blockIdx.x, heads = static_cast<unsigned>(p.heads);
   if (index >= p.num_items) {
     const int64_t n = index - p.num_items;
     zero_padding(p.tokens, p.w, p.heads, p.K, n, kPaddingCtas);
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) wy_kernel(const __grid_constant__ Pa
     zero_padding(p.tokens, p.qg, p.heads, p.K, n, kPaddingCtas);
     return;
   }
-  const Place at{find_tile(p.tokens, index / p.heads), index % p.heads};
+  const Place at{find_tile(p.tokens, index / heads), index % heads};
   if (at.tile.length == 0) return;
   load_a(p, at, s);
   __syncthreads();  // beta is there
