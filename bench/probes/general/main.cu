@@ -179,6 +179,7 @@ void recurrence(deltic_op op, int64_t B, int64_t T, Gate gate, bool v_first, DTy
   Problem p;
   p.op = op, p.B = p.N = B, p.T = T, p.H = 16, p.HV = 32, p.K = p.V = 128;
   p.gate = gate, p.beta_kind = BetaKind::head, p.scale = 0.088f, p.l2norm = true;
+  p.v_first = v_first;
   p.q = t.rows(DType::bf16, B, T, 16, 128, -1, 1), p.k = t.rows(DType::bf16, B, T, 16, 128, -1, 1);
   p.v = t.rows(DType::bf16, B, T, 32, 128, -1, 1), p.o = t.rows(DType::bf16, B, T, 32, 128, 7, 7);
   p.beta = t.rows(DType::bf16, B, T, 32, 1, 0, 1);

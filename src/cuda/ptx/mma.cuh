@@ -66,7 +66,7 @@ struct alignas(16) FloatFragment {
   float x[4];
 };
 
-// With operands that are tf32 numbers already.
+// With operands cut to tf32: off by 2^-11 of themselves at most.
 __device__ inline void mma_tf32(float (&c)[4], const FloatFragment& upper,
                                 const FloatFragment& lower, const FloatFragment& b) {
 #pragma unroll
@@ -74,11 +74,6 @@ __device__ inline void mma_tf32(float (&c)[4], const FloatFragment& upper,
     mma_tf32(c, upper.x[i], lower.x[i], upper.x[i + 1], lower.x[i + 1], b.x[i], b.x[i + 1]);
   }
 }
-// Rounds half away from zero; the low 13 bits are left for the unit to drop.
-__device__ inline float round_to_tf32(float x) {
-  return __uint_as_float(__float_as_uint(x) + 0x1000u);
-}
-
 __device__ inline void mma_3xtf32(float (&c)[4], const FloatFragment& upper,
                                   const FloatFragment& lower, const FloatFragment& b) {
 #pragma unroll

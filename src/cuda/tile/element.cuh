@@ -75,11 +75,13 @@ __device__ void load_lanes(const void* data, DType type, int64_t at, int start, 
 
 // Element i of a flat parameter of any shape and strides.
 __device__ inline float load_param(const Param& x, int64_t i) {
-  if (x.contiguous) return load(x.data, x.dtype, i);
-  int64_t at = 0;
-  for (int32_t d = x.rank - 1; d >= 0; --d) {
-    at += (i % x.shape[d]) * x.strides[d];
-    i /= x.shape[d];
+  int64_t at = i;
+  if (!x.contiguous) {
+    at = 0;
+    for (int32_t d = x.rank - 1; d >= 0; --d) {
+      at += (i % x.shape[d]) * x.strides[d];
+      i /= x.shape[d];
+    }
   }
   return load(x.data, x.dtype, at);
 }

@@ -2,17 +2,22 @@
 // value head, 64 value columns), the state in registers, tokens in stages of eight.
 #pragma once
 
+#include <cuda/std/limits>
+
 #include "cuda/sm80/recurrence/stage_states.cuh"
 
 namespace deltic::gpu::recurrence {
 
 // The smallest token count >= `tokens` with a checkpoint. The list may be in any order; looking
 // through it once per checkpoint rather than once per token keeps long sequences cheap.
-__device__ inline int64_t checkpoint_from(const Params& p, const Place& at, int64_t tokens) {
-  int64_t next = INT64_MAX;
+template <class Count>
+__device__ Count checkpoint_from(const Params& p, const Place& at, Count tokens) {
+  Count next = cuda::std::numeric_limits<Count>::max();
   for (int64_t m = at.ckpt_begin; m < at.ckpt_end; ++m) {
     const int64_t count = load_index(p.ckpt_tokens, m);
-    if (count >= tokens && count < next && load_index(p.ckpt_slots, m) >= 0) next = count;
+    if (count >= tokens && count < next && load_index(p.ckpt_slots, m) >= 0) {
+      next = static_cast<Count>(count);
+    }
   }
   return next;
 }
@@ -69,16 +74,17 @@ __device__ inline void find_place(const Params& p, unsigned index, Place& at) {
 }
 
 // The next token count at which a state is to be written.
-__device__ inline int64_t next_keep(const Place& at, int64_t tokens, int64_t next_checkpoint) {
-  const int64_t next_state = at.per_token ? tokens + 1 : at.span.length;
+template <class Count>
+__device__ Count next_keep(const Place& at, Count tokens, Count next_checkpoint) {
+  const Count next_state = at.per_token ? tokens + 1 : static_cast<Count>(at.span.length);
   return min(next_state, next_checkpoint);
 }
 
 // Writes the state after `tokens` tokens wherever it is wanted. next_checkpoint: the next count
 // with one.
-template <int kBlocks>
-__device__ void keep(const Params& p, const Place& at, const Lanes& lanes, int64_t tokens,
-                     int64_t& next_checkpoint, const StateTile<kBlocks>& S) {
+template <int kBlocks, class Count>
+__device__ void keep(const Params& p, const Place& at, const Lanes& lanes, Count tokens,
+                     Count& next_checkpoint, const StateTile<kBlocks>& S) {
   int64_t slot = tokens == at.span.length ? at.write_slot : -1;
   if (at.per_token && tokens > 0) slot = token_slot(p, at.n, tokens - 1);
   const bool is_checkpoint = tokens == next_checkpoint;
@@ -92,11 +98,11 @@ __device__ void keep(const Params& p, const Place& at, const Lanes& lanes, int64
                  : -1;
     }
     if (slot < 0) continue;
-    const TileView view =
-        is_last ? view_of(p, at, lanes, p.state_out, slot) : view_of(p, at, lanes, p.ckpt, slot);
+    const TileView view = is_last ? view_of(at, lanes, p.state_out, p.out_whole, slot)
+                                  : view_of(at, lanes, p.ckpt, p.ckpt_whole, slot);
     store_state<kBlocks>(p, lanes, view, S);
   }
-  if (is_checkpoint) next_checkpoint = checkpoint_from(p, at, tokens + 1);
+  if (is_checkpoint) next_checkpoint = checkpoint_from<Count>(p, at, tokens + 1);
 }
 
 __device__ inline void zero_outputs(const Params& p, const Place& at) {
@@ -112,33 +118,46 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int column = warp * kWarpColumns + lane / kLanesK * kThreadColumns;
   const Lanes lanes{lane % kLanesK, column, at.count - column};
+  const float bias = load_bias<Tr>(p, at.head);
   StateTile<Tr::kBlocks> S;
   load_state<Tr::kBlocks>(p, at, lanes, S);
   RawToken<Tr> raw{};
   load_token<Tr>(p, at, warp, lane, raw);
-  load_bias<Tr>(p, at.head, s);
-  int64_t next_checkpoint = checkpoint_from(p, at, 0);
-  int64_t next = next_keep(at, 0, next_checkpoint);
-  const int64_t length = at.span.length;
+  put_bias<Tr>(bias, s);
+  // Tokens of one stage need no 64 bits; the registers are wanted elsewhere.
+  using Count = std::conditional_t<Tr::kOneStage, int, int64_t>;
+  Count next_checkpoint = checkpoint_from<Count>(p, at, 0);
+  Count next = next_keep<Count>(at, 0, next_checkpoint);
+  const Count length = static_cast<Count>(at.span.length);
 
+  const auto lay_stage = [&](int64_t first) {
+    finish_token<Tr>(p, at, first + warp, warp, lane, raw, s);
+    if constexpr (!Tr::kOneStage) {
+      load_token<Tr>(p, at, first + kStageTokens + warp, lane, raw);
+    }
+    __syncthreads();  // the stage is there, o has been read
+  };
+  if constexpr (Tr::kOneStage) {
+    __syncthreads();  // dt_bias is there
+    lay_stage(0);
+  }
   // The state after `tokens` tokens is in S. Every kStageTokens a new stage is laid out.
-  for (int64_t tokens = 0;; ++tokens) {
-    if (tokens > 0)
+  for (Count tokens = 0;; ++tokens) {
+    if (tokens > 0) {
       step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
+    }
     if (tokens == next) {
-      keep<Tr::kBlocks>(p, at, lanes, tokens, next_checkpoint, S);
-      next = next_keep(at, tokens, next_checkpoint);
+      keep<Tr::kBlocks, Count>(p, at, lanes, tokens, next_checkpoint, S);
+      next = next_keep<Count>(at, tokens, next_checkpoint);
     }
     const bool is_end = tokens == length;
-    if (!is_end && tokens % kStageTokens != 0) continue;
+    if (!is_end && (Tr::kOneStage || tokens % kStageTokens != 0)) continue;
     __syncthreads();  // dt_bias is there; o of the stage before is complete
     if (tokens > 0) {
       store_o<Tr>(p, at, (tokens - 1) / kStageTokens * kStageTokens + warp, warp, lane, s);
     }
     if (is_end) return;
-    finish_token<Tr>(p, at, tokens + warp, warp, lane, raw, s);
-    load_token<Tr>(p, at, tokens + kStageTokens + warp, lane, raw);
-    __syncthreads();  // the stage is there, o has been read
+    if constexpr (!Tr::kOneStage) lay_stage(tokens);
   }
 }
 

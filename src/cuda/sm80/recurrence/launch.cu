@@ -8,10 +8,19 @@
 
 namespace deltic::gpu::recurrence {
 
-template <int kBlocks, bool kPerChannel>
+template <int kBlocks, bool kPerChannel, bool kOneStage>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
 
 namespace {
+
+// Whether a thread's runs of neighbours are aligned: base, strides and the extent they run along.
+bool is_whole(const Problem& p, const States& x) {
+  const int64_t run = p.v_first ? 4 : kThreadColumns;
+  const int64_t bytes = run * size_of(x.dtype);
+  return x.present && reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(bytes) == 0 &&
+         x.s_slot % run == 0 && x.s_head % run == 0 && (p.v_first ? x.s_v : x.s_k) % run == 0 &&
+         (p.v_first ? p.K : p.V) % run == 0;
+}
 
 Params params_of(const Problem& p) {
   return {.tokens = tokens_of(p),
@@ -40,6 +49,10 @@ Params params_of(const Problem& p) {
           .state_in = p.state_in,
           .state_out = p.state_out,
           .ckpt = p.ckpt,
+          .v_first = p.v_first,
+          .in_whole = is_whole(p, p.state_in),
+          .out_whole = is_whole(p, p.state_out),
+          .ckpt_whole = is_whole(p, p.ckpt),
           .read_index = p.read_index,
           .write_index = p.write_index,
           .ckpt_cu = p.ckpt_cu,
@@ -47,10 +60,16 @@ Params params_of(const Problem& p) {
           .ckpt_slots = p.ckpt_slots};
 }
 
+template <int kBlocks, bool kPerChannel>
+void launch_stages(const Params& p, unsigned ctas, cudaStream_t stream) {
+  p.tokens.T <= kStageTokens ? launch<kBlocks, kPerChannel, true>(p, ctas, stream)
+                             : launch<kBlocks, kPerChannel, false>(p, ctas, stream);
+}
+
 template <int kBlocks>
-void launch_gate(const Params& p, unsigned num_ctas, cudaStream_t stream) {
-  p.gate == Gate::channel ? launch<kBlocks, true>(p, num_ctas, stream)
-                          : launch<kBlocks, false>(p, num_ctas, stream);
+void launch_gate(const Params& p, unsigned ctas, cudaStream_t stream) {
+  p.gate == Gate::channel ? launch_stages<kBlocks, true>(p, ctas, stream)
+                          : launch_stages<kBlocks, false>(p, ctas, stream);
 }
 
 }  // namespace

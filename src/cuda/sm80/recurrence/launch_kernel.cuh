@@ -8,9 +8,9 @@
 
 namespace deltic::gpu::recurrence {
 
-template <int kBlocks, bool kPerChannel>
+template <int kBlocks, bool kPerChannel, bool kOneStage>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
-  recurrence_kernel<Traits<kBlocks, kPerChannel>><<<num_ctas, kThreads, 0, stream>>>(p);
+  recurrence_kernel<Traits<kBlocks, kPerChannel, kOneStage>><<<num_ctas, kThreads, 0, stream>>>(p);
   check_launch("recurrence kernel");
 }
 

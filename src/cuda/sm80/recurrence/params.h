@@ -23,7 +23,11 @@ struct Params {
   Rows beta, g, gv;  // [B,T,HV] or [B,T,HV,V]; [B,T,HV] or [B,T,HV,K]; [B,T,HV,V]
   Param A_log, dt_bias;
   States state_in, state_out, ckpt;  // [slots,HV,K,V] by strides
-  Indices read_index, write_index;   // [N]; [N] or [N,T']
+  bool v_first;
+  // A thread's neighbours can be moved together: four channels of a column V-first, two columns of
+  // a channel K-first.
+  bool in_whole, out_whole, ckpt_whole;
+  Indices read_index, write_index;  // [N]; [N] or [N,T']
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
 };
 

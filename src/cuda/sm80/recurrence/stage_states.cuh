@@ -24,34 +24,25 @@ __device__ inline int64_t opaque(int64_t x) {
 
 // Lane in the warp: which channels and columns.
 struct Lanes {
-  int lane_k, column;    // column: the thread's first one within the CTA's slice
-  int64_t columns_left;  // columns of the slice from there on, <= 0: none
+  int lane_k, column;  // column: the thread's first one within the CTA's slice
+  int columns_left;    // columns of the slice from there on, <= 0: none
 };
 
 // A thread's elements in memory: from `data` on, channel 0 and its first column.
 struct TileView {
   void* data;
   int64_t s_k, s_v;
-  bool is_bf16;
-  bool v_first;
-  // Neighbours can be moved together: four channels of a column V-first, two columns of a channel
-  // K-first.
-  bool whole;
+  bool is_bf16, whole;
 };
 
-__device__ inline TileView view_of(const Params& p, const Place& at, const Lanes& lanes,
-                                   const States& x, int64_t slot) {
+__device__ inline TileView view_of(const Place& at, const Lanes& lanes, const States& x, bool whole,
+                                   int64_t slot) {
   TileView view;
   view.s_k = opaque(x.s_k), view.s_v = opaque(x.s_v);
   view.is_bf16 = x.dtype != DType::f32;
-  view.v_first = view.s_k == 1;
+  view.whole = whole;
   const int64_t base = slot * x.s_slot + at.head * x.s_head + (at.first + lanes.column) * view.s_v;
   view.data = static_cast<char*>(x.data) + base * (view.is_bf16 ? 2 : 4);
-  const int64_t last = (view.v_first ? 4 : kThreadColumns) - 1;  // of a run, a power of two
-  view.whole =
-      ((x.s_slot | x.s_head | (view.v_first ? view.s_v : view.s_k) | (view.v_first ? p.K : p.V)) &
-       last) == 0 &&
-      (reinterpret_cast<uint64_t>(x.data) & (view.is_bf16 ? 2 * last + 1 : 4 * last + 3)) == 0;
   return view;
 }
 
@@ -103,9 +94,9 @@ __device__ void store_tile(const TileView& view, int K, const Lanes& lanes,
 
 // Calls f.operator()<E, v_first, whole>() with what the view is like.
 template <class F>
-__device__ void with_layout(const TileView& view, F&& f) {
+__device__ void with_layout(const TileView& view, bool v_first, F&& f) {
   const auto typed = [&]<class E>() {
-    if (view.v_first) {
+    if (v_first) {
       view.whole ? f.template operator()<E, true, true>() : f.template operator()<E, true, false>();
     } else {
       view.whole ? f.template operator()<E, false, true>()
@@ -121,8 +112,8 @@ __device__ void load_state(const Params& p, const Place& at, const Lanes& lanes,
 #pragma unroll
   for (int i = 0; i < kBlocks * 4 * kThreadColumns; ++i) (&S[0][0][0])[i] = 0;
   if (at.read_slot < 0) return;
-  const TileView view = view_of(p, at, lanes, p.state_in, at.read_slot);
-  with_layout(view, [&]<class E, bool kVFirst, bool kWhole>() {
+  const TileView view = view_of(at, lanes, p.state_in, p.in_whole, at.read_slot);
+  with_layout(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
     load_tile<E, kVFirst, kWhole, kBlocks>(view, p.K, lanes, S);
   });
 }
@@ -130,7 +121,7 @@ __device__ void load_state(const Params& p, const Place& at, const Lanes& lanes,
 template <int kBlocks>
 __device__ void store_state(const Params& p, const Lanes& lanes, const TileView& view,
                             const StateTile<kBlocks>& S) {
-  with_layout(view, [&]<class E, bool kVFirst, bool kWhole>() {
+  with_layout(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
     store_tile<E, kVFirst, kWhole, kBlocks>(view, p.K, lanes, S);
   });
 }

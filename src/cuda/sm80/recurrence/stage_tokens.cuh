@@ -66,16 +66,23 @@ __device__ void load_token(const Params& p, const Place& at, int64_t t, int lane
   }
 }
 
-// 1 / sqrt(sum x^2 + 1e-6) over the warp. The sum is in fp64: squares of large fp32 numbers
-// overflow fp32. Off the chain of states, so its cost hides.
+// 1 / sqrt(sum x^2 + 1e-6) of two rows over the warp. The sums are in fp64: squares of large fp32
+// numbers overflow fp32.
 template <int N>
-__device__ float reciprocal_norm(const float (&x)[N]) {
-  double sum = 0;
+__device__ void reciprocal_norms(const float (&x)[N], const float (&y)[N], float& rx, float& ry) {
+  double sx = 0, sy = 0;
 #pragma unroll
-  for (int i = 0; i < N; ++i) sum += static_cast<double>(x[i]) * x[i];
+  for (int i = 0; i < N; ++i) {
+    sx += static_cast<double>(x[i]) * x[i];
+    sy += static_cast<double>(y[i]) * y[i];
+  }
 #pragma unroll
-  for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, m);
-  return static_cast<float>(rsqrt(sum + kNormEps));
+  for (int m = 16; m > 0; m /= 2) {
+    const double ox = __shfl_xor_sync(0xFFFFFFFFu, sx, m), oy = __shfl_xor_sync(0xFFFFFFFFu, sy, m);
+    sx += ox, sy += oy;
+  }
+  rx = static_cast<float>(rsqrt(sx + kNormEps));
+  ry = static_cast<float>(rsqrt(sy + kNormEps));
 }
 
 // Leaves token w of the stage in shared memory; the caller's barrier makes it visible.
@@ -83,8 +90,9 @@ template <class Tr>
 __device__ void finish_token(const Params& p, const Place& at, int64_t t, int warp, int lane,
                              RawToken<Tr>& raw, Stage<Tr>& s) {
   if (t >= at.span.length) return;  // the same for all lanes of the warp
-  float rq = p.scale, rk = 1;
-  if (p.l2norm) rq *= reciprocal_norm(raw.q), rk = reciprocal_norm(raw.k);
+  float rq = 1, rk = 1;
+  if (p.l2norm) reciprocal_norms(raw.q, raw.k, rq, rk);
+  rq *= p.scale;
   float kq = 0;
 #pragma unroll
   for (int i = 0; i < Tr::kBlocks; ++i) {
@@ -116,13 +124,17 @@ __device__ void finish_token(const Params& p, const Place& at, int64_t t, int wa
   }
 }
 
-// dt_bias of the head, once per head, before the first finish_token and a barrier.
+// The thread's number of dt_bias, to be put into s.bias before the first finish_token and a
+// barrier.
 template <class Tr>
-__device__ void load_bias(const Params& p, int64_t head, Stage<Tr>& s) {
-  const int width = Tr::kPerChannel ? p.K : 1;
-  for (int d = threadIdx.x; d < (Tr::kPerChannel ? Tr::kWidth : 1); d += kThreads) {
-    s.bias[d] = p.dt_bias.present && d < width ? load_param(p.dt_bias, head * width + d) : 0.0f;
-  }
+__device__ float load_bias(const Params& p, int64_t head) {
+  static_assert(Tr::kWidth <= kThreads, "a thread has one");
+  const int width = Tr::kPerChannel ? p.K : 1, d = static_cast<int>(threadIdx.x);
+  return p.dt_bias.present && d < width ? load_param(p.dt_bias, head * width + d) : 0.0f;
+}
+template <class Tr>
+__device__ void put_bias(float bias, Stage<Tr>& s) {
+  if (threadIdx.x < (Tr::kPerChannel ? Tr::kWidth : 1)) s.bias[threadIdx.x] = bias;
 }
 
 // o of a finished stage, after the barrier that ends its tokens: warp w writes token w.

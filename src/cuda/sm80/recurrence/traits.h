@@ -16,12 +16,15 @@ inline constexpr int kColumns = kWarps * kWarpColumns;
 inline constexpr int kStageTokens = kWarps;  // a warp prepares one token of a stage
 
 // kBlocks: blocks of 32 channels; K is filled up with zeros.
-template <int kBlocks_, bool kPerChannel_>
+// kOneStage: no sequence has more tokens than a stage, as in decode. Then nothing is loaded ahead,
+// and the registers saved make room for three CTAs per SM instead of two (K up to 128): the state
+// goes through registers once, so what counts is how many bytes are under way. Same bits.
+template <int kBlocks_, bool kPerChannel_, bool kOneStage_>
 struct Traits {
   static constexpr int kBlocks = kBlocks_, kWidth = 32 * kBlocks;
-  static constexpr bool kPerChannel = kPerChannel_;
+  static constexpr bool kPerChannel = kPerChannel_, kOneStage = kOneStage_;
   static_assert(kBlocks >= 1 && kBlocks <= 8, "K is at most 256");
-  static constexpr int kCtasPerSm = kBlocks <= 4 ? 2 : 1;  // one more would spill
+  static constexpr int kCtasPerSm = kBlocks > 4 ? 1 : kOneStage ? 3 : 2;  // one more would spill
 };
 
 }  // namespace deltic::gpu::recurrence

@@ -12,15 +12,15 @@ namespace deltic::gpu::scores {
 __device__ inline void barrier() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 
 // Every step of 16 channels: of the first half when it is there, then of the second.
-template <class F>
+template <class Tr, class F>
 __device__ void for_steps(const Params& p, F&& f) {
-  const int middle = p.width / 32;
+  const int width = Tr::kWidth > 0 ? Tr::kWidth : p.width, middle = width / 32;
   __pipeline_wait_prior(1);
   barrier();  // the first half of the channels is there
   for (int s = 0; s < middle; ++s) f(s);
   __pipeline_wait_prior(0);
   barrier();  // and the second
-  for (int s = middle; s < p.width / 16; ++s) f(s);
+  for (int s = middle; s < width / 16; ++s) f(s);
   barrier();  // all have been read: the results may take their place
 }
 
@@ -32,7 +32,7 @@ template <class Tr>
 __device__ void inside_role(const Params& p, const Products<Tr>& x, const Results& out, int role,
                             int lane) {
   float c[4][3][4] = {}, diagonal[4] = {};
-  for_steps(p, [&](int s) {
+  for_steps<Tr>(p, [&](int s) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) x.inside(4 * role + n, s, c[n], diagonal[n]);
   });
@@ -50,7 +50,7 @@ template <class Tr>
 __device__ void level_32_role(const Params& p, const Products<Tr>& x, const Results& out,
                               int lane) {
   float c[4][4][4] = {}, low[2][1][1][4] = {};
-  for_steps(p, [&](int s) {
+  for_steps<Tr>(p, [&](int s) {
     if (p.W == 64) x.template block<4>(0, s, c);
 #pragma unroll
     for (int n = 0; n < 2; ++n) x.template block<1>(2 * n, s, low[n]);
@@ -68,7 +68,7 @@ template <class Tr>
 __device__ void level_16_role(const Params& p, const Products<Tr>& x, const Results& out,
                               int lane) {
   float c[2][2][2][4] = {}, low[2][1][1][4] = {};
-  for_steps(p, [&](int s) {
+  for_steps<Tr>(p, [&](int s) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
       if (p.W >= 32) x.template block<2>(4 * n, s, c[n]);
@@ -90,7 +90,7 @@ template <class Tr>
 __device__ void plain_role(const Params& p, const Products<Tr>& x, const Results& out, int warp,
                            int lane) {
   float c[9][4] = {};
-  for_steps(p, [&](int s) {
+  for_steps<Tr>(p, [&](int s) {
     typename Tr::Fragment low_k = x.raw(x.k, warp, s), high_k = x.raw(x.k, 7 - warp, s);
     typename Tr::Fragment low_q{}, high_q{};
     if constexpr (Tr::kHasQ) low_q = x.raw(x.q, warp, s), high_q = x.raw(x.q, 7 - warp, s);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
   const Results out(p, smem, tile.length);
   load_row_values(p, tile, head, out);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const Products<Tr> products(p, smem, lane, tile.length);
+  const Products<Tr> products(p, smem, lane);
   if constexpr (Tr::kPerChannel) {
     // Roles go round the SM's four schedulers from CTA to CTA.
     const int role = (warp + blockIdx.x) % kWarps;

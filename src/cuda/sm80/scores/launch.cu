@@ -11,29 +11,34 @@
 
 namespace deltic::gpu::scores {
 
-template <class E, bool kPerChannel, bool kHasQ, bool kHasK>
+template <class E, int kWidth, bool kPerChannel, bool kHasQ, bool kHasK>
 void launch(const Params& p, unsigned ctas, cudaStream_t stream);
 
 namespace {
 
-// A row's bytes in shared memory. Two-byte rows are read 8 bytes per lane by four rows at a time,
-// four-byte rows 16 bytes by two: offsets of 32 or 64 bytes between rows use every bank once.
-int32_t row_bytes(int32_t width, int32_t element) {
-  const int32_t bytes = width * element, offset = element == 2 ? 32 : 64;
-  return bytes + (offset - bytes % 128 + 128) % 128;
-}
-
-template <class E, bool kPerChannel>
+template <class E, int kWidth, bool kPerChannel>
 void launch_outputs(const Params& p, unsigned ctas, cudaStream_t stream) {
-  if (p.kkt.present && p.scores.present) return launch<E, kPerChannel, true, true>(p, ctas, stream);
-  p.scores.present ? launch<E, kPerChannel, true, false>(p, ctas, stream)
-                   : launch<E, kPerChannel, false, true>(p, ctas, stream);
+  if (p.kkt.present && p.scores.present) {
+    return launch<E, kWidth, kPerChannel, true, true>(p, ctas, stream);
+  }
+  p.scores.present ? launch<E, kWidth, kPerChannel, true, false>(p, ctas, stream)
+                   : launch<E, kWidth, kPerChannel, false, true>(p, ctas, stream);
 }
 
-template <class E>
+template <class E, int kWidth>
 void launch_gate(const Params& p, unsigned ctas, cudaStream_t stream) {
-  p.gate == Gate::channel ? launch_outputs<E, true>(p, ctas, stream)
-                          : launch_outputs<E, false>(p, ctas, stream);
+  p.gate == Gate::channel ? launch_outputs<E, kWidth, true>(p, ctas, stream)
+                          : launch_outputs<E, kWidth, false>(p, ctas, stream);
+}
+
+// K of 64 and 128 in vectors of two-byte elements: what models have.
+template <class E>
+void launch_width(const Params& p, unsigned ctas, cudaStream_t stream) {
+  const bool vectors =
+      p.k_vectors && (p.q_vectors || !p.scores.present) && (p.g_vectors || p.gate != Gate::channel);
+  if (vectors && p.K == 64) return launch_gate<E, 64>(p, ctas, stream);
+  if (vectors && p.K == 128) return launch_gate<E, 128>(p, ctas, stream);
+  launch_gate<E, 0>(p, ctas, stream);
 }
 
 void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
@@ -61,9 +66,9 @@ void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
   const int32_t results = (kkt.present + scores.present) * kTile * kPitch * 4;
   x.rows_at = std::max(tiles, results);
   x.smem_bytes = x.rows_at + 2 * kTile * 4;
-  const auto launch_type = type == DType::bf16  ? launch_gate<__nv_bfloat16>
-                           : type == DType::f16 ? launch_gate<__half>
-                                                : launch_gate<float>;
+  const auto launch_type = type == DType::bf16  ? launch_width<__nv_bfloat16>
+                           : type == DType::f16 ? launch_width<__half>
+                                                : launch_gate<float, 0>;
   launch_type(x, ctas, static_cast<cudaStream_t>(stream));
 }
 

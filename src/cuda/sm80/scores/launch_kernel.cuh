@@ -8,9 +8,9 @@
 
 namespace deltic::gpu::scores {
 
-template <class E, bool kPerChannel, bool kHasQ, bool kHasK>
+template <class E, int kWidth, bool kPerChannel, bool kHasQ, bool kHasK>
 void launch(const Params& p, unsigned ctas, cudaStream_t stream) {
-  const auto kernel = scores_kernel<Traits<E, kPerChannel, kHasQ, kHasK>>;
+  const auto kernel = scores_kernel<Traits<E, kWidth, kPerChannel, kHasQ, kHasK>>;
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.smem_bytes),
       "shared memory of the kernel of scores");
@@ -18,9 +18,11 @@ void launch(const Params& p, unsigned ctas, cudaStream_t stream) {
   check_launch("kernel of scores");
 }
 
-#define DELTIC_INSTANTIATE_SCORES(E, kPerChannel)                                           \
-  template void launch<E, kPerChannel, false, true>(const Params&, unsigned, cudaStream_t); \
-  template void launch<E, kPerChannel, true, false>(const Params&, unsigned, cudaStream_t); \
-  template void launch<E, kPerChannel, true, true>(const Params&, unsigned, cudaStream_t)
+#define DELTIC_INSTANTIATE_SCORES(E, kWidth, kPerChannel)                            \
+  template void launch<E, kWidth, kPerChannel, false, true>(const Params&, unsigned, \
+                                                            cudaStream_t);           \
+  template void launch<E, kWidth, kPerChannel, true, false>(const Params&, unsigned, \
+                                                            cudaStream_t);           \
+  template void launch<E, kWidth, kPerChannel, true, true>(const Params&, unsigned, cudaStream_t)
 
 }  // namespace deltic::gpu::scores

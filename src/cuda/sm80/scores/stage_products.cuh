@@ -27,20 +27,36 @@ struct Products {
 
   // The lane's place in the tile's rows: its first four channels of token 0 + lane / 4.
   const unsigned char *k, *q, *g;
-  int row_bytes, g_row_bytes, length;
-  int token;  // of the group, lane / 4
+  // g: of token 0 and, with the levels inside of a group, of the last token before the lane's
+  // boundary (in the first group).
+  const unsigned char* references[3];
+  int runtime_pitch, runtime_g_pitch;
+  int token;       // of the group, lane / 4
+  float signs[3];  // log2 e where the lane's token is a row of the level, else -log2 e
 
-  __device__ Products(const Params& p, const unsigned char* smem, int lane, int tile_length)
-      : row_bytes(p.row_bytes), g_row_bytes(p.g_row_bytes), length(tile_length), token(lane / 4) {
+  __device__ Products(const Params& p, const unsigned char* smem, int lane)
+      : runtime_pitch(p.row_bytes), runtime_g_pitch(p.g_row_bytes), token(lane / 4) {
     const int channels = lane % 4 * 4;
-    k = smem + token * row_bytes + channels * static_cast<int>(sizeof(E));
+    k = smem + token * pitch() + channels * static_cast<int>(sizeof(E));
     q = k + p.q_at;
     g = smem + p.g_at + channels * static_cast<int>(sizeof(float));
+#pragma unroll
+    for (int n = 0; n < 3; ++n) {
+      const int level = 4 >> n, boundary = token / (2 * level) * (2 * level) + level;
+      references[n] = g + (boundary - 1) * g_pitch();
+      signs[n] = (token & level) != 0 ? kLog2e : -kLog2e;
+    }
+  }
+  __device__ int pitch() const {
+    return Tr::kWidth > 0 ? row_bytes(Tr::kWidth, sizeof(E)) : runtime_pitch;
+  }
+  __device__ int g_pitch() const {
+    return Tr::kWidth > 0 ? row_bytes(Tr::kWidth, 4) : runtime_g_pitch;
   }
 
   // Four channels of step s (16 channels) of a group's token.
   __device__ RawFragment raw(const unsigned char* x, int group, int s) const {
-    const unsigned char* at = x + group * 8 * row_bytes + s * 16 * static_cast<int>(sizeof(E));
+    const unsigned char* at = x + group * 8 * pitch() + s * 16 * static_cast<int>(sizeof(E));
     return *reinterpret_cast<const RawFragment*>(at);
   }
   __device__ void unpacked(const unsigned char* x, int group, int s, float (&out)[4]) const {
@@ -67,7 +83,7 @@ struct Products {
       for (int e = 0; e < 4; ++e) f.x[e] = x[e] * factor[e];
     } else if constexpr (Tr::kIsTf32) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) f.x[e] = round_to_tf32(x[e] * factor[e]);
+      for (int e = 0; e < 4; ++e) f.x[e] = x[e] * factor[e];  // cut: 2^-12 on average
     } else {
 #pragma unroll
       for (int e = 0; e < 4; e += 2) {
@@ -89,37 +105,45 @@ struct Products {
     }
   }
 
-  // G of a row of the tile, for fp32 as it is and else times log2 e: a rounding of 2^-24 G, which
-  // is 4e-4 at the deepest G there is (-6656), too much for fp32 alone.
-  __device__ void gates(int row, int s, float (&out)[4]) const {
-    const float4 x = *reinterpret_cast<const float4*>(g + row * g_row_bytes + s * 64);
+  // G of four channels. Rows past the tile's tokens repeat its last one: no decay runs over.
+  static __device__ void gates(const unsigned char* row, int s, float (&out)[4]) {
+    const float4 x = *reinterpret_cast<const float4*>(row + s * 64);
     out[0] = x.x, out[1] = x.y, out[2] = x.z, out[3] = x.w;
   }
-  // The last row before a boundary. Past the tile's tokens nothing is kept, but the decay of a
-  // column must not run over: there G is 0.
-  __device__ int reference(int boundary) const { return min(boundary, length) - 1; }
+  __device__ const unsigned char* gate_row(int row) const { return g + row * g_pitch(); }
 
-  // exp(sign (G - reference)).
-  static __device__ void factors(const float (&G)[4], const float (&reference)[4], float sign,
+  static __device__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+  // exp(G - reference), or exp(reference - G) where sign_log2e is negative.
+  static __device__ void factors(const float (&G)[4], const float (&reference)[4], float sign_log2e,
                                  float (&out)[4]) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      float x;
-      if constexpr (Tr::kIsFloat) {
-        x = (G[e] - reference[e]) * (sign * kLog2e);
-      } else {
-        x = G[e] * (sign * kLog2e) - reference[e] * (sign * kLog2e);
+    for (int e = 0; e < 4; ++e) out[e] = exp2_approx((G[e] - reference[e]) * sign_log2e);
+  }
+  // The same with a reference that several groups have, `scaled` by log2 e: one instruction less.
+  // G times log2 e is off by 4e-4 at the deepest G there is (-6656), too much for fp32 alone.
+  template <int kSign>
+  static __device__ void block_factors(const float (&G)[4], const float (&reference)[4],
+                                       const float (&scaled)[4], float (&out)[4]) {
+    if constexpr (Tr::kIsFloat) {
+      factors(G, reference, kSign * kLog2e, out);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        out[e] = exp2_approx(fmaf(G[e], kSign * kLog2e, -kSign * scaled[e]));
       }
-      asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out[e]) : "f"(x));
     }
   }
 
   // A group's operands on one side of a boundary.
-  __device__ void row_operands(int group, int s, const float (&reference)[4], Fragment& fk,
-                               Fragment& fq) const {
+  __device__ void row_operands(int group, int s, const float (&reference)[4],
+                               const float (&scaled)[4], Fragment& fk, Fragment& fq) const {
     float G[4], factor[4], x[4];
-    gates(group * 8 + token, s, G);
-    factors(G, reference, 1.0f, factor);
+    gates(gate_row(group * 8 + token), s, G);
+    block_factors<1>(G, reference, scaled, factor);
     if constexpr (Tr::kHasK) {
       unpacked(k, group, s, x);
       fk = packed(x, factor);
@@ -129,10 +153,11 @@ struct Products {
       fq = packed(x, factor);
     }
   }
-  __device__ Fragment column_operand(int group, int s, const float (&reference)[4]) const {
+  __device__ Fragment column_operand(int group, int s, const float (&reference)[4],
+                                     const float (&scaled)[4]) const {
     float G[4], factor[4], x[4];
-    gates(group * 8 + token, s, G);
-    factors(G, reference, -1.0f, factor);
+    gates(gate_row(group * 8 + token), s, G);
+    block_factors<-1>(G, reference, scaled, factor);
     unpacked(k, group, s, x);
     return packed(x, factor);
   }
@@ -140,15 +165,17 @@ struct Products {
   // The block of n x n groups below a boundary: rows first + n .., columns first ...
   template <int n>
   __device__ void block(int first, int s, float (&c)[n][n][4]) const {
-    float ref[4];
-    gates(reference((first + n) * 8), s, ref);
+    float ref[4], scaled[4];
+    gates(gate_row((first + n) * 8 - 1), s, ref);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) scaled[e] = ref[e] * kLog2e;
     Fragment columns[n];
 #pragma unroll
-    for (int j = 0; j < n; ++j) columns[j] = column_operand(first + j, s, ref);
+    for (int j = 0; j < n; ++j) columns[j] = column_operand(first + j, s, ref, scaled);
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       Fragment fk{}, fq{};
-      row_operands(first + n + i, s, ref, fk, fq);
+      row_operands(first + n + i, s, ref, scaled, fk, fq);
 #pragma unroll
       for (int j = 0; j < n; ++j) multiply(c[i][j], fk, fq, columns[j]);
     }
@@ -163,15 +190,12 @@ struct Products {
 #pragma unroll
       for (int e = 0; e < 4; ++e) diagonal += xq[e] * xk[e];
     }
-    gates(group * 8 + token, s, G);
+    gates(gate_row(group * 8 + token), s, G);
 #pragma unroll
     for (int n = 0; n < 3; ++n) {
-      const int level = 4 >> n;
-      // The boundary of the lane's block of 2 * level tokens.
-      const int boundary = group * 8 + token / (2 * level) * (2 * level) + level;
       float ref[4], factor[4];
-      gates(reference(boundary), s, ref);
-      factors(G, ref, (token & level) != 0 ? 1.0f : -1.0f, factor);
+      gates(references[n] + group * 8 * g_pitch(), s, ref);
+      factors(G, ref, signs[n], factor);
       const Fragment fk = packed(xk, factor);
       Fragment fq{};
       if constexpr (Tr::kHasQ) fq = packed(xq, factor);

@@ -24,7 +24,7 @@ struct Results {
 // beta, and G of a gate per head, of the tile's rows. Called by all threads; a barrier must follow.
 __device__ inline void load_row_values(const Params& p, const TokenTile& tile, int64_t head,
                                        const Results& s) {
-  for (int r = threadIdx.x; r < kTile; r += kThreads) {
+  if (const int r = threadIdx.x; r < kTile) {
     const bool has_row = r < tile.length;
     const int64_t t = tile.begin + r;
     s.beta[r] = has_row && p.beta_kind != BetaKind::none
@@ -84,13 +84,14 @@ __device__ void store_rows(const Params& p, const Rows& x, bool vectors, const T
   E* rows = static_cast<E*>(x.data) + offset(x, tile.batch, tile.begin, head);
   constexpr int N = Vector<E>::N;
   const int step = vectors ? N : 1;
-  for_elements(tile.length, p.W / step, [&](int r, int i) {
-    const int c = i * step, first = r & ~(p.W - 1);
+  const int shift = 31 - __clz(p.W) - (vectors ? 31 - __clz(N) : 0);  // log2(W / step)
+  for (int i = threadIdx.x; i >> shift < tile.length; i += kThreads) {
+    const int r = i >> shift, c = (i & ((1 << shift) - 1)) * step, first = r & ~(p.W - 1);
     const float* from = m + r * kPitch + first + c;
     const int kept = r - first + limit - c;  // so many from here on
     if (!vectors) {
       rows[r * x.st + c] = from_float<E>(kept > 0 ? *from : 0.0f);
-      return;
+      continue;
     }
     Vector<E> v;
 #pragma unroll
@@ -102,7 +103,7 @@ __device__ void store_rows(const Params& p, const Rows& x, bool vectors, const T
       v.x[e + 3] = from_float<E>(kept > e + 3 ? y.w : 0.0f);
     }
     *reinterpret_cast<Vector<E>*>(rows + r * x.st + c) = v;
-  });
+  }
 }
 
 // Called by all threads, after a barrier behind put_block.

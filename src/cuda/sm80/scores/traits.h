@@ -9,11 +9,22 @@ namespace deltic::gpu::scores {
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
 inline constexpr int kPitch = 68;  // of a result in shared memory, floats: see invert.cuh
 
+// A row's bytes in shared memory. Two-byte rows are read 8 bytes per lane by four rows at a time,
+// four-byte rows 16 bytes by two: offsets of 32 or 64 bytes between rows use every bank once.
+constexpr int row_bytes(int width, int element) {
+  const int bytes = width * element, offset = element == 2 ? 32 : 64;
+  return bytes + (offset - bytes % 128 + 128) % 128;
+}
+
 // E: what q and k are in shared memory, fp32 wherever they are not of one type.
 // kPerChannel: decays belong to the operands; else to the result.
-template <class E_, bool kPerChannel_, bool kHasQ_, bool kHasK_>
+// kWidth: K, where it is known: then all rows are 16-byte vectors of E (g: of fp32), addresses are
+// constants, and half of the instructions are saved. 0: any K, any rows.
+template <class E_, int kWidth_, bool kPerChannel_, bool kHasQ_, bool kHasK_>
 struct Traits {
   using E = E_;
+  static constexpr int kWidth = kWidth_;
+  static_assert(kWidth % 32 == 0, "both halves of the channels are whole steps of 16");
   static constexpr bool kPerChannel = kPerChannel_, kHasQ = kHasQ_, kHasK = kHasK_;
   static_assert(kHasQ || kHasK, "nothing to compute");
   static constexpr bool kIsFloat = sizeof(E) == 4;

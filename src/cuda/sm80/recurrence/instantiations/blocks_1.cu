@@ -3,7 +3,9 @@
 
 namespace deltic::gpu::recurrence {
 
-template void launch<1, false>(const Params&, unsigned, cudaStream_t);
-template void launch<1, true>(const Params&, unsigned, cudaStream_t);
+template void launch<1, false, false>(const Params&, unsigned, cudaStream_t);
+template void launch<1, false, true>(const Params&, unsigned, cudaStream_t);
+template void launch<1, true, false>(const Params&, unsigned, cudaStream_t);
+template void launch<1, true, true>(const Params&, unsigned, cudaStream_t);
 
 }  // namespace deltic::gpu::recurrence

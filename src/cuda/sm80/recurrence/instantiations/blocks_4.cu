@@ -3,7 +3,9 @@
 
 namespace deltic::gpu::recurrence {
 
-template void launch<4, false>(const Params&, unsigned, cudaStream_t);
-template void launch<4, true>(const Params&, unsigned, cudaStream_t);
+template void launch<4, false, false>(const Params&, unsigned, cudaStream_t);
+template void launch<4, false, true>(const Params&, unsigned, cudaStream_t);
+template void launch<4, true, false>(const Params&, unsigned, cudaStream_t);
+template void launch<4, true, true>(const Params&, unsigned, cudaStream_t);
 
 }  // namespace deltic::gpu::recurrence
