@@ -48,11 +48,13 @@ __device__ void store_block(float* to, int lane, float factor, const float (&c)[
   }
 }
 
-// Called by kWarps warps together, 1 (alone) or 4 (the whole CTA); L is in place and visible, and
-// the result is visible to all of them at the end. Blocks above the diagonal are not touched.
+// Called by one warp alone (kWarps 1) or by the whole CTA, whose first four warps work (kWarps 4);
+// L is in place and visible, and the result is visible to all of them at the end. Blocks above the
+// diagonal are not touched.
 template <class Tri, int kWarps>
 __device__ void invert(float* m, int warp, int lane) {
   static_assert(kWarps == 1 || kWarps == 4);
+  const bool works = warp < kWarps;
   const auto sync = [] {
     if constexpr (kWarps == 1) {
       __syncwarp();
@@ -68,14 +70,14 @@ __device__ void invert(float* m, int warp, int lane) {
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int block = kWarps == 1 ? 2 * r + lane / 16 : warp;
-      solve_column<Tri>(m + Tri::at(block, block), column, x[r]);
+      if (works) solve_column<Tri>(m + Tri::at(block, block), column, x[r]);
     }
     sync();  // all columns are solved before the block is overwritten
 #pragma unroll
     for (int r = 0; r < kRounds; ++r) {
       const int block = kWarps == 1 ? 2 * r + lane / 16 : warp;
       float* to = m + Tri::at(block, block) + column;
-      if (kWarps == 1 || lane < 16) {
+      if (kWarps == 1 || (works && lane < 16)) {
 #pragma unroll
         for (int i = 0; i < 16; ++i) to[i * Tri::kPitch] = x[r][i];
       }
@@ -85,7 +87,7 @@ __device__ void invert(float* m, int warp, int lane) {
   if constexpr (Tri::W >= 32) {  // 16 -> 32: X10 = -X11 (L10 X00), two of them
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      if (kWarps == 4 && warp != pair) continue;
+      if (kWarps == 4 && warp != pair) continue;  // a warp each
       const int i = 2 * pair + 1, j = 2 * pair;
       float* corner = m + Tri::at(i, j);
       float s[2][4] = {}, x[2][4] = {};
@@ -104,6 +106,7 @@ __device__ void invert(float* m, int warp, int lane) {
     float c[kMine][2][4] = {};
 #pragma unroll
     for (int n = 0; n < kMine; ++n) {
+      if (!works) continue;
       const int item = n * kWarps + warp, i = 2 + item / 2, j = item % 2;
       for (int k = j; k < 2; ++k)
         multiply_blocks<Tri::kPitch, Tri::kPitch>(m + Tri::at(i, k), m + Tri::at(k, j), lane, c[n]);
@@ -111,6 +114,7 @@ __device__ void invert(float* m, int warp, int lane) {
     sync();  // L has been read
 #pragma unroll
     for (int n = 0; n < kMine; ++n) {
+      if (!works) continue;
       const int item = n * kWarps + warp;
       store_block<Tri>(m + Tri::at(2 + item / 2, item % 2), lane, 1.0f, c[n]);
 #pragma unroll
@@ -119,6 +123,7 @@ __device__ void invert(float* m, int warp, int lane) {
     sync();
 #pragma unroll
     for (int n = 0; n < kMine; ++n) {
+      if (!works) continue;
       const int item = n * kWarps + warp, i = 2 + item / 2, j = item % 2;
       for (int k = 2; k <= i; ++k)
         multiply_blocks<Tri::kPitch, Tri::kPitch>(m + Tri::at(i, k), m + Tri::at(k, j), lane, c[n]);
@@ -126,6 +131,7 @@ __device__ void invert(float* m, int warp, int lane) {
     sync();  // L X00 has been read
 #pragma unroll
     for (int n = 0; n < kMine; ++n) {
+      if (!works) continue;
       const int item = n * kWarps + warp;
       store_block<Tri>(m + Tri::at(2 + item / 2, item % 2), lane, -1.0f, c[n]);
     }

@@ -9,11 +9,20 @@
 
 namespace deltic::gpu::scores {
 
+// The thread's index, read again wherever it is asked for: held from stage to stage, what follows
+// from it (lane, rows, addresses) would spill.
+__device__ inline int thread_index() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // The threads' walk over the elements of kTile rows: f(row, index in the row). Two divisions at the
 // start instead of one per element.
 template <class F>
 __device__ void for_elements(int num_rows, int per_row, F&& f) {
-  int r = static_cast<int>(threadIdx.x) / per_row, c = static_cast<int>(threadIdx.x) % per_row;
+  const int thread = thread_index();
+  int r = thread / per_row, c = thread % per_row;
   const int row_step = kThreads / per_row, step = kThreads % per_row;
   while (r < num_rows) {
     f(r, c);
@@ -62,7 +71,8 @@ __device__ void load_half(const Rows& x, const TokenTile& tile, int64_t head, in
                           unsigned char* to) {
   constexpr int N = Vector<E>::N, kPerRow = kWidth / 2 / N, kRows = kThreads / kPerRow;
   static_assert(kThreads % kPerRow == 0 && kTile % kRows == 0);
-  const int first = threadIdx.x / kPerRow, c = half * (kWidth / 2) + threadIdx.x % kPerRow * N;
+  const unsigned thread = thread_index();
+  const int first = thread / kPerRow, c = half * (kWidth / 2) + thread % kPerRow * N;
   const E* from = static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin, head) + c;
   unsigned char* at = to + first * row_bytes(kWidth, sizeof(E)) + c * static_cast<int>(sizeof(E));
   if (tile.length == kTile) {  // a step from row to row, no comparison

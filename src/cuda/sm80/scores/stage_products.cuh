@@ -94,14 +94,14 @@ struct Products {
     }
     return f;
   }
-  static __device__ void multiply(float (&c)[4], const Fragment& k_rows, const Fragment& q_rows,
+  static __device__ void multiply(float (&c)[4], const Fragment& upper, const Fragment& lower,
                                   const Fragment& columns) {
     if constexpr (Tr::kIsFloat) {
-      mma_3xtf32(c, k_rows, q_rows, columns);
+      mma_3xtf32(c, upper, lower, columns);
     } else if constexpr (Tr::kIsTf32) {
-      mma_tf32(c, k_rows, q_rows, columns);
+      mma_tf32(c, upper, lower, columns);
     } else {
-      mma<E>(c, k_rows, q_rows, columns);
+      mma<E>(c, upper, lower, columns);
     }
   }
 
@@ -162,22 +162,37 @@ struct Products {
     return packed(x, factor);
   }
 
-  // The block of n x n groups below a boundary: rows first + n .., columns first ...
-  template <int n>
-  __device__ void block(int first, int s, float (&c)[n][n][4]) const {
+  // Groups of rows [row, row + kRows) and of columns [column, column + kColumns) on the two sides
+  // of a boundary, before group `boundary`.
+  template <int kRows, int kColumns>
+  __device__ void block(int row, int boundary, int column, int s,
+                        float (&c)[kRows][kColumns][4]) const {
     float ref[4], scaled[4];
-    gates(gate_row((first + n) * 8 - 1), s, ref);
+    gates(gate_row(boundary * 8 - 1), s, ref);
 #pragma unroll
     for (int e = 0; e < 4; ++e) scaled[e] = ref[e] * kLog2e;
-    Fragment columns[n];
+    // Rows have two operands each; the side with fewer registers waits for the other.
+    if constexpr (2 * kRows < kColumns + 1) {
+      Fragment fk[kRows] = {}, fq[kRows] = {};
 #pragma unroll
-    for (int j = 0; j < n; ++j) columns[j] = column_operand(first + j, s, ref, scaled);
+      for (int i = 0; i < kRows; ++i) row_operands(row + i, s, ref, scaled, fk[i], fq[i]);
 #pragma unroll
-    for (int i = 0; i < n; ++i) {
-      Fragment fk{}, fq{};
-      row_operands(first + n + i, s, ref, scaled, fk, fq);
+      for (int j = 0; j < kColumns; ++j) {
+        const Fragment columns = column_operand(column + j, s, ref, scaled);
 #pragma unroll
-      for (int j = 0; j < n; ++j) multiply(c[i][j], fk, fq, columns[j]);
+        for (int i = 0; i < kRows; ++i) multiply(c[i][j], fk[i], fq[i], columns);
+      }
+    } else {
+      Fragment columns[kColumns];
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) columns[j] = column_operand(column + j, s, ref, scaled);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        Fragment fk{}, fq{};
+        row_operands(row + i, s, ref, scaled, fk, fq);
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) multiply(c[i][j], fk, fq, columns[j]);
+      }
     }
   }
 
