@@ -1,5 +1,5 @@
 // beta k k^T and the scores q k^T of every chunk, with decays between rows; with both asked for,
-// the first one inverted. A CTA of eight warps has a tile of 64 tokens of one value head.
+// the first one inverted. A CTA of four warps has a tile of 64 tokens of one value head.
 #pragma once
 
 #include "cuda/sm80/scores/stage_load.cuh"
@@ -24,110 +24,107 @@ __device__ void for_steps(const Params& p, F&& f) {
   barrier();  // all have been read: the results may take their place
 }
 
-// Eight nearly equal parts of the work of a tile, counted in groups whose decays are formed:
-//   role 0 to 3: inside of two groups (levels 4, 2, 1), 6
-//   role 4, 5:   two group rows of level 32, 6
-//   role 6, 7:   level 16 and level 8 of one half of the tile, 8
+// Four equal parts of the work of a tile, counted in groups whose decays are formed: 12 each.
+//   role 0, 1: inside of four groups (levels 4, 2, 1)
+//   role 2:    level 32 and level 8 of the tile's first half
+//   role 3:    level 16 and level 8 of its second half
 template <class Tr>
 __device__ void inside_role(const Params& p, const Products<Tr>& x, const Shared& shared,
                             int role) {
-  float c[2][3][4] = {}, diagonal[2] = {};
+  float c[4][3][4] = {}, diagonal[4] = {};
   for_steps<Tr>(p, [&](int s) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) x.inside(2 * role + n, s, c[n], diagonal[n]);
+    for (int n = 0; n < 4; ++n) x.inside(4 * role + n, s, c[n], diagonal[n]);
   });
   const Results out(p, shared);
-  const int lane = threadIdx.x % 32;
+  const int lane = thread_index() % 32;
 #pragma unroll
-  for (int n = 0; n < 2; ++n) {
+  for (int n = 0; n < 4; ++n) {
     float block[4], sum = diagonal[n];
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
     sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 2);
     select_levels(c[n], sum, lane, block);
-    put_block<Tr>(p, out, 2 * role + n, 2 * role + n, lane, block);
+    put_block<Tr>(p, out, 4 * role + n, 4 * role + n, lane, block);
   }
 }
 
 template <class Tr>
-__device__ void level_32_role(const Params& p, const Products<Tr>& x, const Shared& shared,
-                              int row) {
-  float c[2][4][4] = {};
+__device__ void level_32_role(const Params& p, const Products<Tr>& x, const Shared& shared) {
+  float c[4][4][4] = {}, low[2][1][1][4] = {};
   for_steps<Tr>(p, [&](int s) {
-    if (p.W == 64) x.template block<2, 4>(row, 4, 0, s, c);
+    if (p.W == 64) x.template block<4, 4>(4, 4, 0, s, c);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) x.template block<1, 1>(2 * n + 1, 2 * n + 1, 2 * n, s, low[n]);
   });
   const Results out(p, shared);
-  const int lane = threadIdx.x % 32;
+  const int lane = thread_index() % 32;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) put_block<Tr>(p, out, row + n / 4, n % 4, lane, c[n / 4][n % 4]);
+  for (int n = 0; n < 16; ++n) {
+    if (p.W == 64) put_block<Tr>(p, out, 4 + n / 4, n % 4, lane, c[n / 4][n % 4]);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) put_block<Tr>(p, out, 2 * n + 1, 2 * n, lane, low[n][0][0]);
 }
 
-// first: the half's first group, 0 or 4.
 template <class Tr>
-__device__ void level_16_role(const Params& p, const Products<Tr>& x, const Shared& shared,
-                              int first) {
-  float c[2][2][4] = {}, low[2][1][1][4] = {};
+__device__ void level_16_role(const Params& p, const Products<Tr>& x, const Shared& shared) {
+  float c[2][2][2][4] = {}, low[2][1][1][4] = {};
   for_steps<Tr>(p, [&](int s) {
-    if (p.W >= 32) x.template block<2, 2>(first + 2, first + 2, first, s, c);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const int group = first + 2 * n;
+      if (p.W >= 32) x.template block<2, 2>(4 * n + 2, 4 * n + 2, 4 * n, s, c[n]);
+      const int group = 4 + 2 * n;
       x.template block<1, 1>(group + 1, group + 1, group, s, low[n]);
     }
   });
   const Results out(p, shared);
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int n = 0; n < 4; ++n) {
-    put_block<Tr>(p, out, first + 2 + n / 2, first + n % 2, lane, c[n / 2][n % 2]);
-  }
+  const int lane = thread_index() % 32;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    put_block<Tr>(p, out, first + 2 * n + 1, first + 2 * n, lane, low[n][0][0]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      put_block<Tr>(p, out, 4 * n + 2 + i / 2, 4 * n + i % 2, lane, c[n][i / 2][i % 2]);
+    }
+    put_block<Tr>(p, out, 5 + 2 * n, 4 + 2 * n, lane, low[n][0][0]);
   }
 }
 
-// Without decays per channel: a warp has group rows r and 7 - r and half of the columns. Blocks
-// above the diagonal are computed too: a branch costs more than they do.
+// Without decays per channel: warp w has group rows w and 7 - w. Blocks above the diagonal are
+// computed too: a branch costs more than they do.
 template <class Tr>
 __device__ void plain_role(const Params& p, const Products<Tr>& x, const Shared& shared, int warp) {
-  constexpr int kHalf = 4;
-  const int upper = warp % 4, lower = 7 - upper, first = warp / 4 * kHalf;
-  float ck[kHalf][4] = {}, cq[kHalf][4] = {};
+  constexpr int kColumns = 8;
+  const int upper = warp, lower = 7 - warp;
+  float ck[kColumns][4] = {}, cq[kColumns][4] = {};
   for_steps<Tr>(p, [&](int s) {
-    typename Tr::Fragment columns[kHalf];
+    typename Tr::Fragment k_above, k_below, q_above, q_below;
+    if constexpr (Tr::kHasK) k_above = x.raw(x.k, upper, s), k_below = x.raw(x.k, lower, s);
+    if constexpr (Tr::kHasQ) q_above = x.raw(x.q, upper, s), q_below = x.raw(x.q, lower, s);
 #pragma unroll
-    for (int j = 0; j < kHalf; ++j) columns[j] = x.raw(x.k, first + j, s);
-    if constexpr (Tr::kHasK) {
-      const typename Tr::Fragment above = x.raw(x.k, upper, s), below = x.raw(x.k, lower, s);
-#pragma unroll
-      for (int j = 0; j < kHalf; ++j) Products<Tr>::multiply(ck[j], above, below, columns[j]);
-    }
-    if constexpr (Tr::kHasQ) {
-      const typename Tr::Fragment above = x.raw(x.q, upper, s), below = x.raw(x.q, lower, s);
-#pragma unroll
-      for (int j = 0; j < kHalf; ++j) Products<Tr>::multiply(cq[j], above, below, columns[j]);
+    for (int j = 0; j < kColumns; ++j) {
+      const typename Tr::Fragment columns = x.raw(x.k, j, s);
+      if constexpr (Tr::kHasK) Products<Tr>::multiply(ck[j], k_above, k_below, columns);
+      if constexpr (Tr::kHasQ) Products<Tr>::multiply(cq[j], q_above, q_below, columns);
     }
   });
   const Results out(p, shared);
-  const int lane = threadIdx.x % 32;
-  const int mask = ~(p.W / 8 - 1);  // of a chunk's groups
+  const int lane = thread_index() % 32, mask = ~(p.W / 8 - 1);  // of a chunk's groups
 #pragma unroll
-  for (int j = 0; j < kHalf; ++j) {
-    const int column = first + j;
-    // Rows of one group: blocks of the group's chunk, up to the diagonal.
-    const auto put = [&](int row, int at) {
-      if (column > row || (column & mask) != (row & mask)) return;
+  for (int half = 0; half < 2; ++half) {
+    const int row = half == 0 ? upper : lower;
+    const float beta = out.beta[8 * row + lane / 4];
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      // Blocks of the row's chunk, up to the diagonal.
+      if (j > row || (j & mask) != (row & mask)) continue;
       if constexpr (Tr::kHasK) {
-        put_pair<Tr>(p, out, out.kkt, row, column, lane, out.beta[8 * row + lane / 4],
-                     at == 0 ? ck[j][0] : ck[j][2], at == 0 ? ck[j][1] : ck[j][3]);
+        put_pair<Tr>(p, out, out.kkt, row, j, lane, beta, ck[j][2 * half], ck[j][2 * half + 1]);
       }
       if constexpr (Tr::kHasQ) {
-        put_pair<Tr>(p, out, out.scores, row, column, lane, p.scale, at == 0 ? cq[j][0] : cq[j][2],
-                     at == 0 ? cq[j][1] : cq[j][3]);
+        put_pair<Tr>(p, out, out.scores, row, j, lane, p.scale, cq[j][2 * half],
+                     cq[j][2 * half + 1]);
       }
-    };
-    put(upper, 0);
-    put(lower, 1);
+    }
   }
 }
 
@@ -158,12 +155,12 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
   if constexpr (Tr::kPerChannel) {
     // Roles go round the SM's four schedulers from CTA to CTA.
     const int role = (warp + blockIdx.x) % kWarps;
-    if (role < 4) {
+    if (role < 2) {
       inside_role<Tr>(p, products, shared, role);
-    } else if (role < 6) {
-      level_32_role<Tr>(p, products, shared, 2 * role - 4);
+    } else if (role == 2) {
+      level_32_role<Tr>(p, products, shared);
     } else {
-      level_16_role<Tr>(p, products, shared, 4 * (role - 6));
+      level_16_role<Tr>(p, products, shared);
     }
   } else {
     plain_role<Tr>(p, products, shared, warp);

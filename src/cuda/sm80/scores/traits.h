@@ -6,7 +6,7 @@
 
 namespace deltic::gpu::scores {
 
-inline constexpr int kWarps = 8, kThreads = 32 * kWarps;
+inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
 inline constexpr int kPitch = 68;  // of a result in shared memory, floats: see invert.cuh
 
 // A row's bytes in shared memory. Two-byte rows are read 8 bytes per lane by four rows at a time,
@@ -33,7 +33,8 @@ struct Traits {
   static constexpr bool kIsTf32 = kPerChannel && __is_same(E, __half);
   using RawFragment = std::conditional_t<kIsFloat, FloatFragment, HalfFragment>;
   using Fragment = std::conditional_t<kIsTf32, FloatFragment, RawFragment>;
-  static constexpr int kCtasPerSm = kIsFloat || kWidth == 0 ? 2 : 3;  // one more would spill
+  // Per channel one more would spill; else the most that shared memory holds at K = 128.
+  static constexpr int kCtasPerSm = kIsFloat ? 2 : kPerChannel ? 3 : kHasQ && kHasK ? 4 : 6;
 };
 
 }  // namespace deltic::gpu::scores
