@@ -19,6 +19,11 @@ if(DELTIC_CUDA STREQUAL "ON" OR (DELTIC_CUDA STREQUAL "AUTO" AND NOT DELTIC_SANI
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   if(DELTIC_CUDA STREQUAL "ON" OR CMAKE_CUDA_COMPILER OR DEFINED ENV{CUDACXX})
     enable_language(CUDA)
+    # CMake 3.25 does not know nvcc's C++20 flag.
+    if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
     find_package(CUDAToolkit REQUIRED)
     if(CUDAToolkit_VERSION VERSION_LESS 12.4)
       message(FATAL_ERROR "DELTIC_CUDA: expected CUDA 12.4 or later, got ${CUDAToolkit_VERSION}")
@@ -28,10 +33,9 @@ if(DELTIC_CUDA STREQUAL "ON" OR (DELTIC_CUDA STREQUAL "AUTO" AND NOT DELTIC_SANI
 endif()
 
 if(DELTIC_HAS_CUDA)
-  # CMake 3.25 has no C++20 flag for nvcc.
   add_library(deltic_cuda_flags INTERFACE)
   target_compile_options(deltic_cuda_flags INTERFACE
-    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr
+    $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr
       -Xcompiler=-Wall,-Wextra,-Wno-psabi -Xptxas=-warn-spills -lineinfo>)
   if(DELTIC_WERROR)
     target_compile_options(deltic_cuda_flags INTERFACE

@@ -1,6 +1,6 @@
 // The CUDA backend's lists, best first; the general one last.
 #include "cuda/cuda.h"
-#include "cuda/device.h"
+#include "cuda/general.h"
 
 namespace deltic::gpu {
 namespace {
@@ -8,7 +8,11 @@ namespace {
 struct Lists {
   std::vector<Implementation> of[DELTIC_NUM_OPS];
 
-  Lists() {}
+  Lists() {
+    for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
+      if (has_general(static_cast<deltic_op>(op))) of[op].push_back(general());
+    }
+  }
 };
 
 }  // namespace

@@ -1,0 +1,62 @@
+// The general implementation's entry: what it takes, and which kernel an operation runs.
+#include "cuda/general.h"
+
+#include "core/check.h"
+#include "cuda/device.h"
+#include "cuda/sm80/inverse/launch.h"
+#include "cuda/sm80/recurrence/launch.h"
+#include "cuda/sm80/rows/launch.h"
+#include "cuda/sm80/scores/launch.h"
+#include "cuda/sm80/wy/launch.h"
+
+namespace deltic::gpu {
+namespace {
+
+const char* refuse(const Problem& p) {
+  if (p.op == DELTIC_BACKWARD || p.is_gradient) return "it has no gradients";
+  if (p.save != DELTIC_SAVE_NONE) return "it keeps nothing for a backward pass";
+  const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
+  for (const Rows* rows : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g, &p.gv, &p.x, &p.a, &p.out, &p.w,
+                           &p.u, &p.kg, &p.qg, &p.rstd}) {
+    if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
+  }
+  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt}) {
+    if (is_fp64(*states)) return "a state is fp64, which only the oracle takes";
+  }
+  if (is_fp64(p.A_log) || is_fp64(p.dt_bias)) {
+    return "A_log or dt_bias is fp64, which only the oracle takes";
+  }
+  return refuse_before_sm90(p);
+}
+
+size_t workspace_bytes(const Problem&) { return 0; }
+
+void run(const Problem& p, std::span<std::byte>, void* stream) {
+  switch (p.op) {
+    case DELTIC_FORWARD:
+    case DELTIC_DECODE:
+      return recurrence::run(p, stream);
+    case DELTIC_KKT:
+    case DELTIC_SCORES:
+      return scores::run(p, stream);
+    case DELTIC_INVERSE:
+      return inverse::run(p, stream);
+    case DELTIC_WY:
+      return wy::run(p, stream);
+    default:
+      return rows::run(p, stream);
+  }
+}
+
+}  // namespace
+
+bool has_general(deltic_op op) {
+  return op == DELTIC_FORWARD || op == DELTIC_DECODE || is_block(op);
+}
+
+const Implementation& general() {
+  static const Implementation entry{"cuda.general", missing_sm90, refuse, workspace_bytes, run};
+  return entry;
+}
+
+}  // namespace deltic::gpu

@@ -1,0 +1,87 @@
+// Matrix instructions of a warp (sm_80 and later), 16 x 8 outputs, fp32 sums.
+//
+// Fragments here hold four neighbouring channels of one row per lane: row lane / 4 of eight,
+// channels 4 (lane % 4) .. + 3 of sixteen. The order of channels inside of a product is free as
+// long as both factors agree, so this layout is a factor's upper or lower eight rows and, at the
+// same time, the other factor's eight columns: rows are loaded once and used as either.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace deltic::gpu {
+
+// c += a b: 16 x 8 x 16. a: upper and lower eight rows; b: eight columns.
+struct alignas(8) HalfFragment {
+  uint32_t x[2];
+};
+
+template <class E>
+__device__ void mma(float (&c)[4], const HalfFragment& upper, const HalfFragment& lower,
+                    const HalfFragment& b) {
+  if constexpr (__is_same(E, __half)) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(upper.x[0]), "r"(lower.x[0]), "r"(upper.x[1]), "r"(lower.x[1]), "r"(b.x[0]),
+          "r"(b.x[1]));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(upper.x[0]), "r"(lower.x[0]), "r"(upper.x[1]), "r"(lower.x[1]), "r"(b.x[0]),
+          "r"(b.x[1]));
+  }
+}
+
+// 16 x 8 x 8; operands are cut to tf32 by the unit (the low 13 bits are not read).
+__device__ inline void mma_tf32(float (&c)[4], float a0, float a1, float a2, float a3, float b0,
+                                float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
+        "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+
+// A number as the sum of two tf32 numbers, to 2^-21.
+struct Split {
+  float high, low;
+};
+__device__ inline Split split(float x) {
+  const float high = __uint_as_float(__float_as_uint(x) & 0xFFFFE000u);
+  return {high, x - high};
+}
+
+// fp32 factors as three products of tf32: the product of the low parts, 2^-22, is left out.
+__device__ inline void mma_3xtf32(float (&c)[4], const Split (&a)[4], const Split (&b)[2]) {
+  mma_tf32(c, a[0].low, a[1].low, a[2].low, a[3].low, b[0].high, b[1].high);
+  mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].low, b[1].low);
+  mma_tf32(c, a[0].high, a[1].high, a[2].high, a[3].high, b[0].high, b[1].high);
+}
+
+struct alignas(16) FloatFragment {
+  float x[4];
+};
+
+// With operands cut to tf32: off by 2^-11 of themselves at most.
+__device__ inline void mma_tf32(float (&c)[4], const FloatFragment& upper,
+                                const FloatFragment& lower, const FloatFragment& b) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    mma_tf32(c, upper.x[i], lower.x[i], upper.x[i + 1], lower.x[i + 1], b.x[i], b.x[i + 1]);
+  }
+}
+__device__ inline void mma_3xtf32(float (&c)[4], const FloatFragment& upper,
+                                  const FloatFragment& lower, const FloatFragment& b) {
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    mma_3xtf32(c,
+               {split(upper.x[i]), split(lower.x[i]), split(upper.x[i + 1]), split(lower.x[i + 1])},
+               {split(b.x[i]), split(b.x[i + 1])});
+  }
+}
+
+}  // namespace deltic::gpu

@@ -1,0 +1,181 @@
+// The recurrence, token by token in fp32, for every forward and decode call: one CTA per (sequence,
+// value head, 64 value columns), the state in registers, tokens in stages of eight.
+#pragma once
+
+#include <cuda/std/limits>
+
+#include "cuda/sm80/recurrence/stage_states.cuh"
+
+namespace deltic::gpu::recurrence {
+
+// The smallest token count >= `tokens` with a checkpoint. The list may be in any order; looking
+// through it once per checkpoint rather than once per token keeps long sequences cheap.
+template <class Count>
+__device__ Count checkpoint_from(const Params& p, const Place& at, Count tokens) {
+  Count next = cuda::std::numeric_limits<Count>::max();
+  for (int64_t m = at.ckpt_begin; m < at.ckpt_end; ++m) {
+    const int64_t count = load_index(p.ckpt_tokens, m);
+    if (count >= tokens && count < next && load_index(p.ckpt_slots, m) >= 0) {
+      next = static_cast<Count>(count);
+    }
+  }
+  return next;
+}
+
+// The slot of the state after token t with write_index [N,T'].
+__device__ inline int64_t token_slot(const Params& p, int64_t n, int64_t t) {
+  return t < p.write_index.n1 ? slot_or_none(load_index(p.write_index, n, t), p.state_out.slots)
+                              : -1;
+}
+
+__device__ inline void find_states(const Params& p, Place& at) {
+  at.read_slot = at.write_slot = -1;
+  at.ckpt_begin = at.ckpt_end = 0;
+  at.per_token = p.write_index.n1 > 0;
+  at.skipped = false;
+  if (p.is_pool) {
+    const int64_t slots = p.state_in.slots;
+    const bool has_read = p.read_index.present, has_write = p.write_index.present;
+    const int64_t read = has_read    ? load_index(p.read_index, at.n)
+                         : has_write ? load_index(p.write_index, at.n)
+                                     : at.n;
+    at.read_slot = slot_or_none(read, slots);
+    if (!at.per_token) {
+      at.write_slot =
+          has_write ? slot_or_none(load_index(p.write_index, at.n), slots) : at.read_slot;
+    }
+    bool any = at.read_slot >= 0 || at.write_slot >= 0;
+    for (int64_t t = 0; at.per_token && t < at.span.length && !any; ++t) {
+      any = token_slot(p, at.n, t) >= 0;
+    }
+    at.skipped = !any;
+  } else {
+    if (p.state_in.present) at.read_slot = at.n;
+    if (p.state_out.present) at.write_slot = at.n;
+  }
+  if (p.ckpt_cu.present) {
+    const int64_t M = p.ckpt_tokens.n0;
+    at.ckpt_begin = clamp_index(load_index(p.ckpt_cu, at.n), 0, M);
+    at.ckpt_end = clamp_index(load_index(p.ckpt_cu, at.n + 1), at.ckpt_begin, M);
+  }
+}
+
+// Called by one thread. index: (sequence, value head, slice), slices fastest.
+__device__ inline void find_place(const Params& p, unsigned index, Place& at) {
+  const unsigned job = index / p.num_slices, head = job % p.HV;
+  at.first = static_cast<int64_t>(index % p.num_slices) * kColumns;
+  at.head = head;
+  at.k_head = head / p.group;
+  at.n = job / p.HV;
+  at.count = static_cast<int>(min(static_cast<int64_t>(kColumns), p.V - at.first));
+  at.span = span_of(p.tokens, at.n);
+  at.rate = p.A_log.present ? expf(load_param(p.A_log, at.head)) : 1.0f;
+  find_states(p, at);
+}
+
+// The next token count at which a state is to be written.
+template <class Count>
+__device__ Count next_keep(const Place& at, Count tokens, Count next_checkpoint) {
+  const Count next_state = at.per_token ? tokens + 1 : static_cast<Count>(at.span.length);
+  return min(next_state, next_checkpoint);
+}
+
+// Writes the state after `tokens` tokens wherever it is wanted. next_checkpoint: the next count
+// with one.
+template <int kBlocks, class Count>
+__device__ void keep(const Params& p, const Place& at, const Lanes& lanes, Count tokens,
+                     Count& next_checkpoint, const StateTile<kBlocks>& S) {
+  int64_t slot = tokens == at.span.length ? at.write_slot : -1;
+  if (at.per_token && tokens > 0) slot = token_slot(p, at.n, tokens - 1);
+  const bool is_checkpoint = tokens == next_checkpoint;
+  // One place that stores, for the last state (m = begin - 1) and for checkpoints.
+  const int64_t end = is_checkpoint ? at.ckpt_end : at.ckpt_begin;
+  for (int64_t m = at.ckpt_begin - 1; m < end; ++m) {
+    const bool is_last = m < at.ckpt_begin;
+    if (!is_last) {
+      slot = load_index(p.ckpt_tokens, m) == tokens
+                 ? slot_or_none(load_index(p.ckpt_slots, m), p.ckpt.slots)
+                 : -1;
+    }
+    if (slot < 0) continue;
+    const TileView view = is_last ? view_of(at, lanes, p.state_out, p.out_whole, slot)
+                                  : view_of(at, lanes, p.ckpt, p.ckpt_whole, slot);
+    store_state<kBlocks>(p, lanes, view, S);
+  }
+  if (is_checkpoint) next_checkpoint = checkpoint_from<Count>(p, at, tokens + 1);
+}
+
+__device__ inline void zero_outputs(const Params& p, const Place& at) {
+  for (int64_t i = threadIdx.x; i < at.span.length * at.count; i += kThreads) {
+    const int64_t row = offset(p.o, at.span.batch, at.span.begin + i / at.count, at.head);
+    store(p.o.data, p.o.dtype, row + at.first + i % at.count, 0.0f);
+  }
+}
+
+template <class Tr>
+__device__ void run_slice(const Params& p, Stage<Tr>& s) {
+  const Place& at = s.place;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int column = warp * kWarpColumns + lane / kLanesK * kThreadColumns;
+  const Lanes lanes{lane % kLanesK, column, at.count - column};
+  const float bias = load_bias<Tr>(p, at.head);
+  StateTile<Tr::kBlocks> S;
+  load_state<Tr::kBlocks>(p, at, lanes, S);
+  RawToken<Tr> raw{};
+  load_token<Tr>(p, at, warp, lane, raw);
+  put_bias<Tr>(bias, s);
+  // Tokens of one stage need no 64 bits; the registers are wanted elsewhere.
+  using Count = std::conditional_t<Tr::kOneStage, int, int64_t>;
+  Count next_checkpoint = checkpoint_from<Count>(p, at, 0);
+  Count next = next_keep<Count>(at, 0, next_checkpoint);
+  const Count length = static_cast<Count>(at.span.length);
+
+  const auto lay_stage = [&](int64_t first) {
+    finish_token<Tr>(p, at, first + warp, warp, lane, raw, s);
+    if constexpr (!Tr::kOneStage) {
+      load_token<Tr>(p, at, first + kStageTokens + warp, lane, raw);
+    }
+    __syncthreads();  // the stage is there, o has been read
+  };
+  if constexpr (Tr::kOneStage) {
+    __syncthreads();  // dt_bias is there
+    lay_stage(0);
+  }
+  // The state after `tokens` tokens is in S. Every kStageTokens a new stage is laid out.
+  for (Count tokens = 0;; ++tokens) {
+    if (tokens > 0) {
+      step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
+    }
+    if (tokens == next) {
+      keep<Tr::kBlocks, Count>(p, at, lanes, tokens, next_checkpoint, S);
+      next = next_keep<Count>(at, tokens, next_checkpoint);
+    }
+    const bool is_end = tokens == length;
+    if (!is_end && (Tr::kOneStage || tokens % kStageTokens != 0)) continue;
+    __syncthreads();  // dt_bias is there; o of the stage before is complete
+    if (tokens > 0) {
+      store_o<Tr>(p, at, (tokens - 1) / kStageTokens * kStageTokens + warp, warp, lane, s);
+    }
+    if (is_end) return;
+    if constexpr (!Tr::kOneStage) lay_stage(tokens);
+  }
+}
+
+// CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
+// write zeros to the rows of no sequence.
+template <class Tr>
+__global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
+    recurrence_kernel(const __grid_constant__ Params p) {
+  __shared__ Stage<Tr> s;
+  const int64_t num_slices = p.tokens.N * p.HV * p.num_slices;
+  const unsigned index = blockIdx.x;
+  if (index >= num_slices) {
+    zero_padding(p.tokens, p.o, p.HV, p.V, index - num_slices, kPaddingCtas);
+    return;
+  }
+  if (threadIdx.x == 0) find_place(p, index, s.place);
+  __syncthreads();  // the place is known
+  s.place.skipped ? zero_outputs(p, s.place) : run_slice<Tr>(p, s);
+}
+
+}  // namespace deltic::gpu::recurrence

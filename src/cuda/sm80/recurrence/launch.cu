@@ -1,0 +1,88 @@
+// The door of the recurrence: parameters from a checked call, and which instantiation runs.
+#include <cuda_runtime.h>
+
+#include "cuda/sm80/recurrence/launch.h"
+#include "cuda/sm80/recurrence/params.h"
+#include "cuda/sm80/recurrence/traits.h"
+#include "cuda/tile/grid.h"
+
+namespace deltic::gpu::recurrence {
+
+template <int kBlocks, bool kPerChannel, bool kOneStage>
+void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
+
+namespace {
+
+// Whether a thread's runs of neighbours are aligned: base, strides and the extent they run along.
+bool is_whole(const Problem& p, const States& x) {
+  const int64_t run = p.v_first ? 4 : kThreadColumns;
+  const int64_t bytes = run * size_of(x.dtype);
+  return x.present && reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(bytes) == 0 &&
+         x.s_slot % run == 0 && x.s_head % run == 0 && (p.v_first ? x.s_v : x.s_k) % run == 0 &&
+         (p.v_first ? p.K : p.V) % run == 0;
+}
+
+Params params_of(const Problem& p) {
+  return {.tokens = tokens_of(p),
+          .V = p.V,
+          .HV = static_cast<uint32_t>(p.HV),
+          .num_slices = static_cast<uint32_t>((p.V + kColumns - 1) / kColumns),
+          .group = static_cast<uint32_t>(p.HV / p.H),
+          .K = static_cast<int32_t>(p.K),
+          .gate = p.gate,
+          .gate_form = p.gate_form,
+          .beta_kind = p.beta_kind,
+          .beta_form = p.beta_form,
+          .l2norm = p.l2norm,
+          .is_pool = p.is_pool,
+          .scale = p.scale,
+          .lower_bound = p.lower_bound,
+          .q = p.q,
+          .k = p.k,
+          .v = p.v,
+          .o = p.o,
+          .beta = p.beta,
+          .g = p.g,
+          .gv = p.gv,
+          .A_log = p.A_log,
+          .dt_bias = p.dt_bias,
+          .state_in = p.state_in,
+          .state_out = p.state_out,
+          .ckpt = p.ckpt,
+          .v_first = p.v_first,
+          .in_whole = is_whole(p, p.state_in),
+          .out_whole = is_whole(p, p.state_out),
+          .ckpt_whole = is_whole(p, p.ckpt),
+          .read_index = p.read_index,
+          .write_index = p.write_index,
+          .ckpt_cu = p.ckpt_cu,
+          .ckpt_tokens = p.ckpt_tokens,
+          .ckpt_slots = p.ckpt_slots};
+}
+
+template <int kBlocks, bool kPerChannel>
+void launch_stages(const Params& p, unsigned ctas, cudaStream_t stream) {
+  p.tokens.T <= kStageTokens ? launch<kBlocks, kPerChannel, true>(p, ctas, stream)
+                             : launch<kBlocks, kPerChannel, false>(p, ctas, stream);
+}
+
+template <int kBlocks>
+void launch_gate(const Params& p, unsigned ctas, cudaStream_t stream) {
+  p.gate == Gate::channel ? launch_stages<kBlocks, true>(p, ctas, stream)
+                          : launch_stages<kBlocks, false>(p, ctas, stream);
+}
+
+}  // namespace
+
+void run(const Problem& p, void* stream) {
+  const Params params = params_of(p);
+  const unsigned ctas = num_ctas(p, p.N * p.HV * params.num_slices);
+  if (ctas == 0) return;
+  const auto launch_width = p.K <= 32    ? launch_gate<1>
+                            : p.K <= 64  ? launch_gate<2>
+                            : p.K <= 128 ? launch_gate<4>
+                                         : launch_gate<8>;
+  launch_width(params, ctas, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace deltic::gpu::recurrence

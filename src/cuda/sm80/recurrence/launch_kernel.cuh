@@ -1,0 +1,17 @@
+// The launch of one instantiation.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/device.h"
+#include "cuda/sm80/recurrence/kernel.cuh"
+
+namespace deltic::gpu::recurrence {
+
+template <int kBlocks, bool kPerChannel, bool kOneStage>
+void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
+  recurrence_kernel<Traits<kBlocks, kPerChannel, kOneStage>><<<num_ctas, kThreads, 0, stream>>>(p);
+  check_launch("recurrence kernel");
+}
+
+}  // namespace deltic::gpu::recurrence

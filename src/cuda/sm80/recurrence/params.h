@@ -1,0 +1,34 @@
+// What the recurrence's kernel gets: the tensors and options of a forward or decode call.
+#pragma once
+
+#include "cuda/tile/sequence.cuh"
+
+namespace deltic::gpu::recurrence {
+
+struct Params {
+  Tokens tokens;
+  int64_t V;
+  uint32_t HV, num_slices, group;  // group: value heads per q/k head
+  int32_t K;
+
+  Gate gate;
+  deltic_gate_form gate_form;
+  BetaKind beta_kind;
+  deltic_beta_form beta_form;
+  bool l2norm, is_pool;
+  float scale, lower_bound;
+
+  Rows q, k;         // [B,T,H,K]
+  Rows v, o;         // [B,T,HV,V]
+  Rows beta, g, gv;  // [B,T,HV] or [B,T,HV,V]; [B,T,HV] or [B,T,HV,K]; [B,T,HV,V]
+  Param A_log, dt_bias;
+  States state_in, state_out, ckpt;  // [slots,HV,K,V] by strides
+  bool v_first;
+  // A thread's neighbours can be moved together: four channels of a column V-first, two columns of
+  // a channel K-first.
+  bool in_whole, out_whole, ckpt_whole;
+  Indices read_index, write_index;  // [N]; [N] or [N,T']
+  Indices ckpt_cu, ckpt_tokens, ckpt_slots;
+};
+
+}  // namespace deltic::gpu::recurrence

@@ -1,0 +1,189 @@
+// A thread's part of the state, S[i][e][c]: channel 32 i + 4 lane_k + e, column c of two. Loaded,
+// stored in either layout, and stepped over one token. Called by a warp; no barriers but shuffles.
+#pragma once
+
+#include "cuda/sm80/recurrence/stage_tokens.cuh"
+
+namespace deltic::gpu::recurrence {
+
+template <int kBlocks>
+using StateTile = float[kBlocks][4][kThreadColumns];
+
+// N neighbouring elements at once: 4 to 16 bytes.
+template <class E, int N>
+struct alignas(sizeof(E) * N) Pack {
+  E x[N];
+};
+
+// Keeps address arithmetic where it is used: hoisted out of the loop over tokens, the addresses of
+// all elements would spill the registers.
+__device__ inline int64_t opaque(int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
+// Lane in the warp: which channels and columns.
+struct Lanes {
+  int lane_k, column;  // column: the thread's first one within the CTA's slice
+  int columns_left;    // columns of the slice from there on, <= 0: none
+};
+
+// A thread's elements in memory: from `data` on, channel 0 and its first column.
+struct TileView {
+  void* data;
+  int64_t s_k, s_v;
+  bool is_bf16, whole;
+};
+
+__device__ inline TileView view_of(const Place& at, const Lanes& lanes, const States& x, bool whole,
+                                   int64_t slot) {
+  TileView view;
+  view.s_k = opaque(x.s_k), view.s_v = opaque(x.s_v);
+  view.is_bf16 = x.dtype != DType::f32;
+  view.whole = whole;
+  const int64_t base = slot * x.s_slot + at.head * x.s_head + (at.first + lanes.column) * view.s_v;
+  view.data = static_cast<char*>(x.data) + base * (view.is_bf16 ? 2 : 4);
+  return view;
+}
+
+// Walks the tile in the layout's order, in runs of neighbours or by single elements:
+// f(index in memory, i, e, c).
+template <int kBlocks, bool kVFirst, bool kWhole, class F>
+__device__ void walk(const TileView& view, int K, const Lanes& lanes, F&& f) {
+  int64_t block = 4 * lanes.lane_k * view.s_k;
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+    for (int e = 0; e < 4; e += kVFirst && kWhole ? 4 : 1) {
+#pragma unroll
+      for (int c = 0; c < kThreadColumns; c += !kVFirst && kWhole ? kThreadColumns : 1) {
+        if (32 * i + 4 * lanes.lane_k + e < K && c < lanes.columns_left) {
+          f(block + e * view.s_k + c * view.s_v, i, e, c);
+        }
+      }
+    }
+    block = opaque(block + 32 * view.s_k);
+  }
+}
+
+template <class E, bool kVFirst, bool kWhole, int kBlocks>
+__device__ void load_tile(const TileView& view, int K, const Lanes& lanes, StateTile<kBlocks>& S) {
+  walk<kBlocks, kVFirst, kWhole>(view, K, lanes, [&](int64_t at, int i, int e, int c) {
+    constexpr int N = kWhole ? (kVFirst ? 4 : kThreadColumns) : 1;
+    const auto pack = *reinterpret_cast<const Pack<E, N>*>(static_cast<const E*>(view.data) + at);
+#pragma unroll
+    for (int m = 0; m < N; ++m) {
+      S[i][kVFirst ? e + m : e][kVFirst ? c : c + m] = to_float(pack.x[m]);
+    }
+  });
+}
+
+template <class E, bool kVFirst, bool kWhole, int kBlocks>
+__device__ void store_tile(const TileView& view, int K, const Lanes& lanes,
+                           const StateTile<kBlocks>& S) {
+  walk<kBlocks, kVFirst, kWhole>(view, K, lanes, [&](int64_t at, int i, int e, int c) {
+    constexpr int N = kWhole ? (kVFirst ? 4 : kThreadColumns) : 1;
+    Pack<E, N> pack;
+#pragma unroll
+    for (int m = 0; m < N; ++m) {
+      pack.x[m] = from_float<E>(S[i][kVFirst ? e + m : e][kVFirst ? c : c + m]);
+    }
+    *reinterpret_cast<Pack<E, N>*>(static_cast<E*>(view.data) + at) = pack;
+  });
+}
+
+// Calls f.operator()<E, v_first, whole>() with what the view is like.
+template <class F>
+__device__ void with_layout(const TileView& view, bool v_first, F&& f) {
+  const auto typed = [&]<class E>() {
+    if (v_first) {
+      view.whole ? f.template operator()<E, true, true>() : f.template operator()<E, true, false>();
+    } else {
+      view.whole ? f.template operator()<E, false, true>()
+                 : f.template operator()<E, false, false>();
+    }
+  };
+  view.is_bf16 ? typed.template operator()<__nv_bfloat16>() : typed.template operator()<float>();
+}
+
+template <int kBlocks>
+__device__ void load_state(const Params& p, const Place& at, const Lanes& lanes,
+                           StateTile<kBlocks>& S) {
+#pragma unroll
+  for (int i = 0; i < kBlocks * 4 * kThreadColumns; ++i) (&S[0][0][0])[i] = 0;
+  if (at.read_slot < 0) return;
+  const TileView view = view_of(at, lanes, p.state_in, p.in_whole, at.read_slot);
+  with_layout(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
+    load_tile<E, kVFirst, kWhole, kBlocks>(view, p.K, lanes, S);
+  });
+}
+
+template <int kBlocks>
+__device__ void store_state(const Params& p, const Lanes& lanes, const TileView& view,
+                            const StateTile<kBlocks>& S) {
+  with_layout(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
+    store_tile<E, kVFirst, kWhole, kBlocks>(view, p.K, lanes, S);
+  });
+}
+
+// S_{t-1} -> S_t and o_t. Both products with S' are reduced together: o = S'^T q + u (k, q), so the
+// chain of states has one reduction per token, not two.
+template <class Tr>
+__device__ void step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value_decay,
+                     StateTile<Tr::kBlocks>& S) {
+  constexpr int kC = kThreadColumns;
+  const float4* k4 = reinterpret_cast<const float4*>(s.k[token]);
+  const float4* q4 = reinterpret_cast<const float4*>(s.q[token]);
+  float rk[kC] = {}, rq[kC] = {};
+  if (has_value_decay) {
+#pragma unroll
+    for (int c = 0; c < kC; ++c) {
+      const float decay = s.value_decay[token][lanes.column + c];
+#pragma unroll
+      for (int i = 0; i < Tr::kBlocks * 4; ++i) S[i / 4][i % 4][c] *= decay;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < Tr::kBlocks; ++i) {
+    const float4 k = k4[8 * i + lanes.lane_k], q = q4[8 * i + lanes.lane_k];
+    float4 decay;
+    if constexpr (Tr::kPerChannel) {
+      decay = reinterpret_cast<const float4*>(s.decay[token])[8 * i + lanes.lane_k];
+    } else {
+      decay.x = decay.y = decay.z = decay.w = s.decay[token][0];
+    }
+#pragma unroll
+    for (int c = 0; c < kC; ++c) {
+      S[i][0][c] *= decay.x, S[i][1][c] *= decay.y;
+      S[i][2][c] *= decay.z, S[i][3][c] *= decay.w;
+      rk[c] += S[i][0][c] * k.x + S[i][1][c] * k.y + S[i][2][c] * k.z + S[i][3][c] * k.w;
+      rq[c] += S[i][0][c] * q.x + S[i][1][c] * q.y + S[i][2][c] * q.z + S[i][3][c] * q.w;
+    }
+  }
+  // Four sums over the eight lanes along K, each lane ends with one: bit 4 of lane_k says q or k,
+  // bit 2 the column.
+  constexpr unsigned kAll = 0xFFFFFFFFu;
+  const bool has_q = (lanes.lane_k & 4) != 0, has_second = (lanes.lane_k & 2) != 0;
+  const float x0 = (has_q ? rq[0] : rk[0]) + __shfl_xor_sync(kAll, has_q ? rk[0] : rq[0], 4);
+  const float x1 = (has_q ? rq[1] : rk[1]) + __shfl_xor_sync(kAll, has_q ? rk[1] : rq[1], 4);
+  float x = (has_second ? x1 : x0) + __shfl_xor_sync(kAll, has_second ? x0 : x1, 2);
+  x += __shfl_xor_sync(kAll, x, 1);
+  const float2 v = *reinterpret_cast<const float2*>(&s.v[token][lanes.column]);
+  const float2 beta = *reinterpret_cast<const float2*>(&s.beta[token][lanes.column]);
+  const float u[kC] = {beta.x * (v.x - __shfl_sync(kAll, x, 0, kLanesK)),
+                       beta.y * (v.y - __shfl_sync(kAll, x, 2, kLanesK))};
+  if (has_q && (lanes.lane_k & 1) == 0) {
+    s.o[token][lanes.column + (has_second ? 1 : 0)] = x + (has_second ? u[1] : u[0]) * s.kq[token];
+  }
+#pragma unroll
+  for (int i = 0; i < Tr::kBlocks; ++i) {
+    const float4 k = k4[8 * i + lanes.lane_k];
+#pragma unroll
+    for (int c = 0; c < kC; ++c) {
+      S[i][0][c] += k.x * u[c], S[i][1][c] += k.y * u[c];
+      S[i][2][c] += k.z * u[c], S[i][3][c] += k.w * u[c];
+    }
+  }
+}
+
+}  // namespace deltic::gpu::recurrence

@@ -1,0 +1,47 @@
+// Tiles of 64 tokens, counted from the start of each sequence: four chunks of 16, two of 32 or one
+// of 64. Every tile has a number, so that a grid can be sized without reading the lengths.
+#pragma once
+
+#include "cuda/tile/sequence.cuh"
+
+namespace deltic::gpu {
+
+inline constexpr int kTile = 64;
+
+struct TokenTile {
+  int64_t batch, begin;  // row of the B dimension, first token in the T dimension
+  int length;            // tokens, 0 to 64; 0: no such tile
+};
+
+// Numbers of tiles, an upper bound: packed, sequence n has the numbers from cu[n] / 64 + n on,
+// which leaves room for its last, partial tile and needs no table.
+inline int64_t num_tiles(bool packed, int64_t N, int64_t T) {
+  return packed ? T / kTile + N : N * ((T + kTile - 1) / kTile);
+}
+
+__device__ inline int64_t first_tile(const Tokens& x, int64_t n) {
+  return clamp_index(load_index(x.cu, n), 0, x.T) / kTile + n;
+}
+
+// Numbers fit 32 bits, as CTAs do: a division of 64 bits is a hundred instructions.
+__device__ inline TokenTile find_tile(const Tokens& x, unsigned number) {
+  int64_t n = 0, tile = 0;
+  if (!x.packed) {
+    const unsigned tiles = static_cast<unsigned>((x.T + kTile - 1) / kTile);
+    n = number / tiles, tile = number % tiles;
+  } else {
+    int64_t end = x.N;  // the sequence is in [n, end)
+    while (end - n > 1) {
+      const int64_t middle = (n + end) / 2;
+      (first_tile(x, middle) <= number ? n : end) = middle;
+    }
+    tile = number - first_tile(x, n);
+  }
+  const Span span = span_of(x, n);
+  const int64_t left = span.length - tile * kTile;
+  // A tile before the first of a list that decreases: no tile.
+  if (tile < 0 || left <= 0) return {0, 0, 0};
+  return {span.batch, span.begin + tile * kTile, static_cast<int>(left < kTile ? left : kTile)};
+}
+
+}  // namespace deltic::gpu
