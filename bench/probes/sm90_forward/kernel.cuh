@@ -6,16 +6,17 @@
 
 namespace deltic::gpu {
 
-template <Gate kGate, GateForm kForm>
+template <Gate kGate, GateForm kForm, bool kTransfer>
 __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_g,
     const __grid_constant__ CUtensorMap map_o, const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t raw[];
+  grid_wait();  // the plan
   const Plan plan = *params.plan;
   const int wg = threadIdx.x / 128;
   // Final states of empty sequences.
-  if (params.state_out && !params.is_transfer)
+  if (params.state_out && !kTransfer)
     for (int64_t j = blockIdx.x; j < int64_t(params.num_seqs) * params.num_value_heads;
          j += gridDim.x) {
       const int seq = int(j / params.num_value_heads);
@@ -24,17 +25,14 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
           params.state_out[j * kWidth * kWidth + i] =
               params.state_in ? params.state_in[j * kWidth * kWidth + i] : 0.f;
     }
-  const int group = group_of(params);
+  constexpr int group = kTransfer ? 2 : 1;
   const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
-  CarrySmem& sc = *reinterpret_cast<CarrySmem*>(raw);
+  auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(raw);
   PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
   HeadSmem& sh = *reinterpret_cast<HeadSmem*>(raw);
   if (threadIdx.x == 0) {
     if (is_carrier) {
-      for (int i = 0; i < kKeyStages; i++)
-        barrier_init(&sc.keys_full[i], 1), barrier_init(&sc.keys_empty[i], 256);
-      for (int i = 0; i < kRestStages; i++)
-        barrier_init(&sc.rest_full[i], 1), barrier_init(&sc.rest_empty[i], 256);
+      init_carry_barriers<kGate, kTransfer>(sc);
     } else if constexpr (kGate == Gate::kChannel) {
       sp.plan = plan;
       for (int i = 0; i < kRawStages; i++)
@@ -59,12 +57,14 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   // The compiler gives a branch the registers it asks for only if the largest comes first.
   if (is_carrier && wg < 2) {
     cutlass::arch::warpgroup_reg_alloc<kCarryRegs>();
-    carry_state(sc, params, &map_o);
+    carry_state<kGate, kTransfer>(sc, params, &map_o);
   } else if (is_carrier) {
     cutlass::arch::warpgroup_reg_dealloc<kLoadRegs>();
-    if (threadIdx.x == 256) load_packets(sc, params, plan, &map_v, blockIdx.x / group);
+    if (threadIdx.x == 256)
+      load_packets<kGate, kTransfer>(sc, params, plan, {&map_q, &map_k, &map_v},
+                                     blockIdx.x / group);
   } else if constexpr (kGate != Gate::kChannel) {
-    prepare_heads<kGate, kForm>(sh, params, {&map_q, &map_k, &map_g}, num_items);
+    prepare_heads(sh, params, {&map_q, &map_k, &map_g}, num_items);
   } else if (wg < 2) {
     cutlass::arch::warpgroup_reg_alloc<kRowRegs>();
     prepare_rows<kForm>(sp, params, num_items);

@@ -16,11 +16,11 @@ struct Fetched {
   int rest;
 };
 
-// One warp: raw tiles and loads of the CTA's item n into stage st, which is free. Items go by step,
-// then carrier, so that all carriers advance together.
-template <Gate kGate, GateForm kForm, class Smem>
-__device__ inline void begin_item(Smem& s, const Params& params, const InputMaps& maps, int n,
-                                  int st, Fetched& f) {
+// One warp: raw tiles and loads of the CTA's item n; tiles go to place st, which is free. Items go by
+// step, then carrier, so that all carriers advance together.
+template <Gate kGate, class Smem>
+__device__ inline void begin_item(Smem& s, Stage& stage, const Params& params,
+                                  const InputMaps& maps, int n, int st, Fetched& f) {
   const int lane = threadIdx.x % 32;
   const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
                      opaque(s.plan.num_seqs)};
@@ -38,27 +38,30 @@ __device__ inline void begin_item(Smem& s, const Params& params, const InputMaps
     barrier_expect(bar, (kGate == Gate::kChannel ? 3 : 2) * kTile);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      if constexpr (kGate == Gate::kChannel)
+      if constexpr (kGate == Gate::kChannel) {
         tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, p.head, token, bar);
-      tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, qk_head, token, bar);
-      tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, qk_head, token, bar);
+        tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, qk_head, token, bar);
+        tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, qk_head, token, bar);
+      } else {  // the carrier reads them again
+        tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, qk_head, token, bar);
+        tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, qk_head, token, bar);
+      }
     }
     const int slot = item.step & (params.ring_slots - 1);  // a power of two
-    s.stage[st].item = {f.rest, item.step,
-                        params.ring + int64_t(item.carrier) * params.ring_slots + slot,
-                        ready_flag(params, item.carrier, slot),
-                        consumed_flag(params, group_of(params) * item.carrier)};
+    stage.item = {f.rest, item.step,
+                  params.ring + (int64_t(item.carrier) * params.ring_slots + slot) *
+                                    int64_t(sizeof(Packet<kGate>)),
+                  ready_flag(params, item.carrier, slot),
+                  consumed_flag(params, group_of(params) * item.carrier)};
   }
   __syncwarp();
   f.bias = make_float4(0.f, 0.f, 0.f, 0.f);
-  if constexpr (kGate != Gate::kNone && kForm != GateForm::kLogDecay) {
-    f.a_log = __ldg(params.a_log + p.head);
-    if (params.dt_bias) {
-      if constexpr (kGate == Gate::kChannel)
-        f.bias = __ldg(reinterpret_cast<const float4*>(params.dt_bias + p.head * kWidth) + lane);
-      else
-        f.bias.x = __ldg(params.dt_bias + p.head);
-    }
+  f.a_log = params.a_log ? __ldg(params.a_log + p.head) : 0.f;
+  if (params.dt_bias) {
+    if constexpr (kGate == Gate::kChannel)
+      f.bias = __ldg(reinterpret_cast<const float4*>(params.dt_bias + p.head * kWidth) + lane);
+    else
+      f.bias.x = __ldg(params.dt_bias + p.head);
   }
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -67,66 +70,63 @@ __device__ inline void begin_item(Smem& s, const Params& params, const InputMaps
     if (t < f.rest) {
       const int64_t at = int64_t(token + t) * hv + p.head;
       f.beta[i] = __bfloat162float(params.beta[at]);
-      if constexpr (kGate == Gate::kHead) f.g[i] = __bfloat162float(params.g_head[at]);
+      if (kGate == Gate::kHead && params.has_gate) f.g[i] = __bfloat162float(params.g_head[at]);
     }
   }
 }
-// The same warp, later: beta, gates per head or the parameters of gates per channel.
-template <Gate kGate, GateForm kForm, class Smem>
-__device__ inline void finish_item(Smem& s, const Params& params, int st, const Fetched& f) {
+__device__ inline float beta_of(const Params& params, const Fetched& f, int i) {
+  if (2 * int(threadIdx.x % 32) + i >= f.rest) return 0.f;
+  return params.has_sigmoid ? rcp_approx(1.f + exp2_approx(-f.beta[i] * kLog2e)) : f.beta[i];
+}
+// The same warp, later: beta and the parameters of gates per channel.
+template <GateForm kForm>
+__device__ inline void finish_channel_item(Stage& stage, const Params& params, const Fetched& f) {
   const int lane = threadIdx.x % 32;
-  Stage& stage = s.stage[st];
-  float slope = 0.f;
-  if constexpr (kGate != Gate::kNone && kForm != GateForm::kLogDecay)
-    slope = -expf(f.a_log) * (kForm == GateForm::kBounded ? kLog2e : 1.f);
-  if constexpr (kGate == Gate::kChannel && kForm != GateForm::kLogDecay) {
+  if constexpr (kForm != GateForm::kLogDecay) {
+    const float slope = -expf(f.a_log) * (kForm == GateForm::kBounded ? kLog2e : 1.f);
     if (lane == 0) stage.slope = slope;
     const float by = kForm == GateForm::kBounded ? slope : kLog2e;
     *reinterpret_cast<float4*>(&stage.bias[4 * lane]) =
         make_float4(f.bias.x * by, f.bias.y * by, f.bias.z * by, f.bias.w * by);
   }
+  *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
+      make_float2(beta_of(params, f, 0), beta_of(params, f, 1));
+}
+// Or beta and the cumulative gates of a head.
+__device__ inline void finish_head_item(Stage& stage, const Params& params, const Fetched& f) {
+  const int lane = threadIdx.x % 32;
   float g[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const int t = 2 * lane + i;
-    float beta = 0.f;
-    if (t < f.rest) {
-      beta = rcp_approx(1.f + exp2_approx(-f.beta[i] * kLog2e));
-      if constexpr (kGate == Gate::kHead) {
-        if constexpr (kForm == GateForm::kBounded) {
-          g[i] = params.lower_bound * kLog2e *
-                 rcp_approx(1.f + exp2_approx(slope * (f.g[i] + f.bias.x)));
-        } else if constexpr (kForm == GateForm::kSoftplus) {
-          const float y = (f.g[i] + f.bias.x) * kLog2e;
-          g[i] = slope * (fmaxf(y, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(y))));
-        } else {
-          g[i] = f.g[i] * kLog2e;
-        }
-        g[i] = fmaxf(g[i], -151.f);  // 2^-151 is 0; the sums keep their precision
+    if (params.has_gate && 2 * lane + i < f.rest) {
+      if (params.form == GateForm::kBounded) {
+        g[i] = params.lower_bound * kLog2e *
+               rcp_approx(1.f + exp2_approx(-expf(f.a_log) * kLog2e * (f.g[i] + f.bias.x)));
+      } else if (params.form == GateForm::kSoftplus) {
+        const float y = (f.g[i] + f.bias.x) * kLog2e;
+        g[i] = -expf(f.a_log) * (fmaxf(y, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(y))));
+      } else {
+        g[i] = f.g[i] * kLog2e;
       }
-    }
-    stage.beta[t] = beta;
-  }
-  if constexpr (kGate != Gate::kChannel) {
-    float sum = g[0] + g[1];
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const float x = __shfl_up_sync(~0u, sum, d);
-      if (lane >= d) sum += x;
-    }
-    const float last = __shfl_sync(~0u, sum, 31), before = __shfl_up_sync(~0u, sum, 1);
-    const float sums[2] = {(lane ? before : 0.f) + g[0], sum};
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const float to = exp2_approx(sums[i]), from = exp2_approx(last - sums[i]);
-      stage.g_sum[2 * lane + i] = sums[i];
-      stage.f[2 * lane + i] = pack_bf16(to, to);
-      stage.h[2 * lane + i] = pack_bf16(from, from);
+      g[i] = fmaxf(g[i], -151.f);  // 2^-151 is 0; the sums keep their precision
     }
   }
-  if (lane > 0) barrier_arrive(&s.raw_full[st]);
+  float sum = g[0] + g[1];
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float x = __shfl_up_sync(~0u, sum, d);
+    if (lane >= d) sum += x;
+  }
+  const float before = __shfl_up_sync(~0u, sum, 1);
+  *reinterpret_cast<float2*>(&stage.g_sum[2 * lane]) =
+      make_float2((lane ? before : 0.f) + g[0], sum);
+  *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
+      make_float2(beta_of(params, f, 0), beta_of(params, f, 1));
+}
+// All lanes: what they wrote is there.
+__device__ inline void arrive_item(uint64_t* raw_full) {
+  barrier_arrive(raw_full);
   __syncwarp();
-  if (lane == 0) barrier_arrive(&s.raw_full[st]);
 }
 
 }  // namespace deltic::gpu

@@ -29,6 +29,8 @@ using bf16 = __nv_bfloat16;
 struct Config {
   Gate gate = Gate::kChannel;
   GateForm form = GateForm::kBounded;
+  bool has_gate = true;
+  bool is_raw = false;  // keys and queries of length one, beta in (0, 1): norm and sigmoid off
 };
 struct Tensors {
   bf16 *q, *k, *v, *g, *beta, *o;
@@ -55,7 +57,7 @@ __device__ float uniform(uint64_t i) { return (hash32(i) + 0.5f) * (1.f / 429496
 __device__ float normal(uint64_t i) {
   return sqrtf(-2.f * logf(uniform(2 * i))) * cospif(2.f * uniform(2 * i + 1));
 }
-enum Fill { kNormal, kGateMix, kGateSlow, kGateSoftplus, kGateDeep, kCorrelated, kStateFill };
+enum Fill { kNormal, kUnit, kUniform, kGateRow, kGateMix, kGateSlow, kGateSoftplus, kGateDeep, kCorrelated, kStateFill };
 // width: elements per head (128, or 1 for gates per head)
 template <class X>
 __global__ void fill(X* p, int64_t n, uint64_t seed, int kind, int heads, int width) {
@@ -66,6 +68,9 @@ __global__ void fill(X* p, int64_t n, uint64_t seed, int kind, int heads, int wi
     int channel = i % width, head = (i / width) % heads;
     bool slow = head % 4 == 0 || (width > 1 && channel % 4 == 0);
     float x = r;
+    if (kind == kUnit) x = r * .08838835f;
+    if (kind == kUniform) x = u;
+    if (kind == kGateRow) x = head % 4 == 0 ? 0.f : -log1pf(expf(-r)) / 16.f;
     if (kind == kGateMix)
       x = u < .3f    ? -1e-4f
           : u < .6f  ? -5.f * uniform(s + 7)
@@ -96,7 +101,7 @@ __global__ void reference(Tensors t, Config cfg, float scale, float lower_bound,
     __syncthreads();
     k[d] = double(float(t.k[qk])), q[d] = double(float(t.q[qk]));
     double g = 0;
-    if (cfg.gate != Gate::kNone) {
+    if (cfg.has_gate) {
       bool per_head = cfg.gate == Gate::kHead;
       g = double(float(t.g[per_head ? at / 128 : at]));
       double bias = double(t.dt_bias[per_head ? head : head * 128 + d]);
@@ -109,10 +114,11 @@ __global__ void reference(Tensors t, Config cfg, float scale, float lower_bound,
     if (d < 2) {
       double s = 1e-6;
       for (int i = 0; i < 128; i++) s += d ? q[i] * q[i] : k[i] * k[i];
-      red[d] = 1. / sqrt(s);
+      red[d] = cfg.is_raw ? 1. : 1. / sqrt(s);
     }
     __syncthreads();
-    double beta = 1. / (1. + exp(-double(float(t.beta[int64_t(n) * t.value_heads + head]))));
+    double beta = double(float(t.beta[int64_t(n) * t.value_heads + head]));
+    if (!cfg.is_raw) beta = 1. / (1. + exp(-beta));
     double dot = 0;
     for (int i = 0; i < 128; i++) S[i] *= e[i], dot += S[i] * k[i] * red[0];
     double u = beta * (double(float(t.v[at])) - dot), out = 0;
@@ -154,22 +160,32 @@ Workspace workspace_of(int seqs) {
   w.prefix = w.flags + align(flag_words(g_ctas) * 4);
   w.handoff = w.prefix + align((seqs + 1) * 4);
   w.ring = w.handoff + int64_t(g_ctas) * kWidth * kWidth * 4;
-  w.bytes = w.ring + int64_t(g_ctas) * g_ring * sizeof(Packet);
+  w.bytes = w.ring + int64_t(g_ctas) * g_ring * sizeof(Packet<Gate::kChannel>);
   return w;
 }
 
-template <Gate kGate, GateForm kForm>
+template <class... Args>
+void launch_after(void (*kernel)(Args...), dim3 grid, int threads, int smem, cudaStream_t stream,
+                  Args... args) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid, config.blockDim = threads, config.dynamicSmemBytes = smem;
+  config.stream = stream, config.attrs = &attribute, config.numAttrs = 1;
+  CHECK(cudaLaunchKernelEx(&config, kernel, args...));
+}
+template <Gate kGate, GateForm kForm, bool kTransfer>
 void launch_kernel(const Tensors& t, Params p, cudaStream_t stream) {
-  auto kernel = delta_forward<kGate, kForm>;
+  auto kernel = delta_forward<kGate, kForm, kTransfer>;
   CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
   auto map = [&](bf16* x, int heads) { return make_map(x, t.tokens, heads); };
   Costs costs = costs_of(kGate);
   if (g_carry_us > 0) costs = {g_carry_us, g_prepare_us};
-  make_plan<512><<<1, 512, 0, stream>>>(p, costs, g_ctas);
-  kernel<<<g_ctas, kThreads, kSmemBytes, stream>>>(
-      map(t.q, t.heads), map(t.k, t.heads), map(t.v, t.value_heads),
-      map(kGate == Gate::kChannel ? t.g : t.v, t.value_heads), map(t.o, t.value_heads), p);
-  CHECK(cudaGetLastError());
+  launch_after(make_plan<512>, 1, 512, 0, stream, p, costs, g_ctas);
+  launch_after(kernel, g_ctas, kThreads, kSmemBytes, stream, map(t.q, t.heads), map(t.k, t.heads),
+               map(t.v, t.value_heads), map(kGate == Gate::kChannel ? t.g : t.v, t.value_heads),
+               map(t.o, t.value_heads), p);
 }
 Params params_of(const Tensors& t, float scale, float lower_bound, int seqs) {
   const Workspace w = workspace_of(seqs);
@@ -185,24 +201,27 @@ Params params_of(const Tensors& t, float scale, float lower_bound, int seqs) {
   p.flags = reinterpret_cast<uint32_t*>(base + w.flags);
   p.chunk_prefix = reinterpret_cast<int*>(base + w.prefix);
   p.handoff = reinterpret_cast<float*>(base + w.handoff);
-  p.ring = reinterpret_cast<Packet*>(base + w.ring);
+  p.ring = base + w.ring;
   return p;
 }
-void launch_gate(const Tensors& t, Config cfg, const Params& p, cudaStream_t stream) {
-  if (cfg.gate == Gate::kNone)
-    launch_kernel<Gate::kNone, GateForm::kLogDecay>(t, p, stream);
-  else if (cfg.gate == Gate::kHead && cfg.form == GateForm::kLogDecay)
-    launch_kernel<Gate::kHead, GateForm::kLogDecay>(t, p, stream);
-  else if (cfg.gate == Gate::kHead && cfg.form == GateForm::kSoftplus)
-    launch_kernel<Gate::kHead, GateForm::kSoftplus>(t, p, stream);
-  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kLogDecay)
-    launch_kernel<Gate::kChannel, GateForm::kLogDecay>(t, p, stream);
-  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kSoftplus)
-    launch_kernel<Gate::kChannel, GateForm::kSoftplus>(t, p, stream);
-  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kBounded)
-    launch_kernel<Gate::kChannel, GateForm::kBounded>(t, p, stream);
+template <bool kTransfer>
+void launch_form(const Tensors& t, Config cfg, const Params& p, cudaStream_t stream) {
+  if (cfg.gate == Gate::kHead)
+    launch_kernel<Gate::kHead, GateForm::kLogDecay, kTransfer>(t, p, stream);
+  else if (cfg.form == GateForm::kLogDecay)
+    launch_kernel<Gate::kChannel, GateForm::kLogDecay, kTransfer>(t, p, stream);
+  else if (cfg.form == GateForm::kSoftplus)
+    launch_kernel<Gate::kChannel, GateForm::kSoftplus, kTransfer>(t, p, stream);
   else
-    std::printf("no such instantiation\n"), std::exit(1);
+    launch_kernel<Gate::kChannel, GateForm::kBounded, kTransfer>(t, p, stream);
+}
+void launch_gate(const Tensors& t, Config cfg, Params p, cudaStream_t stream) {
+  p.has_gate = cfg.has_gate, p.has_norm = p.has_sigmoid = !cfg.is_raw, p.form = cfg.form;
+  if (cfg.form == GateForm::kLogDecay) p.a_log = p.dt_bias = nullptr;
+  if (p.is_transfer)
+    launch_form<true>(t, cfg, p, stream);
+  else
+    launch_form<false>(t, cfg, p, stream);
 }
 void launch(const Tensors& t, Config cfg, float scale, float lower_bound, cudaStream_t stream,
             const Split* split = nullptr) {
@@ -218,9 +237,8 @@ void launch(const Tensors& t, Config cfg, float scale, float lower_bound, cudaSt
                              sizeof(MergeSmem)));
   const MergeParams m{split->transfer, split->first,  t.state_in,
                       split->state_in, t.value_heads, split->transfers};
-  merge_segments<<<dim3(kWidth / kMergeRows, t.value_heads, t.seqs), kWidth, sizeof(MergeSmem),
-                   stream>>>(m);
-  CHECK(cudaGetLastError());
+  launch_after(merge_segments, dim3(kWidth / kMergeRows, t.value_heads, t.seqs), kWidth,
+               int(sizeof(MergeSmem)), stream, m);
   p = params_of(t, scale, lower_bound, split->segments);
   p.cu_seqlens = split->cu, p.state_in = split->state_in, p.state_out = split->state_out;
   launch_gate(t, cfg, p, stream);
@@ -276,13 +294,14 @@ Tensors make_tensors(std::vector<int> lens, int heads, int value_heads, Config c
     CHECK(cudaMalloc(&p, count * 2));
     fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, h, width);
   };
-  gen(t.q, nk, kNormal, 1, heads, 128), gen(t.k, nk, f.k, 2, heads, 128);
+  gen(t.q, nk, kNormal, 1, heads, 128);
+  gen(t.k, nk, cfg.is_raw ? kUnit : f.k, 2, heads, 128);
   gen(t.v, n, kNormal, 3, value_heads, 128);
   if (cfg.gate == Gate::kHead)
     gen(t.g, n / 128, f.g, 4, value_heads, 1);
   else
     gen(t.g, n, f.g, 4, value_heads, 128);
-  gen(t.beta, n / 128, kNormal, 5, value_heads, 1), gen(t.o, n, kNormal, 6, value_heads, 128);
+  gen(t.beta, n / 128, cfg.is_raw ? kUniform : kNormal, 5, value_heads, 1), gen(t.o, n, kNormal, 6, value_heads, 128);
   auto genf = [&](float*& p, int64_t count, int kind, int s) {
     CHECK(cudaMalloc(&p, count * 4));
     fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, value_heads, 128);
@@ -380,7 +399,8 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
     int64_t count = start + len - from;
     if (count) {
       for (bf16* p : {t.q, t.k})
-        fill<<<64, 256>>>(p + from * krow, count * krow, 977, kNormal, heads, 128);
+        fill<<<64, 256>>>(p + from * krow, count * krow, 977, cfg.is_raw ? kUnit : kNormal, heads,
+                          128);
       fill<<<64, 256>>>(t.v + from * row, count * row, 979, kNormal, value_heads, 128);
       int w = cfg.gate == Gate::kHead ? 1 : 128;
       fill<<<64, 256>>>(t.g + from * value_heads * w, count * value_heads * w, 978,
@@ -407,6 +427,7 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
   return ok;
 }
 
+int g_repeats = 21;
 double time_case(std::vector<int> lens, int heads, int value_heads, const char* name, int g_fill,
                  Config cfg, double anchor, int segment = -1) {
   int64_t tokens = 0, chunks = 0;
@@ -439,7 +460,7 @@ double time_case(std::vector<int> lens, int heads, int value_heads, const char* 
   CHECK(cudaEventCreate(&a));
   CHECK(cudaEventCreate(&b));
   std::vector<float> ms;
-  for (int i = 0; i < 26; i++) {
+  for (int i = 0; i < g_repeats + 5; i++) {
     CHECK(cudaEventRecord(a, stream));
     CHECK(cudaGraphLaunch(exec, stream));
     CHECK(cudaEventRecord(b, stream));
@@ -473,7 +494,9 @@ int main(int argc, char** argv) {
   g_ctas = device_sms;
   const Config kda{}, log{Gate::kChannel, GateForm::kLogDecay},
       soft{Gate::kChannel, GateForm::kSoftplus}, gdn{Gate::kHead, GateForm::kLogDecay},
-      gdn_soft{Gate::kHead, GateForm::kSoftplus}, none{Gate::kNone, GateForm::kLogDecay};
+      gdn_soft{Gate::kHead, GateForm::kSoftplus}, none{Gate::kHead, GateForm::kLogDecay, false},
+      gdn_raw{Gate::kHead, GateForm::kLogDecay, true, true},
+      kda_raw{Gate::kChannel, GateForm::kLogDecay, true, true};
   if (what == "small") {  // for the sanitizers
     bool ok = check("bounded, ragged", kda, {70, 1, 0, 130}, 2, 2, {}, 6e-3);
     ok &= check("gdn, ragged, 1/2", gdn, {70, 1, 0, 130}, 1, 2, {.g = kGateMix}, 6e-3);
@@ -499,6 +522,12 @@ int main(int argc, char** argv) {
     ok &= check("per head, -1e-4..-1000, 1 x 1000", gdn, {1000}, 4, 8, {.g = kGateMix}, 6e-3);
     ok &= check("per head, softplus inside, 2 x 1000", gdn_soft, {1000, 1000}, 4, 8, {}, 6e-3);
     ok &= check("no gate, ragged", none, ragged, 2, 4, {}, 6e-3);
+    ok &= check("per head, norm off, ragged, 2/6", gdn_raw, ragged, 2, 6, {.g = kGateRow}, 6e-3);
+    ok &= check("per head, norm off, 1 x 4096, 2/8", gdn_raw, {4096}, 2, 8, {.g = kGateRow}, 6e-3);
+    ok &= check("per head, norm off, 2 x 1000, 20/40", gdn_raw, {1000, 1000}, 20, 40,
+                {.g = kGateRow}, 6e-3);
+    ok &= check("per channel, norm off, ragged", kda_raw, ragged, 4, 4, {.g = kGateSlow}, 6e-3);
+    ok &= check("per head, -5.4 everywhere, 1 x 500", gdn, {500}, 2, 4, {.g = kGateDeep}, 6e-3);
     ok &= check("bounded, 1 x 4096, segments of 8", kda, {4096}, 2, 2, {}, 6e-3, 8);
     ok &= check("slow, 1 x 4000, segments of 5", log, {4000}, 4, 4, {.g = kGateSlow}, 6e-3, 5);
     ok &= check("-1e-4..-1000, ragged, segments of 2", log, {700, 1, 0, 65, 300}, 2, 2,
@@ -526,6 +555,11 @@ int main(int argc, char** argv) {
     for (const Row& r : rows) time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor);
     for (int i = 0; i < 4; i++)
       time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor);
+    time_case({8192}, 16, 32, "none", kGateRow, {Gate::kHead, GateForm::kLogDecay, false, true},
+              .232);
+    time_case({8192}, 16, 32, "gdn raw", kGateRow, gdn_raw, .232, 0);
+    time_case({8192}, 16, 64, "gdn raw", kGateRow, gdn_raw, .357, 0);
+    time_case({8192, 8192, 8192, 8192}, 16, 32, "gdn raw", kGateRow, gdn_raw, .401);
     time_case({8192}, 16, 32, "gdn slow", kGateSlow, gdn, .232);
     time_case({8192}, 16, 64, "gdn slow", kGateSlow, gdn, .357);
     time_case({8192, 8192, 8192, 8192}, 16, 32, "gdn slow", kGateSlow, gdn, .401);
@@ -588,6 +622,34 @@ int main(int argc, char** argv) {
                           time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor));
     std::printf("geometric mean over FlashKDA, %zu rows: %.2fx\n", std::size(rows),
                 std::exp(product / std::size(rows)));
+  }
+  if (what == "gdn") {  // FILE with lines `best heads value_heads length ...`: rows of other kernels
+    std::FILE* file = std::fopen(argc > 2 ? argv[2] : "gdn_rows.txt", "r");
+    if (!file) return std::printf("no file of rows\n"), 1;
+    g_repeats = 11;
+    struct Done {
+      double ratio;
+      std::string line;
+    };
+    std::vector<Done> done;
+    char line[512];
+    double product = 0;
+    while (std::fgets(line, sizeof line, file)) {
+      double best;
+      int heads, value_heads, used, at = 0, n;
+      std::vector<int> lens;
+      if (std::sscanf(line, "%lf %d %d%n", &best, &heads, &value_heads, &at) != 3) continue;
+      while (std::sscanf(line + at, "%d%n", &n, &used) == 1) lens.push_back(n), at += used;
+      const double ms = time_case(lens, heads, value_heads, "gdn", kGateRow, gdn_raw, best);
+      product += std::log(best / ms);
+      done.push_back({best / ms, line});
+    }
+    std::fclose(file);
+    std::sort(done.begin(), done.end(), [](auto& a, auto& b) { return a.ratio < b.ratio; });
+    for (size_t i = 0; i < done.size() && i < 40; i++)
+      std::printf("%.2fx %s", done[i].ratio, done[i].line.c_str());
+    std::printf("geometric mean over the best other, %zu rows: %.3fx, median %.2fx\n", done.size(),
+                std::exp(product / done.size()), done[done.size() / 2].ratio);
   }
   if (what == "segments") {
     for (int seg : {0, 8, 12, 16, 24, 32, 43, 64})

@@ -5,117 +5,174 @@
 
 namespace deltic::gpu {
 
-// L to shared memory, Aqk to the packet.
-__device__ inline void pair_scores(HeadScores& s, const Stage& stage, const uint8_t* k_tile,
-                                   const uint8_t* q_tile, Packet* out) {
+// k k^T and q k^T, under way on return.
+__device__ inline void multiply_pairs(const uint8_t* k_tile, const uint8_t* q_tile, float (&kk)[32],
+                                      float (&qk)[32]) {
+  const uint64_t k = tile_desc(smem_u32(k_tile), 16, 1024);
+  const uint64_t q = tile_desc(smem_u32(q_tile), 16, 1024);
+  fence_operands(kk);
+  fence_operands(qk);
+  cute::warpgroup_arrive();
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    const int at = (j / 4) * kHalf + (j % 4) * 32;
+    wgmma<ScoreN64>(kk, desc_at(k, at), desc_at(k, at), j > 0);
+    wgmma<ScoreN64>(qk, desc_at(q, at), desc_at(k, at), j > 0);
+  }
+  cute::warpgroup_commit_batch();
+}
+
+// L to shared memory; Aqk as packed pairs, in the order of the accumulators.
+__device__ inline void pair_scores(HeadScores& s, const Stage& stage, const float (&kk)[32],
+                                   const float (&qk)[32], uint32_t (&aqk)[16]) {
   const int tid = thread_index() % 128, warp = tid / 32;
   const Lane ln(tid);
-#pragma unroll 1
-  for (int is_q = 0; is_q < 2; is_q++) {
-    float acc[32];
-    const uint64_t a = tile_desc(smem_u32(is_q ? q_tile : k_tile), 16, 1024);
-    const uint64_t b = tile_desc(smem_u32(k_tile), 16, 1024);
-    fence_operands(acc);
-    cute::warpgroup_arrive();
+  float g[2], bk[2], sq[2];
+  bool is_in[2];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const int at = (j / 4) * kHalf + (j % 4) * 32;
-      wgmma<ScoreN64>(acc, desc_at(a, at), desc_at(b, at), j > 0);
-    }
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<0>();
-    fence_operands(acc);
+  for (int i = 0; i < 2; i++) {
+    const int row = 16 * warp + 8 * i + ln.g;
+    g[i] = stage.g_sum[row], bk[i] = stage.beta[row] * s.k_scale[row], sq[i] = s.q_scale[row];
+    is_in[i] = row < stage.item.rest;
+  }
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int row = 16 * warp + 8 * i + ln.g;
-      const float g = stage.g_sum[row], f = is_q ? 1.f : s.row_scale[row];
-      const bool is_in = row < stage.item.rest;
+  for (int j = 0; j < 8; j++) {
+    aqk[2 * j] = aqk[2 * j + 1] = 0;
+    if (j < 2 * warp + 2) {  // else above the diagonal
+      const int col = 8 * j + 2 * ln.x;
+      const float2 c = *reinterpret_cast<const float2*>(&stage.g_sum[col]);
+      const float2 sk = *reinterpret_cast<const float2*>(&s.k_scale[col]);
 #pragma unroll
-      for (int j = 0; j < 8; j++) {
-        const int col = 8 * j + 2 * ln.x;
-        const float2 c = *reinterpret_cast<const float2*>(&stage.g_sum[col]);
-        const float x = acc[4 * j + 2 * i] * exp2_approx(g - c.x) * f;
-        const float y = acc[4 * j + 2 * i + 1] * exp2_approx(g - c.y) * f;
-        const float u = is_in && row >= col + 1 - is_q ? x : 0.f;
-        const float w = is_in && row >= col + 2 - is_q ? y : 0.f;
-        if (is_q)
-          *reinterpret_cast<uint32_t*>(out->rest.aqk + swizzled(row, j) + 4 * ln.x) =
-              pack_bf16(u, w);
-        else
-          *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) = make_float2(u, w);
+      for (int i = 0; i < 2; i++) {
+        const int row = 16 * warp + 8 * i + ln.g;
+        const float px = exp2_approx(g[i] - c.x) * sk.x, py = exp2_approx(g[i] - c.y) * sk.y;
+        const float lx = kk[4 * j + 2 * i] * (px * bk[i]);
+        const float ly = kk[4 * j + 2 * i + 1] * (py * bk[i]);
+        const float ax = qk[4 * j + 2 * i] * (px * sq[i]);
+        const float ay = qk[4 * j + 2 * i + 1] * (py * sq[i]);
+        const bool at_x = is_in[i] && row >= col, at_y = is_in[i] && row > col;
+        *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) =
+            make_float2(at_y ? lx : 0.f, is_in[i] && row > col + 1 ? ly : 0.f);
+        aqk[2 * j + i] = pack_bf16(at_x ? ax : 0.f, at_y ? ay : 0.f);
       }
     }
   }
 }
-// k exp(G), q exp(G), k exp(G_last - G) and the chunk's decay.
-__device__ inline void head_rows(const Stage& stage, const uint8_t* k_tile, const uint8_t* q_tile,
-                                 Packet* out) {
-  const int tid = thread_index() % 128, half = tid / 32 & 1, first = 32 * (tid / 64);
-  const uint32_t lane4 = 4 * (tid % 32);
-#pragma unroll 8
-  for (int i = 0; i < 32; i++) {
-    const int t = first + i;
-    const uint32_t at = half * kHalf + t * 128 + (lane4 ^ ((t & 7) << 4));
-    uint32_t k = *reinterpret_cast<const uint32_t*>(k_tile + at);
-    uint32_t q = *reinterpret_cast<const uint32_t*>(q_tile + at);
-    if (t >= stage.item.rest) k = q = 0;
-    const uint32_t f = stage.f[t];
-    store_packet(out->keys.kd + at, mul_bf16x2(k, f));
-    store_packet(out->keys.qd + at, mul_bf16x2(q, f));
-    store_packet(out->rest.kr + at, mul_bf16x2(k, stage.h[t]));
+
+// The packet, in place of the inverse. All threads; barriers: of the warpgroup.
+__device__ inline void write_packet(HeadScores& s, const Stage& stage, const uint32_t (&aqk)[16],
+                                    int barrier) {
+  const int tid = thread_index() % 128, c8 = tid % 8;
+  uint4 t[4];
+  {
+    const float4 b0 = *reinterpret_cast<const float4*>(&stage.beta[8 * c8]);
+    const float4 b1 = *reinterpret_cast<const float4*>(&stage.beta[8 * c8 + 4]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int row = tid / 8 + 16 * i, left = row - 8 * c8;  // columns up to the diagonal, less 1
+      const float* p = &s.l[row * kPitch + 8 * c8];
+      const float4 a = *reinterpret_cast<const float4*>(p);
+      const float4 b = *reinterpret_cast<const float4*>(p + 4);
+      t[i].x = pack_bf16(left >= 0 ? a.x * b0.x : 0.f, left >= 1 ? a.y * b0.y : 0.f);
+      t[i].y = pack_bf16(left >= 2 ? a.z * b0.z : 0.f, left >= 3 ? a.w * b0.w : 0.f);
+      t[i].z = pack_bf16(left >= 4 ? b.x * b1.x : 0.f, left >= 5 ? b.y * b1.y : 0.f);
+      t[i].w = pack_bf16(left >= 6 ? b.z * b1.z : 0.f, left >= 7 ? b.w * b1.w : 0.f);
+    }
   }
-  out->rest.decay[tid] = exp2_approx(stage.g_sum[kChunk - 1]);
+  named_sync(barrier, 128);  // the inverse has been read
+  auto& out = s.packet.rest;
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    *reinterpret_cast<uint4*>(out.solved.t + swizzled(tid / 8 + 16 * i, c8)) = t[i];
+  const int lane = tid % 32, row = tid / 32 * 16 + (lane & 8) + lane % 8;
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+    stmatrix_x4(smem_u32(out.solved.aqk) + swizzled(row, 2 * j + lane / 16),
+                *reinterpret_cast<const uint32_t(*)[4]>(&aqk[4 * j]));
+  const float last = stage.g_sum[kChunk - 1];
+  if (tid < kChunk) {
+    const float to = exp2_approx(stage.g_sum[tid]);
+    out.ks_factor[factor_place(tid)] = to * s.k_scale[tid];
+    out.qs_factor[factor_place(tid)] = to * s.q_scale[tid];
+  } else if (tid < 96) {
+    const int c = 2 * (tid - kChunk);
+    out.v_new_factor[pair_place(c)] =
+        pack_bf16(exp2_approx(last - stage.g_sum[c]) * s.k_scale[c],
+                  exp2_approx(last - stage.g_sum[c + 1]) * s.k_scale[c + 1]);
+  } else if (tid < 100) {
+    out.decay[tid - 96] = exp2_approx(last);
+  }
+  fence_async_proxy();
+  named_sync(barrier, 128);  // the packet is complete
 }
 
-template <Gate kGate, GateForm kForm>
 __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMaps maps,
                                      int num_items) {
   const int st = threadIdx.x / 128, barrier = 1 + st;
   HeadScores& sc = s.scores[st];
-  const Stage& stage = s.stage[st];
-  auto wait_place = [&](int n) {  // the packet's place has been read by its carrier
-    if (threadIdx.x % 128 == 64 && n < num_items) {
-      const int over = stage.item.step - params.ring_slots;
-      if (over >= 0) {
+  auto load = [&](int n, int i) {  // one warp: tiles and stage of item n
+    if (n < num_items) {
+      Fetched fetched;
+      begin_item<Gate::kHead>(s, s.stage[st][i & 1], params, maps, n, st, fetched);
+      finish_head_item(s.stage[st][i & 1], params, fetched);
+      arrive_item(&s.raw_full[st]);
+    }
+    __syncwarp();
+  };
+  if (threadIdx.x % 128 < kChunk)
+    sc.k_scale[threadIdx.x % 128] = 1.f, sc.q_scale[threadIdx.x % 128] = params.scale;
+  if (threadIdx.x % 128 < 32) load(st, 0);
+  uint32_t* ready = nullptr;
+  int step = 0;
+  auto publish = [&] {  // the packet before: its copy out began an item ago
+    if (thread_index() % 128 == 96 && ready) {
+      bulk_store_wait();
+      fence_async_proxy_all();
+      store_release(ready, step + 1);
+    }
+    __syncwarp();
+  };
+#pragma unroll 1
+  for (int n = st, i = 0; n < num_items; n += kHeadGroups, i++) {
+    const int tid = thread_index() % 128;
+    const Stage& stage = s.stage[st][i & 1];
+    TRACE(st, i, 0);
+    barrier_wait(&s.raw_full[st], i & 1);
+    TRACE(st, i, 1);
+    if (params.has_norm) head_norms(sc, stage, s.k[st], s.q[st], params.scale, tid / 32, Lane(tid));
+    uint32_t aqk[16];
+    {
+      float kk[32], qk[32];
+      multiply_pairs(s.k[st], s.q[st], kk, qk);
+      publish();
+      cute::warpgroup_wait<0>();
+      fence_operands(kk);
+      fence_operands(qk);
+      named_sync(barrier, 128);  // scales of all tokens; tiles and the packet before are read
+      TRACE(st, i, 2);
+      if (tid < 32) load(n + kHeadGroups, i + 1);  // the warp with the fewest pairs
+      pair_scores(sc, stage, kk, qk, aqk);
+    }
+    named_sync(barrier, 128);  // L complete
+    TRACE(st, i, 3);
+    if (tid < 96) invert(sc.l, barrier + kHeadGroups);
+    named_sync(barrier, 128);  // the inverse is complete
+    TRACE(st, i, 4);
+    write_packet(sc, stage, aqk, barrier);
+    TRACE(st, i, 5);
+    ready = stage.item.ready, step = stage.item.step;
+    if (tid == 96) {
+      const int over = step - params.ring_slots;
+      if (over >= 0) {  // the packet's place has been read by its carrier
         wait_flag<false>(stage.item.consumed, over + 1);
         if (params.is_transfer) wait_flag<false>(stage.item.consumed + 32, over + 1);
       }
+      bulk_store(stage.item.packet, &sc.packet, kRestBytes<Gate::kHead>);
     }
     __syncwarp();
-  };
-  auto load = [&](int n) {  // the last warp
-    if (n < num_items) {
-      Fetched fetched;
-      begin_item<kGate, kForm>(s, params, maps, n, st, fetched);
-      finish_item<kGate, kForm>(s, params, st, fetched);
-    }
-    __syncwarp();
-  };
-  if (threadIdx.x % 128 >= 96) load(st);
-  named_sync(barrier, 128);  // the item is known
-  wait_place(st);
-#pragma unroll 1
-  for (int n = st; n < num_items; n += kHeadGroups) {
-    const int tid = thread_index() % 128;
-    barrier_wait(&s.raw_full[st], (n / kHeadGroups) & 1);
-    Packet* const out = stage.item.packet;
-    uint32_t* const ready = stage.item.ready;
-    const int step = stage.item.step;
-    token_norms(sc, stage, s.k[st], s.q[st], params.scale, tid / 32, Lane(tid));
-    named_sync(barrier, 128);  // scales of all tokens; the packet's place is free
-    pair_scores(sc, stage, s.k[st], s.q[st], out);
-    head_rows(stage, s.k[st], s.q[st], out);
-    named_sync(barrier, 128);  // L complete, raw tiles and stage read
-    if (tid < 96)
-      invert(sc.l, barrier + kHeadGroups);
-    else
-      load(n + kHeadGroups);
-    named_sync(barrier, 128);  // the inverse is complete
-    write_inverse(sc, out);
-    named_sync(barrier, 128);  // all of the packet is written; the next item is known
-    if (tid == 96) store_release(ready, step + 1);
-    wait_place(n + kHeadGroups);
+    TRACE(st, i, 6);
   }
+  publish();
 }
 
 }  // namespace deltic::gpu

@@ -103,8 +103,8 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
     TRACE(0, n, 1);
     const Stage& stage = s.stage[st];
-    Packet* const out = stage.item.packet;
-    uint8_t* const packet = reinterpret_cast<uint8_t*>(out) + half * kHalf + 16 * b * 128;
+    auto* const out = reinterpret_cast<Packet<Gate::kChannel>*>(stage.item.packet);
+    uint8_t* const packet = stage.item.packet + half * kHalf + 16 * b * 128;
     const int rest = stage.item.rest - 16 * b;
     const uint32_t raw = half * kHalf + 16 * b * 128;
     const uint32_t k_addr = smem_u32(s.k[st]) + raw, q_addr = smem_u32(s.q[st]) + raw;
@@ -182,14 +182,14 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
 #pragma unroll
     for (int t = 0; t < 16; t++) {
       const uint32_t f = pack_bf16(r.fs[t][0] * p0, r.fs[t][1] * p1);
-      put(offsetof(Packet, keys.kd), t, mul_bf16x2(r.k[t], f));
-      put(offsetof(Packet, keys.qd), t, mul_bf16x2(r.q[t], f));
-      put(offsetof(Packet, rest.kr), t,
+      put(0, t, mul_bf16x2(r.k[t], f));
+      put(kTile, t, mul_bf16x2(r.q[t], f));
+      put(2 * kTile, t,
           mul_bf16x2(r.k[t], pack_bf16((t < 15 ? r.te[t][0] : 1.f) * s0,
                                        (t < 15 ? r.te[t][1] : 1.f) * s1)));
     }
     if (b == 0)
-      *reinterpret_cast<float2*>(&out->rest.decay[channel]) =
+      *reinterpret_cast<float2*>(&out->rest.decay[decay_place(channel)]) =
           make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
     barrier_arrive(&s.rows_done[n & 1]);
     TRACE(0, n, 7);

@@ -10,13 +10,14 @@ struct Lane {
   __device__ explicit Lane(int tid) : id(tid % 32), g(id / 4), x(id % 4) {}
 };
 
-// Row scales of the warp's 16 tokens from diagonals of k k^T, q q^T; the diagonal of Aqk.
-template <class AnyScores>
-__device__ inline void token_norms(AnyScores& s, const Stage& stage, const uint8_t* k_tile,
-                                   const uint8_t* q_tile, float scale, int warp, const Lane& ln) {
+// Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the lane
+// that has the token's.
+template <class Use>
+__device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_tile, int warp,
+                                       const Lane& ln, Use use) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const int slab = 2 * warp + i, token = 8 * slab + ln.g;
+    const int slab = 2 * warp + i;
     const uint32_t base = (8 * slab + ln.id % 8) * 128;
     float kq[4] = {}, qq[4] = {};
 #pragma unroll
@@ -33,21 +34,32 @@ __device__ inline void token_norms(AnyScores& s, const Stage& stage, const uint8
       }
     }
     // The diagonal of 8 x 8 lies in lane 4 g + g / 2.
-    if (ln.x == ln.g >> 1) {
-      const int n = ln.g & 1;
-      const bool is_in = token < stage.item.rest;
-      const float kk = (n ? kq[1] : kq[0]) + 1e-6f, rk = is_in ? rsqrtf(kk) : 1.f;
-      const float rq = is_in ? rsqrtf((n ? qq[1] : qq[0]) + 1e-6f) : 1.f;
-      s.v_scale[token] = is_in ? -kk * rk : 1.f;
-      s.row_scale[token] = stage.beta[token] * rk * rk;
-      s.o_scale[token] = scale * rq;
-      if constexpr (std::is_same_v<AnyScores, Scores>) {
-        const float d = is_in ? (n ? kq[3] : kq[2]) : 0.f;
-        *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
-            __float2bfloat16_rn(d);
-      }
-    }
+    const int n = ln.g & 1;
+    if (ln.x == ln.g >> 1)
+      use(8 * slab + ln.g, n ? kq[1] : kq[0], n ? qq[1] : qq[0], n ? kq[3] : kq[2]);
   }
+}
+// Row scales and the diagonal of Aqk.
+__device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t* k_tile,
+                                   const uint8_t* q_tile, const Params& params, int warp,
+                                   const Lane& ln) {
+  token_diagonals(k_tile, q_tile, warp, ln, [&](int token, float kk, float qq, float qk) {
+    const bool is_in = token < stage.item.rest, has_norm = is_in && params.has_norm;
+    const float rk = has_norm ? rsqrtf(kk + 1e-6f) : 1.f;
+    s.v_scale[token] = has_norm ? (kk + 1e-6f) * rk : 1.f;
+    s.row_scale[token] = stage.beta[token] * rk * rk;
+    s.o_scale[token] = params.scale * (has_norm ? rsqrtf(qq + 1e-6f) : 1.f);
+    *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
+        __float2bfloat16_rn(is_in ? qk : 0.f);
+  });
+}
+__device__ inline void head_norms(HeadScores& s, const Stage& stage, const uint8_t* k_tile,
+                                  const uint8_t* q_tile, float scale, int warp, const Lane& ln) {
+  token_diagonals(k_tile, q_tile, warp, ln, [&](int token, float kk, float qq, float) {
+    const bool is_in = token < stage.item.rest;
+    s.k_scale[token] = is_in ? rsqrtf(kk + 1e-6f) : 1.f;
+    s.q_scale[token] = is_in ? scale * rsqrtf(qq + 1e-6f) : scale;
+  });
 }
 
 // Two scores of adjacent columns: to L with the row's scale (warps 0, 1), or to Aqk (warps 2, 3).
@@ -219,27 +231,29 @@ __device__ inline void invert(float* l, int barrier) {
   }
 }
 
-// -T with its scales (columns) and the scales of v and o to the packet; zeros above the diagonal.
-template <class AnyScores>
-__device__ inline void write_inverse(const AnyScores& s, Packet* out) {
+// T with its scales (columns) and the factors of v and o to the packet; zeros above the diagonal.
+__device__ inline void write_inverse(const Scores& s, Packet<Gate::kChannel>::Rest& out) {
   const int tid = thread_index() % 128, col = 4 * (tid % 16);
-  out->scales[tid] = tid < kChunk ? s.v_scale[tid] : s.o_scale[tid - kChunk];
+  if (tid < kChunk)
+    out.v_factor[factor_place(tid)] = s.v_scale[tid];
+  else
+    out.o_factor[factor_place(tid - kChunk)] = s.o_scale[tid - kChunk];
   const float4 c = *reinterpret_cast<const float4*>(&s.row_scale[col]);
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
     const float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
-    const float x = left >= 0 ? -a.x * c.x : 0.f, y = left >= 1 ? -a.y * c.y : 0.f;
-    const float z = left >= 2 ? -a.z * c.z : 0.f, w = left >= 3 ? -a.w * c.w : 0.f;
-    *reinterpret_cast<uint2*>(out->rest.t + swizzled(row, col / 8) + 2 * (col % 8)) =
+    const float x = left >= 0 ? a.x * c.x : 0.f, y = left >= 1 ? a.y * c.y : 0.f;
+    const float z = left >= 2 ? a.z * c.z : 0.f, w = left >= 3 ? a.w * c.w : 0.f;
+    *reinterpret_cast<uint2*>(out.solved.t + swizzled(row, col / 8) + 2 * (col % 8)) =
         make_uint2(pack_bf16(x, y), pack_bf16(z, w));
   }
 }
-__device__ inline void write_scores(const Scores& s, Packet* out) {
+__device__ inline void write_scores(const Scores& s, Packet<Gate::kChannel>::Rest& out) {
   const int tid = thread_index() % 128;
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    reinterpret_cast<uint4*>(out->rest.aqk)[128 * i + tid] =
+    reinterpret_cast<uint4*>(out.solved.aqk)[128 * i + tid] =
         reinterpret_cast<const uint4*>(s.aqk)[128 * i + tid];
 }
 
@@ -286,8 +300,9 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
   };
   if (threadIdx.x % 128 >= 96 && which < num_items) {
     Fetched fetched;
-    begin_item<Gate::kChannel, kForm>(s, params, maps, which, which, fetched);
-    finish_item<Gate::kChannel, kForm>(s, params, which, fetched);
+    begin_item<Gate::kChannel>(s, s.stage[which], params, maps, which, which, fetched);
+    finish_channel_item<kForm>(s.stage[which], params, fetched);
+    arrive_item(&s.raw_full[which]);
   }
   named_sync(barrier, kScoreThreads);
   wait_place(which);
@@ -299,10 +314,10 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     TRACE(2, n, 0);
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
     TRACE(2, n, 1);
-    Packet* const out = stage.item.packet;
+    auto& out = *reinterpret_cast<Packet<Gate::kChannel>*>(stage.item.packet);
     uint32_t* const ready = stage.item.ready;
     const int step = stage.item.step;
-    token_norms(sc, stage, s.k[st], s.q[st], params.scale, warp, ln);
+    token_norms(sc, stage, s.k[st], s.q[st], params, warp, ln);
     named_sync(barrier, kScoreThreads);  // scales of all tokens
     barrier_arrive(&s.raw_empty[st]);
     TRACE(2, n, 2);
@@ -329,13 +344,14 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     } else if (n + 2 < num_items) {
       Fetched fetched;
       barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
-      begin_item<Gate::kChannel, kForm>(s, params, maps, n + 2, st, fetched);
-      finish_item<Gate::kChannel, kForm>(s, params, st, fetched);
+      begin_item<Gate::kChannel>(s, s.stage[st], params, maps, n + 2, st, fetched);
+      finish_channel_item<kForm>(s.stage[st], params, fetched);
+      arrive_item(&s.raw_full[st]);
     }
     TRACE(2, n, 6);
     named_sync(barrier, kScoreThreads);  // the inverse is complete
-    write_inverse(sc, out);
-    write_scores(sc, out);
+    write_inverse(sc, out.rest);
+    write_scores(sc, out.rest);
     TRACE(2, n, 7);
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
     named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known

@@ -94,6 +94,18 @@ __device__ inline void bulk_load(void* dst, const void* src, int bytes, uint64_t
 // Inputs and outputs pass through L2 once; the ring of packets is to stay there.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy gives for evict_first
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
+__device__ inline void bulk_store(void* dst, const void* src, int bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\n"
+      "cp.async.bulk.commit_group;" ::"l"(__cvta_generic_to_global(dst)),
+      "r"(smem_u32(src)), "r"(bytes), "l"(kEvictLast)
+      : "memory");
+}
+// Everything this thread stored by bulk copies is written, not only read.
+__device__ inline void bulk_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 __device__ inline void store_packet(void* p, uint32_t v) {
   asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(p)),
                "r"(v), "l"(kEvictLast)
@@ -102,12 +114,13 @@ __device__ inline void store_packet(void* p, uint32_t v) {
 
 // --- bulk tensor copies, maps of (channel, head, token)
 // --------------------------------------------
+template <uint64_t kPolicy = kEvictFirst>
 __device__ inline void tensor_load(void* dst, const CUtensorMap* map, int channel, int head,
                                    int token, uint64_t* bar) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
       "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(smem_u32(dst)),
-      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(smem_u32(bar)), "l"(kEvictFirst)
+      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(smem_u32(bar)), "l"(kPolicy)
       : "memory");
 }
 __device__ inline void tensor_store(const CUtensorMap* map, const void* src, int channel, int head,
@@ -139,6 +152,12 @@ __device__ inline int thread_index() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
   return t;
 }
+
+// --- launches one after the other
+// The next launch of the stream may start; it waits itself for what it reads.
+__device__ inline void grid_release() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// The launch before is complete, and what it wrote is visible.
+__device__ inline void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // --- numbers
 // ---------------------------------------------------------------------------------------
@@ -203,6 +222,17 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(addr)
                : "memory");
+}
+__device__ inline void stmatrix_x4(uint32_t addr, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+__device__ inline void stmatrix_x4_trans(uint32_t addr, const uint32_t (&r)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(r[0]),
+      "r"(r[1]), "r"(r[2]), "r"(r[3])
+      : "memory");
 }
 __device__ inline void store_shared(uint32_t addr, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");

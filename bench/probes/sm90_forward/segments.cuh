@@ -23,11 +23,12 @@ struct MergeSmem {
 
 // CTA (rows / 8, head, sequence), 128 threads: S <- S M^T + E along the segments, fp32.
 __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_constant__ MergeParams p) {
-  extern __shared__ __align__(128) uint8_t raw[];
+  extern __shared__ __align__(1024) uint8_t raw[];
   MergeSmem& s = *reinterpret_cast<MergeSmem*>(raw);
   const int tid = threadIdx.x, row = blockIdx.x * kMergeRows, head = blockIdx.y, seq = blockIdx.z;
-  const int begin = p.first[seq], end = p.first[seq + 1];
   const int64_t size = kWidth * kWidth, hv = p.num_value_heads;
+  grid_wait();
+  const int begin = p.first[seq], end = p.first[seq + 1];
   const float* m = p.transfer + p.num_transfers * hv * size;
   auto load = [&](int i) {
     uint64_t* bar = &s.full[i & 1];
@@ -76,7 +77,7 @@ __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_constant__
 // Policy: chunks per segment (0: no split) for sequences of `longest` chunks, `total` in all jobs.
 // Microseconds as measured: until the first packet of a launch is there, a merge step, a change of
 // state.
-constexpr float kLaunchUs = 32.f, kMergeUs = 1.2f, kPartUs = 3.f;
+constexpr float kLaunchUs = 14.f, kMergeUs = 1.2f, kPartUs = 2.f;
 inline int choose_segment(Costs c, int total, int longest, int ctas) {
   auto launch_time = [&](int chunks, int longest_part, int group) {
     const int carriers = choose_carriers(c, chunks, longest_part, group, ctas);

@@ -25,27 +25,24 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
 };
 struct Item {      // one chunk of one head to prepare
   int rest, step;  // tokens in the chunk; which of its carrier's packets it is
-  Packet* packet;
+  uint8_t* packet;
   uint32_t *ready, *consumed;
 };
 struct Stage {
   Item item;
   float slope;         // bounded, softplus
-  float beta[kChunk];  // 0 past the end
+  alignas(16) float beta[kChunk];  // 0 past the end
   union {
     alignas(16) float bias[kWidth];     // Gate::kChannel: slope times bias
-    struct {                            // else
-      alignas(16) float g_sum[kChunk];  // cumulative log2 decay
-      uint32_t f[kChunk], h[kChunk];    // exp(G), exp(G_last - G), twice bf16
-    };
+    alignas(16) float g_sum[kChunk];    // else: cumulative log2 decay
   };
 };
 struct Scores {
   float l[kChunk * kPitch];  // L, then its inverse block by block in place
   uint8_t aqk[kHalf];        // above the diagonal zero
   float row_scale[kChunk];   // beta/|k|^2: of rows of L, of columns of the inverse
-  float v_scale[kChunk];     // -|k|
-  float o_scale[kChunk];
+  float v_scale[kChunk];     // |k|
+  float o_scale[kChunk];     // scale/|q|
 };
 struct PrepareSmem {
   alignas(1024) uint8_t k[kRawStages][kTile], q[kRawStages][kTile], g[kRawStages][kTile];
@@ -62,40 +59,43 @@ static_assert(sizeof(PrepareSmem) <= 232448);
 
 // Gates per head, or none: four warpgroups, each with chunks of its own.
 constexpr int kHeadGroups = 4;
-struct HeadScores {
-  float l[kChunk * kPitch];
-  float row_scale[kChunk], v_scale[kChunk], o_scale[kChunk];
+struct alignas(1024) HeadScores {
+  union {
+    float l[kChunk * kPitch];  // L, then its inverse
+    Packet<Gate::kHead> packet;  // then what leaves, until the copy out has read it
+  };
+  float k_scale[kChunk];  // 1/|k|
+  float q_scale[kChunk];  // scale/|q|
 };
 struct HeadSmem {
   alignas(1024) uint8_t k[kHeadGroups][kTile], q[kHeadGroups][kTile];
   HeadScores scores[kHeadGroups];
-  Stage stage[kHeadGroups];
+  Stage stage[kHeadGroups][2];
   Plan plan;
   uint64_t raw_full[kHeadGroups];
 };
 static_assert(sizeof(HeadSmem) <= 232448);
 
-constexpr int kKeyStages = 3, kRestStages = 2;
 struct Part {            // of a job, in places of the carrier's positions
   int token;             // first token of the chunk at position 0 if the job began there
   int rest;              // tokens of the job from there on
   int head, first, end;  // positions: first, after the last
 };
+// Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their place.
+constexpr int kKeyStages = 3, kValueStages = 4;
+template <Gate kGate>
 struct CarrySmem {
-  alignas(1024) PacketKeys keys[kKeyStages];
-  alignas(1024) uint8_t v[kKeyStages][2][kHalf];  // [warpgroup]
-  alignas(1024) uint8_t o[2][kHalf];
-  alignas(1024) uint8_t kr[kRestStages][kTile];
-  uint8_t t[kRestStages][kHalf];
-  uint8_t aqk[kRestStages][kHalf];
-  float decay[kRestStages][kWidth];
-  float scales[kKeyStages][2 * kChunk];
+  static constexpr int kRestStages = kGate == Gate::kChannel ? 2 : 3;
+  alignas(1024) uint8_t k[kKeyStages][kTile], q[kKeyStages][kTile];  // per channel: with decays
+  alignas(1024) uint8_t v[kValueStages][2][kHalf];                   // [warpgroup]
+  alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
   Part part[2];
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
   uint64_t rest_full[kRestStages], rest_empty[kRestStages];
+  uint64_t v_full[kValueStages], v_empty[kValueStages];
 };
-static_assert(sizeof(CarrySmem) <= 232448);
-constexpr int kSmemBytes = sizeof(PrepareSmem) > sizeof(CarrySmem) ? sizeof(PrepareSmem)
-                                                                   : sizeof(CarrySmem);
+constexpr int kSmemBytes = 232448;  // all that an SM gives a CTA
+static_assert(sizeof(CarrySmem<Gate::kChannel>) <= kSmemBytes);
+static_assert(sizeof(CarrySmem<Gate::kHead>) <= kSmemBytes);
 
 }  // namespace deltic::gpu
