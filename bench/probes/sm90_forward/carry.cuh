@@ -301,7 +301,7 @@ __device__ inline void decay_state(const float* decay, float (&S)[64]) {
 //   k S           | o of the chunk before out; v to registers
 //   T (v - k S)   | q S ; S *= decay
 //   S += k^T v_new| per head: q S times its factor
-//   o = q S + Aqk v_new, waited for in the next step
+//   o = q S + Aqk v_new
 template <Gate kGate, bool kTransfer>
 __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
                                    const CUtensorMap* map_o) {
@@ -316,14 +316,14 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
     begin_part<kTransfer>(s.part[carry_tid() / 128], params, *params.plan, n, S);
 #pragma unroll 1
     do {
-      TRACE(0, n, 0);
+      TRACE(threadIdx.x / 128, n, 0);
       const int ks = n % kKeyStages, rs = n % kRestStages, vs = n % kValueStages;
       barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
       if (reread(part().rest) - n * kChunk < kChunk)
         clear_tail(s, n, reread(part().rest) - n * kChunk);
       const uint64_t kd = tile_desc(smem_u32(s.k[ks]), 16, 1024);
       const uint64_t qd = tile_desc(smem_u32(s.q[ks]), 16, 1024);
-      TRACE(0, n, 1);
+      TRACE(threadIdx.x / 128, n, 1);
       uint32_t as[32];
 #pragma unroll
       for (int i = 0; i < 32; i++) as[i] = pack_bf16(S[2 * i], S[2 * i + 1]);
@@ -333,7 +333,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       for (int j = 0; j < 8; j++)  // k S
         wgmma<MmaN64>(acc, &as[4 * j], desc_at(kd, (j / 4) * kHalf + (j % 4) * 32), j > 0);
       cute::warpgroup_commit_batch();
-      TRACE(0, n, 2);
+      TRACE(threadIdx.x / 128, n, 2);
       barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16];
       {
@@ -345,20 +345,18 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       if constexpr (kTransfer) {
         warp_arrive(&s.v_empty[vs]);
       } else {
-        cute::warpgroup_wait<1>();
-        fence_operands(O);
         if (n > reread(part().first))
           store_output(s, n - 1, reread(part().token) + (n - 1) * kChunk, kChunk,
                        reread(part().head), O, params, map_o);
       }
-      TRACE(0, n, 3);
+      TRACE(threadIdx.x / 128, n, 3);
       barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
-      TRACE(0, n, 4);
+      TRACE(threadIdx.x / 128, n, 4);
       auto& rest = s.rest[rs];
       const uint64_t td = tile_desc(smem_u32(rest.solved.t), 16, 1024);
       const uint64_t aq = tile_desc(smem_u32(rest.solved.aqk), 16, 1024);
       cute::warpgroup_wait<0>();
-      TRACE(0, n, 5);
+      TRACE(threadIdx.x / 128, n, 5);
       fence_operands(acc);
       if constexpr (kIsHead)
         subtract_from_values<kGate>(rest.ks_factor, v, acc, av);
@@ -378,7 +376,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
           wgmma<MmaN64>(O, &as[4 * j], desc_at(qd, (j / 4) * kHalf + (j % 4) * 32), j > 0);
         cute::warpgroup_commit_batch();
       }
-      TRACE(0, n, 6);
+      TRACE(threadIdx.x / 128, n, 6);
       decay_state<kGate>(rest.decay, S);
       uint32_t h[8];
       if constexpr (kIsHead) {
@@ -388,7 +386,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
         h[4] = b.x, h[5] = b.y, h[6] = b.z, h[7] = b.w;
       }
       cute::warpgroup_wait<kTransfer ? 0 : 1>();
-      TRACE(0, n, 7);
+      TRACE(threadIdx.x / 128, n, 7);
       fence_operands(acc);
       uint32_t ah[16];  // v_new with the decays to the chunk's end
 #pragma unroll
@@ -403,7 +401,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       for (int j = 0; j < 4; j++)  // S += (k with decays to the end)^T v_new
         wgmma<MmaN128>(S, &ah[4 * j], desc_at(kr, j * 2048));
       cute::warpgroup_commit_batch();
-      TRACE(0, n, 8);
+      TRACE(threadIdx.x / 128, n, 8);
       if constexpr (!kTransfer) {
         if constexpr (kIsHead) {
           cute::warpgroup_wait<1>();
@@ -422,16 +420,15 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
           wgmma<MmaN64>(O, &av[4 * j], desc_at(aq, j * 32));
         cute::warpgroup_commit_batch();
       }
-      TRACE(0, n, 9);
-      cute::warpgroup_wait<kTransfer ? 0 : 1>();
+      TRACE(threadIdx.x / 128, n, 9);
+      cute::warpgroup_wait<0>();
       fence_operands(S);
+      fence_operands(O);
       warp_arrive(&s.keys_empty[n % kKeyStages]);
       if constexpr (kTransfer) warp_arrive(&s.rest_empty[n % kRestStages]);
       n++;
     } while (n < reread(part().end));
     if constexpr (!kTransfer) {
-      cute::warpgroup_wait<0>();
-      fence_operands(O);
       store_output(s, n - 1, part().token + (n - 1) * kChunk, part().rest - (n - 1) * kChunk,
                    part().head, O, params, map_o);
     }

@@ -16,12 +16,9 @@ struct Fetched {
   int rest;
 };
 
-// One warp: raw tiles and loads of the CTA's item n; tiles go to place st, which is free. Items go by
-// step, then carrier, so that all carriers advance together.
-template <Gate kGate, class Smem>
-__device__ inline void begin_item(Smem& s, Stage& stage, const Params& params,
-                                  const InputMaps& maps, int n, int st, Fetched& f) {
-  const int lane = threadIdx.x % 32;
+// The CTA's item n. Items go by step, then carrier, so that all carriers advance together.
+template <class Smem>
+__device__ inline Where where_is(Smem& s, const Params& params, int n) {
   const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
                      opaque(s.plan.num_seqs)};
   const int carriers = group_of(params) * plan.carriers;
@@ -29,46 +26,58 @@ __device__ inline void begin_item(Smem& s, Stage& stage, const Params& params,
   const Place p = place_of(params, plan, item.carrier * plan.steps + item.step);
   const int first = __ldg(params.cu_seqlens + p.seq);
   const int len = __ldg(params.cu_seqlens + p.seq + 1) - first;
-  const int token = first + p.chunk * kChunk;
-  const int hv = opaque(params.num_value_heads),
-            qk_head = divide(p.head, divide(hv, params.num_heads));
-  f.rest = min(len - p.chunk * kChunk, kChunk);
-  if (lane == 0) {
-    uint64_t* bar = &s.raw_full[st];
-    barrier_expect(bar, (kGate == Gate::kChannel ? 3 : 2) * kTile);
+  const int hv = opaque(params.num_value_heads);
+  return {first + p.chunk * kChunk,
+          min(len - p.chunk * kChunk, kChunk),
+          p.head,
+          divide(p.head, divide(hv, params.num_heads)),
+          item.step,
+          item.carrier};
+}
+// One thread: raw tiles of an item into place st, which is free.
+template <Gate kGate, class Smem>
+__device__ inline void load_tiles(Smem& s, const InputMaps& maps, const Where& w, int st) {
+  uint64_t* bar = &s.raw_full[st];
+  barrier_expect(bar, (kGate == Gate::kChannel ? 3 : 2) * kTile);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      if constexpr (kGate == Gate::kChannel) {
-        tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, p.head, token, bar);
-        tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, qk_head, token, bar);
-        tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, qk_head, token, bar);
-      } else {  // the carrier reads them again
-        tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, qk_head, token, bar);
-        tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, qk_head, token, bar);
-      }
+  for (int h = 0; h < 2; h++) {
+    if constexpr (kGate == Gate::kChannel) {
+      tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, bar);
+      tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, bar);
+      tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, bar);
+    } else {  // the carrier reads them again
+      tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, bar);
+      tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, bar);
     }
-    const int slot = item.step & (params.ring_slots - 1);  // a power of two
-    stage.item = {f.rest, item.step,
-                  params.ring + (int64_t(item.carrier) * params.ring_slots + slot) *
-                                    int64_t(sizeof(Packet<kGate>)),
-                  ready_flag(params, item.carrier, slot),
-                  consumed_flag(params, group_of(params) * item.carrier)};
   }
-  __syncwarp();
+}
+// One warp: what comes by ordinary loads, and the item itself.
+template <Gate kGate>
+__device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
+  const int lane = threadIdx.x % 32;
+  f.rest = w.rest;
+  if (lane == 0) {
+    const int slot = w.step & (params.ring_slots - 1);  // a power of two
+    stage.item = {w.rest, w.step,
+                  params.ring + (int64_t(w.carrier) * params.ring_slots + slot) *
+                                    int64_t(sizeof(Packet<kGate>)),
+                  ready_flag(params, w.carrier, slot),
+                  consumed_flag(params, group_of(params) * w.carrier)};
+  }
   f.bias = make_float4(0.f, 0.f, 0.f, 0.f);
-  f.a_log = params.a_log ? __ldg(params.a_log + p.head) : 0.f;
+  f.a_log = params.a_log ? __ldg(params.a_log + w.head) : 0.f;
   if (params.dt_bias) {
     if constexpr (kGate == Gate::kChannel)
-      f.bias = __ldg(reinterpret_cast<const float4*>(params.dt_bias + p.head * kWidth) + lane);
+      f.bias = __ldg(reinterpret_cast<const float4*>(params.dt_bias + w.head * kWidth) + lane);
     else
-      f.bias.x = __ldg(params.dt_bias + p.head);
+      f.bias.x = __ldg(params.dt_bias + w.head);
   }
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int t = 2 * lane + i;
     f.beta[i] = f.g[i] = 0.f;
     if (t < f.rest) {
-      const int64_t at = int64_t(token + t) * hv + p.head;
+      const int64_t at = int64_t(w.token + t) * params.num_value_heads + w.head;
       f.beta[i] = __bfloat162float(params.beta[at]);
       if (kGate == Gate::kHead && params.has_gate) f.g[i] = __bfloat162float(params.g_head[at]);
     }

@@ -569,8 +569,8 @@ int main(int argc, char** argv) {
   if (what == "trace") {  // clock reads of the first carrier and the last preparer
     const int heads = argc > 2 ? std::atoi(argv[2]) : 96;
     const bool is_gdn = argc > 3;
-    const Config cfg = is_gdn ? gdn : kda;
-    Tensors t = make_tensors({4096}, heads, heads, cfg, {.g = is_gdn ? kGateSlow : kNormal}, 1);
+    const Config cfg = is_gdn ? gdn_raw : kda;
+    Tensors t = make_tensors({4096}, heads, heads, cfg, {.g = is_gdn ? kGateRow : kNormal}, 1);
     for (int i = 0; i < 3; i++) launch(t, cfg, .1f, -5.f, nullptr);
     CHECK(cudaDeviceSynchronize());
     std::vector<long long> h(132 * 4 * 64 * 16);
@@ -581,11 +581,11 @@ int main(int argc, char** argv) {
         std::printf(" %6lld", h[((cta * 4 + wg) * 64 + n) * 16 + i] - zero);
       std::printf("\n");
     };
-    for (int n = 12; n < 16; n++)
-      for (int wg : {0, 2}) line(0, wg, n, wg ? 4 : 10, h[12 * 16]);
-    for (int n = 4; n < 9; n++)
-      for (int wg : {0, 1, 2})
-        line(131, wg, n, wg == 0 ? 8 : wg == 1 ? 4 : 9, h[((131 * 4) * 64 + 4) * 16]);
+    for (int n = 20; n < 24; n++)
+      for (int wg : {0, 1, 2}) line(0, wg, n, wg == 2 ? 4 : 10, h[20 * 16]);
+    for (int n = 2; n < 7; n++)
+      for (int wg : {0, 1, 2, 3})
+        line(131, wg, n, is_gdn ? 7 : wg == 0 ? 8 : wg == 1 ? 4 : 9, h[((131 * 4) * 64 + 2) * 16]);
   }
 #endif
   if (what == "rows") {  // KDA rows with FlashKDA's times

@@ -110,18 +110,32 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
                                      int num_items) {
   const int st = threadIdx.x / 128, barrier = 1 + st;
   HeadScores& sc = s.scores[st];
-  auto load = [&](int n, int i) {  // one warp: tiles and stage of item n
-    if (n < num_items) {
+  // A warp: beta and gates of item i of this warpgroup, whose place is known; then the place of the
+  // one after. Loads that wait for each other take long: they run beside the inverse.
+  auto load_rows = [&](int i) {
+    if (st + i * kHeadGroups < num_items) {
       Fetched fetched;
-      begin_item<Gate::kHead>(s, s.stage[st][i & 1], params, maps, n, st, fetched);
+      begin_item<Gate::kHead>(s.stage[st][i & 1], params, s.where[st][i & 1], fetched);
       finish_head_item(s.stage[st][i & 1], params, fetched);
       arrive_item(&s.raw_full[st]);
+    }
+  };
+  auto find = [&](int i) {
+    if (st + i * kHeadGroups < num_items) {
+      const Where w = where_is(s, params, st + i * kHeadGroups);
+      if (thread_index() % 32 == 0) s.where[st][i & 1] = w;
     }
     __syncwarp();
   };
   if (threadIdx.x % 128 < kChunk)
     sc.k_scale[threadIdx.x % 128] = 1.f, sc.q_scale[threadIdx.x % 128] = params.scale;
-  if (threadIdx.x % 128 < 32) load(st, 0);
+  if (threadIdx.x % 128 >= 96 && st < num_items) {
+    find(0);
+    if (threadIdx.x % 32 == 0) load_tiles<Gate::kHead>(s, maps, s.where[st][0], st);
+    __syncwarp();
+    load_rows(0);
+    find(1);
+  }
   uint32_t* ready = nullptr;
   int step = 0;
   auto publish = [&] {  // the packet before: its copy out began an item ago
@@ -150,12 +164,19 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
       fence_operands(qk);
       named_sync(barrier, 128);  // scales of all tokens; tiles and the packet before are read
       TRACE(st, i, 2);
-      if (tid < 32) load(n + kHeadGroups, i + 1);  // the warp with the fewest pairs
+      if (tid == 0 && n + kHeadGroups < num_items)  // its warp has the fewest pairs
+        load_tiles<Gate::kHead>(s, maps, s.where[st][(i + 1) & 1], st);
+      __syncwarp();
       pair_scores(sc, stage, kk, qk, aqk);
     }
     named_sync(barrier, 128);  // L complete
     TRACE(st, i, 3);
-    if (tid < 96) invert(sc.l, barrier + kHeadGroups);
+    if (tid < 96) {
+      invert(sc.l, barrier + kHeadGroups);
+    } else {
+      load_rows(i + 1);
+      find(i + 2);
+    }
     named_sync(barrier, 128);  // the inverse is complete
     TRACE(st, i, 4);
     write_packet(sc, stage, aqk, barrier);

@@ -275,6 +275,19 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
   barrier_arrive(&s.level_empty[i]);
 }
 
+// One warp: all of item n into place st, which is free.
+template <GateForm kForm>
+__device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
+                                         const InputMaps& maps, int n, int st) {
+  const Where w = where_is(s, params, n);
+  if (thread_index() % 32 == 0) load_tiles<Gate::kChannel>(s, maps, w, st);
+  __syncwarp();
+  Fetched fetched;
+  begin_item<Gate::kChannel>(s.stage[st], params, w, fetched);
+  finish_channel_item<kForm>(s.stage[st], params, fetched);
+  arrive_item(&s.raw_full[st]);
+}
+
 // Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
 // levels are urgent (their buffers are few); what waits for memory comes after them, while the
 // other warpgroup has its turn.
@@ -299,10 +312,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     __syncwarp();
   };
   if (threadIdx.x % 128 >= 96 && which < num_items) {
-    Fetched fetched;
-    begin_item<Gate::kChannel>(s, s.stage[which], params, maps, which, which, fetched);
-    finish_channel_item<kForm>(s.stage[which], params, fetched);
-    arrive_item(&s.raw_full[which]);
+    load_channel_item<kForm>(s, params, maps, which, which);
   }
   named_sync(barrier, kScoreThreads);
   wait_place(which);
@@ -342,11 +352,8 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     if (tid < 96) {
       invert(sc.l, barrier + 2);
     } else if (n + 2 < num_items) {
-      Fetched fetched;
       barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
-      begin_item<Gate::kChannel>(s, s.stage[st], params, maps, n + 2, st, fetched);
-      finish_channel_item<kForm>(s.stage[st], params, fetched);
-      arrive_item(&s.raw_full[st]);
+      load_channel_item<kForm>(s, params, maps, n + 2, st);
     }
     TRACE(2, n, 6);
     named_sync(barrier, kScoreThreads);  // the inverse is complete

@@ -28,6 +28,9 @@ struct Item {      // one chunk of one head to prepare
   uint8_t* packet;
   uint32_t *ready, *consumed;
 };
+struct Where {  // is that chunk
+  int token, rest, head, qk_head, step, carrier;
+};
 struct Stage {
   Item item;
   float slope;         // bounded, softplus
@@ -71,6 +74,7 @@ struct HeadSmem {
   alignas(1024) uint8_t k[kHeadGroups][kTile], q[kHeadGroups][kTile];
   HeadScores scores[kHeadGroups];
   Stage stage[kHeadGroups][2];
+  Where where[kHeadGroups][2];
   Plan plan;
   uint64_t raw_full[kHeadGroups];
 };
