@@ -128,30 +128,31 @@ __device__ inline void clear_tail(CarrySmem<kGate>& s, int n, int rest) {
   named_sync(1 + tid / 128, 128);  // k and v of the warpgroup are clean
 }
 
-// o of chunk n: to the place of its values, and out. Frees the place of the chunk before.
+// o of chunk n, rounded, as the fragments that stmatrix takes.
+template <Gate kGate>
+__device__ inline void round_output(const CarrySmem<kGate>& s, int n, const float (&o)[32],
+                                    uint32_t (&r)[16]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
+    if constexpr (kGate == Gate::kChannel) f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
+    r[4 * i] = pack_bf16(o[8 * i] * f.x, o[8 * i + 1] * f.y);
+    r[4 * i + 1] = pack_bf16(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
+    r[4 * i + 2] = pack_bf16(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
+    r[4 * i + 3] = pack_bf16(o[8 * i + 6] * f.z, o[8 * i + 7] * f.w);
+  }
+}
+// To the place of the chunk's values, and out. Frees the place of the chunk before.
 template <Gate kGate>
 __device__ inline void store_output(CarrySmem<kGate>& s, int n, int token, int rest, int head,
-                                    const float (&o)[32], const Params& params,
+                                    const uint32_t (&r)[16], const Params& params,
                                     const CUtensorMap* map) {
   const int tid = carry_tid(), wg = tid / 128;
   uint8_t* const tile = s.v[n % kValueStages][wg];
   const uint32_t ob = smem_u32(tile) + fragment_offset(tid);
 #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    uint32_t r[4];
-    if constexpr (kGate == Gate::kChannel) {
-      const float4 f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
-      r[0] = pack_bf16(o[8 * i] * f.x, o[8 * i + 1] * f.y);
-      r[1] = pack_bf16(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
-      r[2] = pack_bf16(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
-      r[3] = pack_bf16(o[8 * i + 6] * f.z, o[8 * i + 7] * f.w);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; j++) r[j] = pack_bf16(o[8 * i + 2 * j], o[8 * i + 2 * j + 1]);
-    }
-    stmatrix_x4_trans(ob + i * 2048, r);
-  }
-  warp_arrive(&s.rest_empty[n % s.kRestStages]);
+  for (int i = 0; i < 4; i++)
+    stmatrix_x4_trans(ob + i * 2048, *reinterpret_cast<const uint32_t(*)[4]>(&r[4 * i]));
   fence_async_proxy();
   if (tid % 128 == 0) {
     tensor_store_wait_read();
@@ -297,9 +298,19 @@ __device__ inline void decay_state(const float* decay, float (&S)[64]) {
   }
 }
 
+// The two warpgroups take turns with the first half of a step (to the products with T and q): one
+// has the tensor cores while the other converts. Named barriers 3 and 4: warpgroup 0, 1 is through.
+__device__ inline void wait_turn(int n) {
+  if (carry_tid() >= 128)
+    named_sync(3, 256);
+  else if (n > 0)
+    named_sync(4, 256);
+}
+__device__ inline void pass_turn() { named_arrive(carry_tid() >= 128 ? 4 : 3, 256); }
+
 // Two warpgroups: every position of the carrier. A step, and what runs beside the products:
-//   k S           | o of the chunk before out; v to registers
-//   T (v - k S)   | q S ; S *= decay
+//   k S           | o of the chunk before rounded; v to registers
+//   T (v - k S)   | q S ; o of the chunk before out; S *= decay
 //   S += k^T v_new| per head: q S times its factor
 //   o = q S + Aqk v_new
 template <Gate kGate, bool kTransfer>
@@ -327,6 +338,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       uint32_t as[32];
 #pragma unroll
       for (int i = 0; i < 32; i++) as[i] = pack_bf16(S[2 * i], S[2 * i + 1]);
+      wait_turn(n);
       fence_operands(acc);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -335,20 +347,17 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       cute::warpgroup_commit_batch();
       TRACE(threadIdx.x / 128, n, 2);
       barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
-      uint32_t v[16];
+      uint32_t v[16], ob[16];
       {
         const uint32_t vb = smem_u32(s.v[vs][carry_tid() / 128]) + fragment_offset(carry_tid());
 #pragma unroll
         for (int i = 0; i < 4; i++)
           ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), vb + i * 2048);
       }
-      if constexpr (kTransfer) {
+      if constexpr (kTransfer)
         warp_arrive(&s.v_empty[vs]);
-      } else {
-        if (n > reread(part().first))
-          store_output(s, n - 1, reread(part().token) + (n - 1) * kChunk, kChunk,
-                       reread(part().head), O, params, map_o);
-      }
+      else if (n > 0)
+        round_output(s, n - 1, O, ob);  // not used if another job begins
       TRACE(threadIdx.x / 128, n, 3);
       barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
       TRACE(threadIdx.x / 128, n, 4);
@@ -375,6 +384,13 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
         for (int j = 0; j < 8; j++)  // q S
           wgmma<MmaN64>(O, &as[4 * j], desc_at(qd, (j / 4) * kHalf + (j % 4) * 32), j > 0);
         cute::warpgroup_commit_batch();
+      }
+      pass_turn();
+      if constexpr (!kTransfer) {
+        if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
+        if (n > reread(part().first))
+          store_output(s, n - 1, reread(part().token) + (n - 1) * kChunk, kChunk,
+                       reread(part().head), ob, params, map_o);
       }
       TRACE(threadIdx.x / 128, n, 6);
       decay_state<kGate>(rest.decay, S);
@@ -429,11 +445,14 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       n++;
     } while (n < reread(part().end));
     if constexpr (!kTransfer) {
+      uint32_t ob[16];
+      round_output(s, n - 1, O, ob);
       store_output(s, n - 1, part().token + (n - 1) * kChunk, part().rest - (n - 1) * kChunk,
-                   part().head, O, params, map_o);
+                   part().head, ob, params, map_o);
     }
     end_part<kTransfer>(params, *params.plan, n - 1, S);
   }
+  if (n > 0 && carry_tid() < 128) named_sync(4, 256);  // what the other warpgroup passed last
   if (carry_tid() % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 

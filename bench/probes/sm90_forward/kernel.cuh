@@ -46,7 +46,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
             barrier_init(&sp.turn[i], kScoreThreads);
     } else {
       sh.plan = plan;
-      for (int i = 0; i < kHeadGroups; i++) barrier_init(&sh.raw_full[i], 33);
+      for (int i = 0; i < kHeadGroups; i++)
+        barrier_init(&sh.raw_full[i], 33), barrier_init(&sh.turn[i], 1);
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }

@@ -22,38 +22,50 @@ __device__ inline void multiply_pairs(const uint8_t* k_tile, const uint8_t* q_ti
   cute::warpgroup_commit_batch();
 }
 
-// L to shared memory; Aqk as packed pairs, in the order of the accumulators.
+// Rows past the sequence's end belong to someone else: zeros instead. All threads.
+__device__ inline void clear_tail(uint8_t* k_tile, uint8_t* q_tile, int rest, int barrier) {
+  const int tid = thread_index() % 128, row = tid / 2;
+  if (row >= rest)
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int at = (i / 4) * kHalf + row * 128 + 64 * (tid % 2) + 16 * (i % 4);
+      *reinterpret_cast<uint4*>(k_tile + at) = uint4{0, 0, 0, 0};
+      *reinterpret_cast<uint4*>(q_tile + at) = uint4{0, 0, 0, 0};
+    }
+  fence_async_proxy();
+  named_sync(barrier, 128);  // the tiles are clean
+}
+
+// L to shared memory; Aqk as packed pairs, in the order of the accumulators. Of 16 x 16 blocks only those on
+// the diagonal are masked, and what lies above is not looked at.
 __device__ inline void pair_scores(HeadScores& s, const Stage& stage, const float (&kk)[32],
                                    const float (&qk)[32], uint32_t (&aqk)[16]) {
   const int tid = thread_index() % 128, warp = tid / 32;
   const Lane ln(tid);
   float g[2], bk[2], sq[2];
-  bool is_in[2];
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int row = 16 * warp + 8 * i + ln.g;
     g[i] = stage.g_sum[row], bk[i] = stage.beta[row] * s.k_scale[row], sq[i] = s.q_scale[row];
-    is_in[i] = row < stage.item.rest;
   }
+  float* const l = &s.l[(16 * warp + ln.g) * kPitch + 2 * ln.x];
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     aqk[2 * j] = aqk[2 * j + 1] = 0;
-    if (j < 2 * warp + 2) {  // else above the diagonal
-      const int col = 8 * j + 2 * ln.x;
-      const float2 c = *reinterpret_cast<const float2*>(&stage.g_sum[col]);
-      const float2 sk = *reinterpret_cast<const float2*>(&s.k_scale[col]);
+    if (j < 2 * warp + 2) {
+      const float2 c = *reinterpret_cast<const float2*>(&s.column[8 * j + 2 * ln.x]);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
-        const int row = 16 * warp + 8 * i + ln.g;
-        const float px = exp2_approx(g[i] - c.x) * sk.x, py = exp2_approx(g[i] - c.y) * sk.y;
-        const float lx = kk[4 * j + 2 * i] * (px * bk[i]);
-        const float ly = kk[4 * j + 2 * i + 1] * (py * bk[i]);
-        const float ax = qk[4 * j + 2 * i] * (px * sq[i]);
-        const float ay = qk[4 * j + 2 * i + 1] * (py * sq[i]);
-        const bool at_x = is_in[i] && row >= col, at_y = is_in[i] && row > col;
-        *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) =
-            make_float2(at_y ? lx : 0.f, is_in[i] && row > col + 1 ? ly : 0.f);
-        aqk[2 * j + i] = pack_bf16(at_x ? ax : 0.f, at_y ? ay : 0.f);
+        const float px = exp2_approx(g[i] - c.x), py = exp2_approx(g[i] - c.y);
+        float lx = kk[4 * j + 2 * i] * px * bk[i], ly = kk[4 * j + 2 * i + 1] * py * bk[i];
+        float ax = qk[4 * j + 2 * i] * px * sq[i], ay = qk[4 * j + 2 * i + 1] * py * sq[i];
+        if (j >= 2 * warp) {
+          const int below = 8 * i + ln.g - (8 * (j & 1) + 2 * ln.x);  // rows below the first column
+          lx = below > 0 ? lx : 0.f, ly = below > 1 ? ly : 0.f;
+          ax = below >= 0 ? ax : 0.f, ay = below > 0 ? ay : 0.f;
+        }
+        *reinterpret_cast<float2*>(l + 8 * i * kPitch + 8 * j) = make_float2(lx, ly);
+        aqk[2 * j + i] = pack_bf16(ax, ay);
       }
     }
   }
@@ -62,28 +74,24 @@ __device__ inline void pair_scores(HeadScores& s, const Stage& stage, const floa
 // The packet, in place of the inverse. All threads; barriers: of the warpgroup.
 __device__ inline void write_packet(HeadScores& s, const Stage& stage, const uint32_t (&aqk)[16],
                                     int barrier) {
-  const int tid = thread_index() % 128, c8 = tid % 8;
-  uint4 t[4];
+  const int tid = thread_index() % 128, col = 4 * (tid % 16);
+  uint2 t[8];
   {
-    const float4 b0 = *reinterpret_cast<const float4*>(&stage.beta[8 * c8]);
-    const float4 b1 = *reinterpret_cast<const float4*>(&stage.beta[8 * c8 + 4]);
+    const float4 b = *reinterpret_cast<const float4*>(&stage.beta[col]);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int row = tid / 8 + 16 * i, left = row - 8 * c8;  // columns up to the diagonal, less 1
-      const float* p = &s.l[row * kPitch + 8 * c8];
-      const float4 a = *reinterpret_cast<const float4*>(p);
-      const float4 b = *reinterpret_cast<const float4*>(p + 4);
-      t[i].x = pack_bf16(left >= 0 ? a.x * b0.x : 0.f, left >= 1 ? a.y * b0.y : 0.f);
-      t[i].y = pack_bf16(left >= 2 ? a.z * b0.z : 0.f, left >= 3 ? a.w * b0.w : 0.f);
-      t[i].z = pack_bf16(left >= 4 ? b.x * b1.x : 0.f, left >= 5 ? b.y * b1.y : 0.f);
-      t[i].w = pack_bf16(left >= 6 ? b.z * b1.z : 0.f, left >= 7 ? b.w * b1.w : 0.f);
+    for (int i = 0; i < 8; i++) {
+      const int row = tid / 16 + 8 * i;
+      float4 a = make_float4(0.f, 0.f, 0.f, 0.f);  // blocks above the diagonal are not there
+      if (col / 16 <= row / 16) a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
+      t[i] = make_uint2(pack_bf16(a.x * b.x, a.y * b.y), pack_bf16(a.z * b.z, a.w * b.w));
     }
   }
   named_sync(barrier, 128);  // the inverse has been read
   auto& out = s.packet.rest;
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    *reinterpret_cast<uint4*>(out.solved.t + swizzled(tid / 8 + 16 * i, c8)) = t[i];
+  for (int i = 0; i < 8; i++)
+    *reinterpret_cast<uint2*>(out.solved.t + swizzled(tid / 16 + 8 * i, col / 8) + 2 * (col % 8)) =
+        t[i];
   const int lane = tid % 32, row = tid / 32 * 16 + (lane & 8) + lane % 8;
 #pragma unroll
   for (int j = 0; j < 4; j++)
@@ -141,7 +149,6 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
   auto publish = [&] {  // the packet before: its copy out began an item ago
     if (thread_index() % 128 == 96 && ready) {
       bulk_store_wait();
-      fence_async_proxy_all();
       store_release(ready, step + 1);
     }
     __syncwarp();
@@ -153,12 +160,17 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
     TRACE(st, i, 0);
     barrier_wait(&s.raw_full[st], i & 1);
     TRACE(st, i, 1);
-    if (params.has_norm) head_norms(sc, stage, s.k[st], s.q[st], params.scale, tid / 32, Lane(tid));
+    if (stage.item.rest < kChunk) clear_tail(s.k[st], s.q[st], stage.item.rest, barrier);
+    if (params.has_norm)
+      head_norms(sc, stage, s.k[st], s.q[st], params.scale, tid / 32, Lane(tid));
+    else if (tid < kChunk)
+      sc.column[tid] = stage.g_sum[tid];
     uint32_t aqk[16];
     {
       float kk[32], qk[32];
       multiply_pairs(s.k[st], s.q[st], kk, qk);
-      publish();
+      if (tid == 96) tensor_store_wait_read();
+      __syncwarp();
       cute::warpgroup_wait<0>();
       fence_operands(kk);
       fence_operands(qk);
@@ -167,13 +179,18 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
       if (tid == 0 && n + kHeadGroups < num_items)  // its warp has the fewest pairs
         load_tiles<Gate::kHead>(s, maps, s.where[st][(i + 1) & 1], st);
       __syncwarp();
+      // The fourth warps have most of the pairs, and share a quarter of the SM: one after the other.
+      barrier_wait(&s.turn[st], (i & 1) ^ (st == 0));
       pair_scores(sc, stage, kk, qk, aqk);
     }
     named_sync(barrier, 128);  // L complete
     TRACE(st, i, 3);
     if (tid < 96) {
+      if (tid == 0) barrier_arrive(&s.turn[(st + 1) % kHeadGroups]);
+      __syncwarp();
       invert(sc.l, barrier + kHeadGroups);
     } else {
+      publish();
       load_rows(i + 1);
       find(i + 2);
     }

@@ -59,6 +59,7 @@ __device__ inline void head_norms(HeadScores& s, const Stage& stage, const uint8
     const bool is_in = token < stage.item.rest;
     s.k_scale[token] = is_in ? rsqrtf(kk + 1e-6f) : 1.f;
     s.q_scale[token] = is_in ? scale * rsqrtf(qq + 1e-6f) : scale;
+    s.column[token] = stage.g_sum[token] + (is_in ? .5f * log2_approx(kk + 1e-6f) : 0.f);
   });
 }
 

@@ -69,6 +69,7 @@ struct alignas(1024) HeadScores {
   };
   float k_scale[kChunk];  // 1/|k|
   float q_scale[kChunk];  // scale/|q|
+  float column[kChunk];   // cumulative log2 decay and log2 |k|: a column's exponent, negative
 };
 struct HeadSmem {
   alignas(1024) uint8_t k[kHeadGroups][kTile], q[kHeadGroups][kTile];
@@ -76,7 +77,7 @@ struct HeadSmem {
   Stage stage[kHeadGroups][2];
   Where where[kHeadGroups][2];
   Plan plan;
-  uint64_t raw_full[kHeadGroups];
+  uint64_t raw_full[kHeadGroups], turn[kHeadGroups];
 };
 static_assert(sizeof(HeadSmem) <= 232448);
 
