@@ -298,7 +298,7 @@ __device__ inline void decay_state(const float* decay, float (&S)[64]) {
   }
 }
 
-// The two warpgroups take turns with the first half of a step (to the products with T and q): one
+// Gates per head: the two warpgroups take turns with the first half of a step (to the products with T and q): one
 // has the tensor cores while the other converts. Named barriers 3 and 4: warpgroup 0, 1 is through.
 __device__ inline void wait_turn(int n) {
   if (carry_tid() >= 128)
@@ -338,7 +338,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       uint32_t as[32];
 #pragma unroll
       for (int i = 0; i < 32; i++) as[i] = pack_bf16(S[2 * i], S[2 * i + 1]);
-      wait_turn(n);
+      if constexpr (kIsHead) wait_turn(n);
       fence_operands(acc);
       cute::warpgroup_arrive();
 #pragma unroll
@@ -385,7 +385,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
           wgmma<MmaN64>(O, &as[4 * j], desc_at(qd, (j / 4) * kHalf + (j % 4) * 32), j > 0);
         cute::warpgroup_commit_batch();
       }
-      pass_turn();
+      if constexpr (kIsHead) pass_turn();
       if constexpr (!kTransfer) {
         if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
         if (n > reread(part().first))
@@ -452,7 +452,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
     }
     end_part<kTransfer>(params, *params.plan, n - 1, S);
   }
-  if (n > 0 && carry_tid() < 128) named_sync(4, 256);  // what the other warpgroup passed last
+  if (kIsHead && n > 0 && carry_tid() < 128) named_sync(4, 256);  // what the other warpgroup passed last
   if (carry_tid() % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 

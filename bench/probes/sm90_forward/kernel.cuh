@@ -46,11 +46,14 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
             barrier_init(&sp.turn[i], kScoreThreads);
     } else {
       sh.plan = plan;
-      for (int i = 0; i < kHeadGroups; i++)
-        barrier_init(&sh.raw_full[i], 33), barrier_init(&sh.turn[i], 1);
+      for (int i = 0; i < kHeadGroups; i++) barrier_init(&sh.raw_full[i], 33);
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
+  if constexpr (kGate == Gate::kHead)
+    if (!is_carrier && plan.num_seqs <= kTableSeqs)
+      for (int i = threadIdx.x; i <= plan.num_seqs; i += kThreads)
+        sh.prefix[i] = params.chunk_prefix[i], sh.cu_seqlens[i] = params.cu_seqlens[i];
   __syncthreads();
   const int preparer = blockIdx.x - group * plan.carriers;
   const int preparers = gridDim.x - group * plan.carriers;

@@ -18,15 +18,15 @@ struct Fetched {
 
 // The CTA's item n. Items go by step, then carrier, so that all carriers advance together.
 template <class Smem>
-__device__ inline Where where_is(Smem& s, const Params& params, int n) {
+__device__ inline Where where_is(Smem& s, const Params& params, const int* prefix,
+                                 const int* cu_seqlens, int n) {
   const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
                      opaque(s.plan.num_seqs)};
   const int carriers = group_of(params) * plan.carriers;
   const StepOf item = item_at(plan, blockIdx.x - carriers + n * (gridDim.x - carriers));
-  const Place p = place_of(params, plan, item.carrier * plan.steps + item.step);
-  const int first = __ldg(params.cu_seqlens + p.seq);
-  const int len = __ldg(params.cu_seqlens + p.seq + 1) - first;
   const int hv = opaque(params.num_value_heads);
+  const Place p = locate(plan, prefix, hv, item.carrier * plan.steps + item.step);
+  const int first = cu_seqlens[p.seq], len = cu_seqlens[p.seq + 1] - first;
   return {first + p.chunk * kChunk,
           min(len - p.chunk * kChunk, kChunk),
           p.head,

@@ -584,8 +584,8 @@ int main(int argc, char** argv) {
     for (int n = 20; n < 24; n++)
       for (int wg : {0, 1, 2}) line(0, wg, n, wg == 2 ? 4 : 10, h[20 * 16]);
     for (int n = 2; n < 7; n++)
-      for (int wg : {0, 1, 2, 3})
-        line(131, wg, n, is_gdn ? 7 : wg == 0 ? 8 : wg == 1 ? 4 : 9, h[((131 * 4) * 64 + 2) * 16]);
+      for (int wg : {0, 1})
+        for (int w : {0, 32}) line(131, wg, n + w, 14, h[((131 * 4) * 64 + 2) * 16]);
   }
 #endif
   if (what == "rows") {  // KDA rows with FlashKDA's times
@@ -663,9 +663,11 @@ int main(int argc, char** argv) {
   }
   if (what == "once") {
     const int heads = argc > 2 ? std::atoi(argv[2]) : 96;
-    Tensors t = make_tensors({4096}, heads, heads, kda, {.state = false}, 1);
-    launch(t, kda, .1f, -5.f, nullptr);
-    launch(t, kda, .1f, -5.f, nullptr);
+    const Config cfg = argc > 3 ? gdn_raw : kda;
+    Tensors t = make_tensors({8192}, heads, heads, cfg,
+                             {.g = argc > 3 ? kGateRow : kNormal, .state = false}, 1);
+    launch(t, cfg, .1f, -5.f, nullptr);
+    launch(t, cfg, .1f, -5.f, nullptr);
     CHECK(cudaDeviceSynchronize());
   }
   return 0;

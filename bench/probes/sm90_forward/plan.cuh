@@ -18,11 +18,11 @@ struct Costs {  // microseconds of one SM per chunk
 // times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
 // carriers are few).
 __host__ __device__ inline Costs costs_of(Gate gate) {
-  return gate == Gate::kChannel ? Costs{2.3f, 3.8f} : Costs{1.6f, 0.8f};
+  return gate == Gate::kChannel ? Costs{2.3f, 3.8f} : Costs{2.2f, 2.0f};
 }
 // As measured, for choosing segments.
 __host__ __device__ inline Costs measured_costs(Gate gate) {
-  return gate == Gate::kChannel ? Costs{2.0f, 5.2f} : Costs{1.6f, 0.8f};
+  return gate == Gate::kChannel ? Costs{2.2f, 5.2f} : Costs{2.2f, 2.4f};
 }
 
 __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
@@ -62,21 +62,22 @@ struct Place {  // of one chunk of one job
   int begin, end;  // chunks of the job that this carrier has
   int count;       // chunks of the job
 };
-__device__ inline Place locate(const Plan& plan, const int* prefix, int jobs_per_seq,
+// table: of chunks before each sequence, in shared or global memory.
+__device__ inline Place locate(const Plan& plan, const int* table, int jobs_per_seq,
                                int position) {
   const int q = divide(position, jobs_per_seq);
   int lo = 0, hi = plan.num_seqs;  // prefix[lo] <= q < prefix[hi]
   while (hi - lo > 1) {
     const int mid = (lo + hi) / 2;
-    if (__ldg(prefix + mid) <= q)
+    if (table[mid] <= q)
       lo = mid;
     else
       hi = mid;
   }
   Place p;
   p.seq = lo;
-  const int first = __ldg(prefix + lo), rel = position - jobs_per_seq * first;
-  p.count = __ldg(prefix + lo + 1) - first;
+  const int first = table[lo], rel = position - jobs_per_seq * first;
+  p.count = table[lo + 1] - first;
   const int job = divide(rel, p.count), off = rel - job * p.count;
   p.head = job;
   const int start = position - off, border = (divide(start, plan.steps) + 1) * plan.steps;

@@ -36,8 +36,8 @@ __device__ inline void clear_tail(uint8_t* k_tile, uint8_t* q_tile, int rest, in
   named_sync(barrier, 128);  // the tiles are clean
 }
 
-// L to shared memory; Aqk as packed pairs, in the order of the accumulators. Of 16 x 16 blocks only those on
-// the diagonal are masked, and what lies above is not looked at.
+// L to shared memory; Aqk as packed pairs, in the order of the accumulators. Of 16 x 16 blocks only
+// those on the diagonal are masked, and what lies above is not looked at.
 __device__ inline void pair_scores(HeadScores& s, const Stage& stage, const float (&kk)[32],
                                    const float (&qk)[32], uint32_t (&aqk)[16]) {
   const int tid = thread_index() % 128, warp = tid / 32;
@@ -118,22 +118,23 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
                                      int num_items) {
   const int st = threadIdx.x / 128, barrier = 1 + st;
   HeadScores& sc = s.scores[st];
-  // A warp: beta and gates of item i of this warpgroup, whose place is known; then the place of the
-  // one after. Loads that wait for each other take long: they run beside the inverse.
-  auto load_rows = [&](int i) {
-    if (st + i * kHeadGroups < num_items) {
-      Fetched fetched;
-      begin_item<Gate::kHead>(s.stage[st][i & 1], params, s.where[st][i & 1], fetched);
-      finish_head_item(s.stage[st][i & 1], params, fetched);
-      arrive_item(&s.raw_full[st]);
-    }
-  };
+  const bool has_tables = s.plan.num_seqs <= kTableSeqs;
+  const int* const prefix = has_tables ? s.prefix : params.chunk_prefix;
+  const int* const cu_seqlens = has_tables ? s.cu_seqlens : params.cu_seqlens;
+  auto is_item = [&](int i) { return st + i * kHeadGroups < num_items; };
+  // A warp: where item i of this warpgroup is.
   auto find = [&](int i) {
-    if (st + i * kHeadGroups < num_items) {
-      const Where w = where_is(s, params, st + i * kHeadGroups);
+    if (is_item(i)) {
+      const Where w = where_is(s, params, prefix, cu_seqlens, st + i * kHeadGroups);
       if (thread_index() % 32 == 0) s.where[st][i & 1] = w;
     }
     __syncwarp();
+  };
+  auto finish_rows = [&](int i, const Fetched& fetched) {
+    if (is_item(i)) {
+      finish_head_item(s.stage[st][i & 1], params, fetched);
+      arrive_item(&s.raw_full[st]);
+    }
   };
   if (threadIdx.x % 128 < kChunk)
     sc.k_scale[threadIdx.x % 128] = 1.f, sc.q_scale[threadIdx.x % 128] = params.scale;
@@ -141,13 +142,15 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
     find(0);
     if (threadIdx.x % 32 == 0) load_tiles<Gate::kHead>(s, maps, s.where[st][0], st);
     __syncwarp();
-    load_rows(0);
+    Fetched fetched;
+    begin_item<Gate::kHead>(s.stage[st][0], params, s.where[st][0], fetched);
+    finish_rows(0, fetched);
     find(1);
   }
   uint32_t* ready = nullptr;
   int step = 0;
   auto publish = [&] {  // the packet before: its copy out began an item ago
-    if (thread_index() % 128 == 96 && ready) {
+    if (thread_index() % 128 == 64 && ready) {
       bulk_store_wait();
       store_release(ready, step + 1);
     }
@@ -157,49 +160,44 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
   for (int n = st, i = 0; n < num_items; n += kHeadGroups, i++) {
     const int tid = thread_index() % 128;
     const Stage& stage = s.stage[st][i & 1];
-    TRACE(st, i, 0);
     barrier_wait(&s.raw_full[st], i & 1);
-    TRACE(st, i, 1);
     if (stage.item.rest < kChunk) clear_tail(s.k[st], s.q[st], stage.item.rest, barrier);
     if (params.has_norm)
       head_norms(sc, stage, s.k[st], s.q[st], params.scale, tid / 32, Lane(tid));
     else if (tid < kChunk)
       sc.column[tid] = stage.g_sum[tid];
     uint32_t aqk[16];
+    Fetched fetched;  // the last warp's, for the next item
     {
       float kk[32], qk[32];
       multiply_pairs(s.k[st], s.q[st], kk, qk);
-      if (tid == 96) tensor_store_wait_read();
+      if (tid == 64) tensor_store_wait_read();
       __syncwarp();
       cute::warpgroup_wait<0>();
       fence_operands(kk);
       fence_operands(qk);
       named_sync(barrier, 128);  // scales of all tokens; tiles and the packet before are read
-      TRACE(st, i, 2);
       if (tid == 0 && n + kHeadGroups < num_items)  // its warp has the fewest pairs
         load_tiles<Gate::kHead>(s, maps, s.where[st][(i + 1) & 1], st);
+      if (tid >= 96 && is_item(i + 1))
+        begin_item<Gate::kHead>(s.stage[st][(i + 1) & 1], params, s.where[st][(i + 1) & 1],
+                                fetched);
       __syncwarp();
-      // The fourth warps have most of the pairs, and share a quarter of the SM: one after the other.
-      barrier_wait(&s.turn[st], (i & 1) ^ (st == 0));
       pair_scores(sc, stage, kk, qk, aqk);
     }
     named_sync(barrier, 128);  // L complete
-    TRACE(st, i, 3);
     if (tid < 96) {
-      if (tid == 0) barrier_arrive(&s.turn[(st + 1) % kHeadGroups]);
+      if (tid >= 64) publish();
       __syncwarp();
       invert(sc.l, barrier + kHeadGroups);
     } else {
-      publish();
-      load_rows(i + 1);
+      finish_rows(i + 1, fetched);
       find(i + 2);
     }
     named_sync(barrier, 128);  // the inverse is complete
-    TRACE(st, i, 4);
     write_packet(sc, stage, aqk, barrier);
-    TRACE(st, i, 5);
     ready = stage.item.ready, step = stage.item.step;
-    if (tid == 96) {
+    if (tid == 64) {
       const int over = step - params.ring_slots;
       if (over >= 0) {  // the packet's place has been read by its carrier
         wait_flag<false>(stage.item.consumed, over + 1);
@@ -208,9 +206,8 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
       bulk_store(stage.item.packet, &sc.packet, kRestBytes<Gate::kHead>);
     }
     __syncwarp();
-    TRACE(st, i, 6);
   }
-  publish();
+  if (threadIdx.x % 128 >= 64) publish();
 }
 
 }  // namespace deltic::gpu

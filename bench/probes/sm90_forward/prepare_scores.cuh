@@ -280,7 +280,7 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
 template <GateForm kForm>
 __device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
                                          const InputMaps& maps, int n, int st) {
-  const Where w = where_is(s, params, n);
+  const Where w = where_is(s, params, params.chunk_prefix, params.cu_seqlens, n);
   if (thread_index() % 32 == 0) load_tiles<Gate::kChannel>(s, maps, w, st);
   __syncwarp();
   Fetched fetched;

@@ -14,8 +14,8 @@ namespace deltic::gpu {
 #ifdef DELTIC_TRACE
 __device__ long long g_trace[132 * 4 * 64 * 16];  // [CTA][warpgroup][item][point]
 #define TRACE(wg, n, i)                                      \
-  if (threadIdx.x % 128 == ((wg) == 1 ? 96 : 0) && (n) < 64) \
-  g_trace[((blockIdx.x * 4 + (wg)) * 64 + (n)) * 16 + (i)] = clock64()
+  if (threadIdx.x % 32 == 0 && threadIdx.x / 32 % 4 % 3 == 0 && (n) < 32) \
+  g_trace[((blockIdx.x * 4 + (wg)) * 64 + (n) + (threadIdx.x / 32 % 4 ? 32 : 0)) * 16 + (i)] = clock64()
 #else
 #define TRACE(wg, n, i)
 #endif

@@ -77,7 +77,7 @@ __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_constant__
 // Policy: chunks per segment (0: no split) for sequences of `longest` chunks, `total` in all jobs.
 // Microseconds as measured: until the first packet of a launch is there, a merge step, a change of
 // state.
-constexpr float kLaunchUs = 14.f, kMergeUs = 1.2f, kPartUs = 2.f;
+constexpr float kLaunchUs = 18.f, kMergeUs = 1.2f, kPartUs = 2.f;
 inline int choose_segment(Costs c, int total, int longest, int ctas) {
   auto launch_time = [&](int chunks, int longest_part, int group) {
     const int carriers = choose_carriers(c, chunks, longest_part, group, ctas);

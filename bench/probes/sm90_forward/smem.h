@@ -62,6 +62,7 @@ static_assert(sizeof(PrepareSmem) <= 232448);
 
 // Gates per head, or none: four warpgroups, each with chunks of its own.
 constexpr int kHeadGroups = 4;
+constexpr int kTableSeqs = 1023;  // sequences whose lengths are kept in shared memory
 struct alignas(1024) HeadScores {
   union {
     float l[kChunk * kPitch];  // L, then its inverse
@@ -76,8 +77,9 @@ struct HeadSmem {
   HeadScores scores[kHeadGroups];
   Stage stage[kHeadGroups][2];
   Where where[kHeadGroups][2];
+  int prefix[kTableSeqs + 1], cu_seqlens[kTableSeqs + 1];
   Plan plan;
-  uint64_t raw_full[kHeadGroups], turn[kHeadGroups];
+  uint64_t raw_full[kHeadGroups];
 };
 static_assert(sizeof(HeadSmem) <= 232448);
 
