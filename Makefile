@@ -16,7 +16,7 @@ help: ## this list
 .PHONY: demo
 demo: ## install what is missing, build library and program, run `deltic demo`
 	@tools/install_deps.sh demo
-	@cmake --preset demo
+	@cmake --preset demo -DDELTIC_CUDA=$$(nvidia-smi -L >/dev/null 2>&1 && echo AUTO || echo OFF)
 	@cmake --build --preset demo
 	@build/demo/cli/deltic demo
 

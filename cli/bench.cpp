@@ -63,22 +63,15 @@ Case reduced(const Case& c) {
   return cases::normalise(r);
 }
 
-struct Measurement {
-  std::string impl;
-  int threads = 1;
-  std::vector<double> times, baseline_times, copy_times;
-  ProductRoof product;
-  size_t copy_traffic = 0;
-  double bytes = 0;  // that the call moves
-  size_t saved_bytes = 0, workspace_bytes = 0;
-};
-
 Measurement measure(const SuiteRow& row, const std::string& impl, const std::string& named,
                     int threads, double seconds) {
   Measurement m;
   m.impl = impl;
   m.threads = threads;
-  m.product = measure_product_roof(threads, impl == "cpu.amx");
+  const ProductRoof product = measure_product_roof(threads, impl == "cpu.amx");
+  m.product = product.kind + " product";
+  m.product_gflops = product.gflops;
+  std::vector<double> copy_times;
   const cases::RunOptions run{.impl = impl, .threads = threads};
   const bool is_backward = row.spec.op == Op::backward;
   // Forward runs on what it would choose by itself, unless a name was given for both.
@@ -91,8 +84,6 @@ Measurement measure(const SuiteRow& row, const std::string& impl, const std::str
   m.workspace_bytes = instance.workspace_bytes();
   m.bytes = count_bytes(row.spec) + static_cast<double>(m.saved_bytes);
   CopyRoof copy(static_cast<size_t>(m.bytes), threads);
-  m.copy_traffic = copy.traffic();
-
   const auto call = [&] { instance.call(run); };
   const auto run_copy = [&] { copy.run(); };
   std::function<void()> baseline;
@@ -116,14 +107,15 @@ Measurement measure(const SuiteRow& row, const std::string& impl, const std::str
   while (m.times.size() < kMostRuns) {
     m.times.push_back(time_ms(call));
     if (baseline) m.baseline_times.push_back(time_ms(baseline));
-    m.copy_times.push_back(time_ms(run_copy));
+    copy_times.push_back(time_ms(run_copy));
     spent +=
-        (m.times.back() + (baseline ? m.baseline_times.back() : 0.0) + m.copy_times.back()) * 1e-3;
+        (m.times.back() + (baseline ? m.baseline_times.back() : 0.0) + copy_times.back()) * 1e-3;
     const size_t n = m.times.size();
     if (n >= kEnoughRuns && spent >= 1.0) break;
     if (n >= kFewestRuns && spent >= seconds) break;
   }
-  if (row.baseline == Baseline::copy) m.baseline_times = m.copy_times;
+  m.copy_gbps = static_cast<double>(copy.traffic()) / quantile(copy_times, 0.5) * 1e-6;
+  if (row.baseline == Baseline::copy) m.baseline_times = copy_times;
   return m;
 }
 
@@ -135,9 +127,9 @@ struct RowResult {
 };
 
 // The implementation to measure. Throws what explain throws; `unsupported` if none takes the case.
-std::string chosen_implementation(const Case& c, const std::string& named) {
+std::string chosen_implementation(const Case& c, const std::string& named, DeviceType device) {
   if (!named.empty()) return named;
-  const auto choices = Instance::shapes_of(c).explain();
+  const auto choices = Instance::shapes_of(c, device).explain();
   if (choices.empty() || !choices.front().chosen) {
     std::string all = "no implementation takes it";
     for (const Choice& choice : choices) all += "; " + choice.name + ": " + choice.sentence;
@@ -151,11 +143,10 @@ std::string mebibytes(size_t bytes) { return format("%.2f", static_cast<double>(
 // Numbers of a measured row: for JSON and for the tables.
 void put_numbers(const SuiteRow& row, const Measurement& m, RowResult& result) {
   const double median = quantile(m.times, 0.5), flops = count_flops(row.spec), bytes = m.bytes;
-  const double copy_ms = quantile(m.copy_times, 0.5);
-  const double copy_gbps = static_cast<double>(m.copy_traffic) / copy_ms * 1e-6;
   // The roof of a case: it can be no quicker than its products at the product roof, nor than its
   // traffic at the copy roof.
-  const double product_ms = flops / m.product.gflops * 1e-6, traffic_ms = bytes / copy_gbps * 1e-6;
+  const double product_ms = flops / m.product_gflops * 1e-6,
+               traffic_ms = bytes / m.copy_gbps * 1e-6;
   const double roof_percent = 100.0 * std::max(product_ms, traffic_ms) / median;
   const double baseline_ms = quantile(m.baseline_times, 0.5);
   result.ratio = baseline_ms / median;
@@ -174,10 +165,12 @@ void put_numbers(const SuiteRow& row, const Measurement& m, RowResult& result) {
   j["gbps"] = bytes / median * 1e-6;
   j["us_per_token"] = median * 1e3 / tokens;
   j["roof_percent"] = roof_percent;
-  j["roof"] = product_ms > traffic_ms ? m.product.kind + " product" : std::string("copy");
-  j["roof_gflops"] = m.product.gflops;
-  j["roof_gbps"] = copy_gbps;
-  j["baseline"] = m.baseline_times.empty() ? Json(nullptr) : Json(name_of(row.baseline));
+  j["roof"] = product_ms > traffic_ms ? m.product : std::string("copy");
+  j["roof_gflops"] = m.product_gflops;
+  j["roof_gbps"] = m.copy_gbps;
+  const std::string baseline =
+      row.baseline == Baseline::anchor ? row.anchor : std::string(name_of(row.baseline));
+  j["baseline"] = m.baseline_times.empty() ? Json(nullptr) : Json(baseline);
   j["baseline_ms"] = number_or_null(baseline_ms);
   j["ratio"] = number_or_null(result.ratio);
   j["workspace_bytes"] = m.workspace_bytes;
@@ -204,8 +197,8 @@ void put_numbers(const SuiteRow& row, const Measurement& m, RowResult& result) {
       format("%.1f", flops / median * 1e-6),
       format("%.1f", bytes / median * 1e-6),
       format("%.0f%%", roof_percent) + " of " + j["roof"].get<std::string>(),
-      m.baseline_times.empty() ? "-"
-                               : format("%.2f", result.ratio) + " x " + name_of(row.baseline)};
+      m.baseline_times.empty() ? "-" : format("%.2f", result.ratio) + " x " + baseline};
+  if (m.call_us > 0) j["call_us"] = m.call_us;
 }
 
 RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
@@ -217,14 +210,19 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
   std::string impl = options.impl.empty() ? "-" : options.impl;
   Measurement m;
   const cases::Result check = cases::guarded([&]() -> cases::Result {
-    const std::string lack = cases::lack_of_memory(row.spec);
+    const DeviceType device = options.common.device;
+    const std::string lack = cases::lack_of_memory(row.spec, device);
     if (!lack.empty()) return {cases::Status::failed, lack, {}};
-    impl = chosen_implementation(row.spec, options.impl);
-    cases::Result checked = cases::check(small, {.impl = impl, .threads = threads});
-    if (checked.status == cases::Status::passed) {
-      m = measure(row, impl, options.impl, threads, options.seconds);
+    impl = chosen_implementation(row.spec, options.impl, device);
+    // Rows that differ in lengths alone are checked once.
+    static std::map<std::string, cases::Result> known;
+    const auto [at, is_new] = known.try_emplace(impl + " " + cases::canonical(small));
+    if (is_new) at->second = cases::check(small, {.impl = impl, .threads = threads}, device);
+    if (at->second.status == cases::Status::passed) {
+      m = device == DeviceType::cuda ? measure_on_gpu(row, impl, options.seconds)
+                                     : measure(row, impl, options.impl, threads, options.seconds);
     }
-    return checked;
+    return at->second;
   });
   result.status = check.status;
   result.json = {{"suite", row.suite},
@@ -255,9 +253,17 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
     for (const auto& s : cases::read_file(path)) add(s.file, s.spec);
   }
   if (options.lines.empty() && options.files.empty()) {
-    const std::vector<SuiteRow> all = all_suites();
+    std::vector<SuiteRow> all = all_suites();
+    if (!options.anchors.empty()) {
+      const std::vector<SuiteRow> more = anchor_suites(options.anchors);
+      all.insert(all.end(), more.begin(), more.end());
+    }
     std::vector<std::string> suites = options.suites;
-    if (suites.empty() && !options.list) suites = {"cpu"};
+    if (suites.empty() && !options.list) {
+      if (options.common.device == DeviceType::cuda)
+        throw UsageError("--suite: expected a name that --list prints, got none");
+      suites = {"cpu"};
+    }
     for (const std::string& suite : suites) {
       const bool known =
           std::any_of(all.begin(), all.end(), [&](const auto& r) { return r.suite == suite; });
@@ -278,7 +284,7 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
   });
   // As in verify: an operation that has no implementation of that name has no case here.
   std::erase_if(rows, [&](const SuiteRow& r) {
-    return cases::implementation_names(r.spec.op, options.impl).empty();
+    return cases::implementation_names(r.spec.op, options.impl, options.common.device).empty();
   });
   for (SuiteRow& r : rows) {
     if (options.seed >= 0) r.spec.seed = static_cast<uint64_t>(options.seed);
@@ -288,18 +294,21 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
 
 // Rows of one suite that differ in length only: time per token beside that of 4096 tokens.
 void print_growth(const Report& report, const Json& list) {
+  const auto is_growth = [](const Json& row) {
+    const std::string suite = row["suite"].get<std::string>();
+    return (suite == "growth" || suite == "gpu_growth") && row.contains("us_per_token");
+  };
   for (const auto& row : list) {
-    if (row["suite"] != "growth" || !row.contains("us_per_token")) continue;
+    if (!is_growth(row)) continue;
     const Case c = cases::parse(row["case"].get<std::string>());
     for (const auto& other : list) {
-      if (other["suite"] != "growth" || !other.contains("us_per_token")) continue;
+      if (other["suite"] != row["suite"] || !is_growth(other)) continue;
       Case same = cases::parse(other["case"].get<std::string>());
       if (same.length != 4096) continue;
       same.length = c.length;
       if (!(same == c)) continue;
-      report.print("  T=%-6lld %-5s  %7.2f us per token, %.2f of that at T=4096\n",
-                   static_cast<long long>(c.length), cases::name_of(c.dtype),
-                   row["us_per_token"].get<double>(),
+      report.print("  %-28s  %8.3f us per token, %.2f of that at T=4096\n",
+                   row["label"].get<std::string>().c_str(), row["us_per_token"].get<double>(),
                    row["us_per_token"].get<double>() / other["us_per_token"].get<double>());
     }
   }
@@ -309,6 +318,7 @@ void print_growth(const Report& report, const Json& list) {
 
 int run_bench(const BenchOptions& options) {
   check_impl_name(options.impl);
+  if (!options.list) check_device(options.common);
   const std::vector<SuiteRow> rows = select(options);
   if (rows.empty()) throw UsageError("bench: no case matched");
   Report report(options.common, "deltic.bench/1");

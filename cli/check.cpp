@@ -187,13 +187,13 @@ Result guarded(const std::function<Result()>& f) {
   }
 }
 
-std::string lack_of_memory(const Case& c) {
+std::string lack_of_memory(const Case& c, DeviceType device) {
   std::ifstream in("/proc/meminfo");
   std::string key, unit;
   double kib = 0;
   while (key != "MemAvailable:" && in >> key >> kib) std::getline(in, unit);
   if (key != "MemAvailable:") return "";  // nobody knows
-  const Instance instance = Instance::shapes_of(c);
+  const Instance instance = Instance::shapes_of(c, device);
   double needed = 2 * instance.tensor_bytes();  // as much again while inputs are drawn and compared
   if (c.op == Op::backward) {
     const auto plan = backward_memory(instance.options(), instance.gradients(), c.save);
@@ -213,19 +213,19 @@ Result check(Instance& instance, const Expected& expected, const RunOptions& run
   });
 }
 
-Result check(const Case& c, const RunOptions& run) {
+Result check(const Case& c, const RunOptions& run, DeviceType device) {
   return guarded([&]() -> Result {
-    const std::string lack = lack_of_memory(c);
+    const std::string lack = lack_of_memory(c, device);
     if (!lack.empty()) return {Status::failed, lack, {}};
-    Instance instance(c);
+    Instance instance(c, true, {.device = device});
     instance.reserve(run);  // ask first: a refused case needs no oracle
     return check(instance, expect(instance), run);
   });
 }
 
-std::vector<std::string> implementation_names(Op op, const std::string& named) {
+std::vector<std::string> implementation_names(Op op, const std::string& named, DeviceType device) {
   std::vector<std::string> names;
-  for (const ImplementationInfo& i : implementations(op)) {
+  for (const ImplementationInfo& i : implementations(op, device)) {
     if (named.empty() ? i.name != "reference" : i.name == named) names.push_back(i.name);
   }
   return names;

@@ -54,7 +54,7 @@ double relative_error(const std::vector<double>& x, const std::vector<double>& r
 Result compare(const Instance& instance, const Expected& expected);
 
 // Everything for one case and one implementation: run, compare. A refusal gives `skipped`.
-Result check(const Case& c, const RunOptions& run = {});
+Result check(const Case& c, const RunOptions& run = {}, DeviceType device = DeviceType::cpu);
 // The same with the expected values at hand (one oracle run for several implementations).
 Result check(Instance& instance, const Expected& expected, const RunOptions& run = {});
 
@@ -63,10 +63,11 @@ Result check(Instance& instance, const Expected& expected, const RunOptions& run
 // here.
 Result guarded(const std::function<Result()>& f);
 // Empty if the case fits into the memory that is free, else the sentence. May throw deltic::Error.
-std::string lack_of_memory(const Case& c);
+std::string lack_of_memory(const Case& c, DeviceType device = DeviceType::cpu);
 
 // Names of the implementations of an operation that verify looks at: all but the oracle, or the one
 // that is named, where the operation has it.
-std::vector<std::string> implementation_names(Op op, const std::string& named = {});
+std::vector<std::string> implementation_names(Op op, const std::string& named = {},
+                                              DeviceType device = DeviceType::cpu);
 
 }  // namespace deltic::cases

@@ -37,6 +37,7 @@ struct BenchOptions {
   std::vector<std::string> lines;  // cases on the command line
   std::vector<std::string> files;
   std::string impl;
+  std::string anchors;  // a file of times of other libraries, with suites of their rows
   long long seed = -1;
   double seconds = 6.0;  // per row and side; at least 5 runs in any case
   bool list = false;

@@ -37,7 +37,7 @@ int run_explain(const ExplainOptions& options) {
   const cases::Case c = parse_argument(options.line);
   Report report(options.common, "deltic.explain/1");
   report.print("%s\n", cases::canonical(c).c_str());
-  const cases::Instance instance = cases::Instance::shapes_of(c);
+  const cases::Instance instance = cases::Instance::shapes_of(c, options.common.device);
   const cases::RunOptions run{.impl = options.impl, .threads = options.common.threads};
   std::vector<Choice> choices;
   try {

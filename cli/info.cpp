@@ -22,7 +22,10 @@ int run_info(const InfoOptions& options) {
   for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
     const Op op = static_cast<Op>(i);
     std::string line;
-    for (const ImplementationInfo& impl : implementations(op)) {
+    std::vector<ImplementationInfo> all = implementations(op, DeviceType::cuda);
+    const std::vector<ImplementationInfo> on_cpu = implementations(op);
+    all.insert(all.end(), on_cpu.begin(), on_cpu.end());
+    for (const ImplementationInfo& impl : all) {
       line += "  " + impl.name + (impl.runs_here ? "" : " (no)");
       list[std::string(name(op))].push_back(
           {{"name", impl.name}, {"runs_here", impl.runs_here}, {"sentence", impl.sentence}});

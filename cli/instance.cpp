@@ -115,9 +115,7 @@ MemoryLayout make_layout(const std::vector<int64_t>& shape, Layout kind, bool is
 // ---- Buffer ---------------------------------------------------------------------------------
 
 Buffer::Buffer(size_t bytes, uint8_t mark) : bytes_(bytes), mark_(mark) {
-  const size_t rounded = (bytes + 63) / 64 * 64;
-  memory_.reset(
-      static_cast<std::byte*>(::operator new (rounded + 2 * kGuard, std::align_val_t{64})));
+  memory_.reset(static_cast<std::byte*>(::operator new (whole(), std::align_val_t{64})));
   fill();
 }
 // Little-endian pairs (mark, 0xFF): 0xFFmm is NaN in bf16 and f16, 0xFFmmFFmm in f32, and so on.
@@ -127,7 +125,7 @@ std::byte Buffer::pattern(size_t i) const {
 void Buffer::fill() const {
   std::byte* p = memory_.get();
   if (p == nullptr) return;
-  const size_t total = (bytes_ + 63) / 64 * 64 + 2 * kGuard;
+  const size_t total = whole();
   const std::array<std::byte, 2> pair = {pattern(0), pattern(1)};
   for (size_t i = 0; i < 64; i += 2) std::memcpy(p + i, pair.data(), 2);
   for (size_t done = 64; done < total; done *= 2)
@@ -136,7 +134,7 @@ void Buffer::fill() const {
 bool Buffer::guards_intact() const {
   const std::byte* p = memory_.get();
   if (p == nullptr) return true;
-  const size_t total = (bytes_ + 63) / 64 * 64 + 2 * kGuard;
+  const size_t total = whole();
   for (size_t i = 0; i < kGuard; ++i) {
     if (p[i] != pattern(i)) return false;
   }
@@ -144,6 +142,18 @@ bool Buffer::guards_intact() const {
     if (p[i] != pattern(i)) return false;
   }
   return true;
+}
+
+void Buffer::mirror(size_t copies) {
+  mirrors_.clear();
+  if (memory_ == nullptr) return;
+  for (size_t i = 0; i < copies; ++i) mirrors_.push_back(device::allocate(whole()));
+}
+void Buffer::upload() const {
+  for (const auto& m : mirrors_) device::upload(m.get(), memory_.get(), whole());
+}
+void Buffer::download() const {
+  if (is_mirrored()) device::download(memory_.get(), mirrors_.front().get(), whole());
 }
 
 // ---- Building -------------------------------------------------------------------------------
@@ -166,8 +176,10 @@ Tensor& Instance::add(std::string name, Role role, DType dtype, std::vector<int6
   return *list_.back();
 }
 
-Instance::Instance(const Case& c, bool keep_inputs) : spec_(c) {
+Instance::Instance(const Case& c, bool keep_inputs, const Place& place) : spec_(c) {
   generate();
+  place_ = place;
+  if (place.device == DeviceType::cuda) to_device();
   for (auto& t : list_) {
     if (t->role == Role::inout || (keep_inputs && t->role == Role::input)) {
       t->before.assign(t->buffer.data(), t->buffer.data() + t->buffer.bytes());
@@ -175,19 +187,29 @@ Instance::Instance(const Case& c, bool keep_inputs) : spec_(c) {
   }
 }
 
-Instance Instance::shapes_of(const Case& c) {
+Instance Instance::shapes_of(const Case& c, DeviceType device) {
   Instance i;
   i.spec_ = c;
   i.has_data_ = false;
+  i.place_.device = device;
   i.generate();
   return i;
+}
+
+void Instance::to_device() {
+  for (auto& t : list_) {
+    if (t->name != "cu_seqlens_host") t->buffer.mirror(place_.copies);
+  }
+  bind();
 }
 
 Instance Instance::in_f64(const Instance& other) {
   Instance copy;
   copy.spec_ = other.spec_;
   copy.spec_.strided = Layout::packed;
-  copy.spec_.save = Save::none;  // the oracle keeps nothing and needs nothing
+  copy.spec_.save = Save::none;         // the oracle keeps nothing and needs nothing
+  copy.spec_.split = Split::automatic;  // and knows no segments
+  copy.spec_.segment = 0;
   copy.read_slots_ = other.read_slots_;
   copy.write_slots_ = other.write_slots_;
   copy.pool_written_ = other.pool_written_;
@@ -209,10 +231,19 @@ Instance Instance::in_f64(const Instance& other) {
   return copy;
 }
 
-void Instance::bind() {
-  const auto bind_one = [](const Tensor& t, const auto& fields, auto& tensors) {
+// The descriptors of the call.
+void Instance::bind(size_t copy) {
+  const auto bind_one = [&](const Tensor& t, const auto& fields, auto& tensors) {
+    TensorView view = t.view;
+    if (place_.device == DeviceType::cuda && t.name != "cu_seqlens_host") {
+      view.device_type = DELTIC_CUDA;
+      if (t.buffer.is_mirrored()) {
+        view.data =
+            t.buffer.device_data(copy) + (static_cast<std::byte*>(t.view.data) - t.buffer.data());
+      }
+    }
     for (const auto& f : fields) {
-      if (t.name == f.name) tensors.*f.field = t.view;
+      if (t.name == f.name) tensors.*f.field = view;
     }
   };
   for (const auto& t : list_) {
@@ -262,12 +293,25 @@ Options Instance::forward_options(const RunOptions& run) const {
   return o;
 }
 
-Tensors Instance::forward_tensors() const {
+Tensors Instance::forward_tensors(size_t copy) const {
   Tensors t = tensors_;
-  t.o = TensorView(forward_o_.c().data, spec_.dtype,
+  t.o = TensorView(at_call(forward_o_, copy).data, spec_.dtype,
                    {spec_.num_batches(), spec_.num_tokens(), spec_.HV, spec_.V});
-  if (spec_.save != Save::none) t.saved = saved_.c();
+  t.o.device_type = t.q.device_type;
+  if (spec_.save != Save::none) t.saved = at_call(saved_, copy);
   return t;
+}
+
+// Where a buffer lies for the call.
+deltic_buffer Instance::at_call(const Buffer& buffer, size_t copy) const {
+  if (!buffer.is_mirrored()) return buffer.c();
+  return {buffer.bytes() > 0 ? buffer.device_data(copy) : nullptr, buffer.bytes()};
+}
+
+std::vector<Buffer*> Instance::buffers() {
+  std::vector<Buffer*> all = {&workspace_, &forward_o_, &forward_workspace_, &saved_};
+  for (auto& t : list_) all.push_back(&t->buffer);
+  return all;
 }
 
 void Instance::reserve_forward(const RunOptions& run) {
@@ -277,6 +321,9 @@ void Instance::reserve_forward(const RunOptions& run) {
   forward_o_ = Buffer(static_cast<size_t>(t.o.numel() * size_of(spec_.dtype)), kOutputMark);
   forward_workspace_ = Buffer(forward_workspace_bytes(o, t), kWorkspaceMark);
   if (spec_.save != Save::none) saved_ = Buffer(forward_saved_bytes(o, t), kSavedMark);
+  if (place_.device == DeviceType::cuda) {
+    for (Buffer* b : {&forward_o_, &forward_workspace_, &saved_}) b->mirror(place_.copies);
+  }
   gradients_.forward.saved = forward_tensors().saved;
 }
 
@@ -289,10 +336,13 @@ void Instance::reserve(const RunOptions& run) {
                        : spec_.op == Op::decode   ? decode_workspace_bytes(o, tensors_)
                                                   : block_workspace_bytes(spec_.op, o, blocks_);
   workspace_ = Buffer(bytes, kWorkspaceMark);
+  if (place_.device == DeviceType::cuda) workspace_.mirror(place_.copies);
 }
 
 void Instance::call_forward(const RunOptions& run) {
-  forward(forward_options(run), forward_tensors(), forward_workspace_.c());
+  if (place_.copies > 1) bind(run.copy);
+  forward(forward_options(run), forward_tensors(run.copy), at_call(forward_workspace_, run.copy),
+          run.stream);
 }
 
 void Instance::reset() {
@@ -302,19 +352,28 @@ void Instance::reset() {
   }
   for (const Buffer* b : {&workspace_, &forward_o_, &forward_workspace_, &saved_}) b->fill();
   saved_before_.clear();
+  for (const Buffer* b : buffers()) b->upload();
+}
+
+void Instance::fetch() {
+  if (place_.device != DeviceType::cuda) return;
+  device::synchronize();
+  for (const Buffer* b : buffers()) b->download();
 }
 
 void Instance::call(const RunOptions& run) {
   const Options o = options(run);
-  const deltic_workspace w = workspace_.c();
+  const deltic_workspace w = at_call(workspace_, run.copy);
+  if (place_.copies > 1) bind(run.copy);
   if (spec_.op == Op::forward) {
-    forward(o, tensors_, w);
+    forward(o, tensors_, w, run.stream);
   } else if (spec_.op == Op::backward) {
-    backward(o, gradients_, w);
+    gradients_.forward.saved = forward_tensors(run.copy).saved;
+    backward(o, gradients_, w, run.stream);
   } else if (spec_.op == Op::decode) {
-    decode(o, tensors_, w);
+    decode(o, tensors_, w, run.stream);
   } else {
-    block(spec_.op, o, blocks_, w);
+    block(spec_.op, o, blocks_, w, run.stream);
   }
 }
 
@@ -323,9 +382,11 @@ void Instance::run(const RunOptions& run) {
   reset();
   if (keeps_for_backward()) {
     call_forward(run);
+    fetch();
     saved_before_.assign(saved_.data(), saved_.data() + saved_.bytes());
   }
   call(run);
+  fetch();
 }
 
 std::vector<Choice> Instance::explain(const RunOptions& run) const {

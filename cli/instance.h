@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "case.h"
+#include "device.h"
 
 namespace deltic::cases {
 
@@ -29,11 +30,22 @@ class Buffer {
   void fill() const;                  // contents and guards
   bool guards_intact() const;
 
+  // Twins on the GPU, guards included. The host's bytes are sent to all of them, and the first
+  // one's come back.
+  void mirror(size_t copies);
+  bool is_mirrored() const { return !mirrors_.empty(); }
+  std::byte* device_data(size_t copy) const { return mirrors_[copy].get() + kGuard; }
+  void upload() const;
+  void download() const;
+
  private:
   struct Free {
     void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
+  size_t whole() const { return (bytes_ + 63) / 64 * 64 + 2 * kGuard; }
+
   std::unique_ptr<std::byte, Free> memory_;
+  std::vector<std::shared_ptr<std::byte>> mirrors_;
   size_t bytes_ = 0;
   uint8_t mark_ = 1;
 };
@@ -51,15 +63,24 @@ struct Tensor {
 struct RunOptions {
   std::string impl{};  // empty: best first
   int threads = 0;     // 0: the library's default
+  size_t copy = 0;     // on the GPU: which of the twins
+  void* stream = nullptr;
+};
+
+// Where an instance's tensors lie for the call. The host's memory is there in any case: inputs are
+// drawn in it, and outputs come back to it.
+struct Place {
+  DeviceType device = DeviceType::cpu;
+  size_t copies = 1;  // on the GPU: sets of tensors, so that a repeated call finds a cold cache
 };
 
 // Inputs depend on the case's seed only: the same on every platform.
 class Instance {
  public:
   // keep_inputs: inputs are copied so that damage() sees writes to them (not for huge bench cases).
-  explicit Instance(const Case& c, bool keep_inputs = true);
+  explicit Instance(const Case& c, bool keep_inputs = true, const Place& place = {});
   // Descriptors only, all data pointers null: enough to explain a case of any size.
-  static Instance shapes_of(const Case& c);
+  static Instance shapes_of(const Case& c, DeviceType device = DeviceType::cpu);
   // The same values in fp64, contiguous: what the oracle (implementation `reference`) gets.
   static Instance in_f64(const Instance& other);
   Instance(Instance&&) = default;
@@ -72,13 +93,17 @@ class Instance {
   const BackwardTensors& gradients() const { return gradients_; }  // backward
   const BlockTensors& blocks() const { return blocks_; }           // building blocks
 
-  // Outputs and workspace to NaN, states updated in place back to their first value.
+  // Outputs and workspace to NaN, states updated in place back to their first value; all of it to
+  // the GPU if the instance is there.
   void reset();
-  // The call alone; needs reset once with the same options (bench calls it many times).
+  // The call alone; needs reset once with the same options (bench calls it many times). On the GPU
+  // it does not wait for the end.
   void call(const RunOptions& run = {});
-  // reserve, reset, call; of a backward case that starts from what forward kept, forward before
-  // call. Throws deltic::Error.
+  // reserve, reset, call, fetch; of a backward case that starts from what forward kept, forward
+  // before call. Throws deltic::Error.
   void run(const RunOptions& run = {});
+  // From the GPU: everything that a call may have written, and what it must not have.
+  void fetch();
   // Asks for the workspace and allocates it between guards, exactly as large as asked for.
   void reserve(const RunOptions& run = {});
   size_t workspace_bytes() const { return workspace_.bytes(); }
@@ -124,7 +149,10 @@ class Instance {
   void generate();
   Tensor& add(std::string name, Role role, DType dtype, std::vector<int64_t> shape, bool rows);
   Tensor& find(std::string_view name);
-  void bind();
+  void bind(size_t copy = 0);
+  void to_device();
+  deltic_buffer at_call(const Buffer& buffer, size_t copy) const;
+  std::vector<Buffer*> buffers();
   void add_lengths();
   void add_gate_parameters();
   void add_raw_gate();
@@ -135,12 +163,13 @@ class Instance {
   void generate_sequence_op();
   void add_gradients();
   Options forward_options(const RunOptions& run) const;
-  Tensors forward_tensors() const;
+  Tensors forward_tensors(size_t copy = 0) const;
   void generate_block();
   void spoil_unread_rows();
   std::vector<std::pair<int64_t, int64_t>> unread_tokens() const;
 
   Case spec_;
+  Place place_;
   bool has_data_ = true;
   std::vector<std::unique_ptr<Tensor>> list_;
   Tensors tensors_;

@@ -40,6 +40,18 @@ void add_common(CLI::App* command, Common& common) {
       ->type_name("N");
 }
 
+void add_device(CLI::App* command, Common& common) {
+  const auto read = [&common](const std::string& text) {
+    if (text != "cpu" && text != "cuda")
+      throw UsageError("--device: expected cpu or cuda, got '" + text + "'");
+    common.device = text == "cuda" ? deltic::DeviceType::cuda : deltic::DeviceType::cpu;
+  };
+  command
+      ->add_option_function<std::string>("--device", read,
+                                         "Where the tensors lie: cpu (default) or cuda")
+      ->type_name("NAME");
+}
+
 void add_seed(CLI::App* command, long long& seed) {
   add_number(command, "--seed", seed, 0LL, std::numeric_limits<long long>::max(),
              "a whole number from 0 to 9223372036854775807",
@@ -123,6 +135,7 @@ int main(int argc, char** argv) {
   explain_command->add_option("--impl", explain.impl, "Ask for this implementation")
       ->type_name("NAME");
   explain_command->footer(grammar);
+  add_device(explain_command, explain.common);
   add_common(explain_command, explain.common);
 
   VerifyOptions verify;
@@ -139,6 +152,7 @@ int main(int argc, char** argv) {
   add_seed(verify_command, verify.seed);
   verify_command->add_flag("--list", verify.list, "Print the canonical lines and run nothing");
   verify_command->footer(grammar);
+  add_device(verify_command, verify.common);
   add_common(verify_command, verify.common);
 
   BenchOptions bench;
@@ -156,6 +170,10 @@ int main(int argc, char** argv) {
       ->type_name("PATH")
       ->expected(1)
       ->take_all();
+  bench_command
+      ->add_option("--anchors", bench.anchors,
+                   "File of other libraries' times; its rows become suites (see --list)")
+      ->type_name("PATH");
   bench_command->add_option("--impl", bench.impl, "Measure this implementation")->type_name("NAME");
   add_seed(bench_command, bench.seed);
   add_number(bench_command, "--time", bench.seconds, 1e-6, 86400.0,
@@ -170,6 +188,7 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->type_name("PERCENT");
   bench_command->footer(grammar);
+  add_device(bench_command, bench.common);
   add_common(bench_command, bench.common);
 
   DemoOptions demo;

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdarg>
+#include <ctime>
 #include <fstream>
 #include <iostream>
+
+#include "device.h"
 
 namespace deltic::cli {
 
@@ -16,6 +19,11 @@ Report::Report(const Common& common, const std::string& schema)
   if (!path_.empty() && path_ != "-") open_for_writing(std::ios::app);  // before hours of work
   if (common.threads > 0) set_num_threads(common.threads);
   document_["schema"] = schema;
+  const std::time_t now = std::time(nullptr);
+  char date[16] = "";
+  std::tm utc{};
+  if (gmtime_r(&now, &utc) != nullptr) std::strftime(date, sizeof date, "%Y-%m-%d", &utc);
+  document_["date"] = date;
   document_["version"] = std::string(version());
   document_["commit"] = fact("commit");
   document_["machine"] = machine();
@@ -128,15 +136,23 @@ cases::Case parse_argument(const std::string& line) {
   }
 }
 
+void check_device(const Common& common) {
+  if (common.device == DeviceType::cpu) return;
+  const std::string missing = cases::device::missing();
+  if (!missing.empty()) throw UsageError("--device: expected a GPU, got none: " + missing);
+}
+
 void check_impl_name(const std::string& impl) {
   if (impl.empty()) return;
   std::string known;
   for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
-    for (const ImplementationInfo& info : implementations(static_cast<Op>(i))) {
-      if (info.name == impl) return;
-      if (known.find(info.name) != std::string::npos) continue;
-      if (!known.empty()) known += ", ";
-      known += info.name;
+    for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda}) {
+      for (const ImplementationInfo& info : implementations(static_cast<Op>(i), device)) {
+        if (info.name == impl) return;
+        if (known.find(info.name) != std::string::npos) continue;
+        if (!known.empty()) known += ", ";
+        known += info.name;
+      }
     }
   }
   throw UsageError("--impl: expected one of " + known + ", got '" + impl + "'");

@@ -19,6 +19,7 @@ inline constexpr int kExitPass = 0, kExitFail = 1, kExitUsage = 2;
 struct Common {
   std::string json;  // path, "-" for stdout, empty for none
   int threads = 0;   // 0: the library's default
+  DeviceType device = DeviceType::cpu;
 };
 
 // A command line that cannot be carried out; main prints it and exits with 2.
@@ -68,6 +69,8 @@ std::string fact(const char* key);  // one of them, "unknown" if there is none
 Json number_or_null(double x);      // JSON has no infinity
 std::string format(const char* format, double x);
 
+// Throws a UsageError unless the device that was asked for is there.
+void check_device(const Common& common);
 // Throws a UsageError if no operation has an implementation of that name; an empty name is fine.
 void check_impl_name(const std::string& impl);
 // A case for the command line, with a wrong line turned into a UsageError.

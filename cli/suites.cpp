@@ -4,7 +4,7 @@
 namespace deltic::cli {
 
 const char* name_of(Baseline b) {
-  constexpr const char* kNames[] = {"recurrence", "copy", "one thread", "forward"};
+  constexpr const char* kNames[] = {"recurrence", "copy", "one thread", "forward", "anchor"};
   return kNames[static_cast<int>(b)];
 }
 
@@ -99,6 +99,35 @@ std::vector<SuiteRow> all_suites() {
   add("blocks", "gate gate=channel form=softplus",
       "gate gate=channel form=softplus dense=1x4096 HV=16 K=128");
   add("blocks", "l2norm", "l2norm dense=1x4096 H=16 K=128");
+
+  // For a GPU (--device cuda): sizes that fill one.
+  for (const char* gate : {"head", "channel"}) {
+    for (const int length : {256, 1024, 4096, 16384, 65536, 131072}) {
+      add("gpu_growth",
+          std::string(gate[0] == 'h' ? "GDN" : "KDA") + " forward T=" + std::to_string(length),
+          "forward gate=" + std::string(gate) + " dense=1x" + std::to_string(length) +
+              " dtype=bf16" + wide);
+    }
+  }
+  for (const int heads : {16, 64}) {
+    for (const int width : {16, 32, 64}) {
+      const std::string sizes = " H=" + std::to_string(heads);
+      add("gpu_blocks", "inverse " + std::to_string(width) + sizes,
+          "inverse dense=8x4096 HV=" + std::to_string(heads) + " chunk=" + std::to_string(width));
+      add("gpu_blocks", "kkt " + std::to_string(width) + sizes,
+          "kkt gate=none dense=8x4096 K=128 dtype=bf16 odtype=bf16" + sizes +
+              " chunk=" + std::to_string(width));
+    }
+  }
+  for (const int sequences : {1, 64, 256}) {
+    for (const char* gate : {"head", "channel"}) {
+      add("gpu_decode", "decode " + std::to_string(sequences) + " sequences, gate per " + gate,
+          "decode gate=" + std::string(gate) + " dense=" + std::to_string(sequences) +
+              "x1 H=16 HV=32 K=128 V=128 pool=inplace dtype=bf16 state=vk");
+    }
+  }
+  add("gpu_layers", "GDN 8 x 1024, 8 heads, K = V = 64",
+      "forward gate=head dense=8x1024 H=8 K=64 V=64 dtype=bf16 l2norm=1");
   return rows;
 }
 

@@ -13,6 +13,7 @@ enum class Baseline {
   copy,        // a copy that moves as many bytes, same threads
   one_thread,  // the same call on one thread
   forward,     // of a backward row: the forward call that keeps what it starts from
+  anchor,      // another library's time on the same GPU, from a file
 };
 const char* name_of(Baseline b);
 
@@ -21,10 +22,14 @@ struct SuiteRow {
   std::string label;
   cases::Case spec;
   Baseline baseline = Baseline::recurrence;
-  int threads = 0;  // 0: as the command line says
+  int threads = 0;       // 0: as the command line says
+  std::string anchor{};  // whose time
+  double anchor_ms = 0;
 };
 
 std::vector<SuiteRow> all_suites();
+// Suites of the rows that a file of anchors has (bench/anchors/h200.json). Throws UsageError.
+std::vector<SuiteRow> anchor_suites(const std::string& path);
 Baseline default_baseline(const cases::Case& c);
 
 }  // namespace deltic::cli

@@ -101,13 +101,20 @@ std::vector<std::pair<std::string, Result>> run_case(const Case& c, const Verify
   std::optional<cases::Expected> expected;
   std::vector<Choice> choices;
   const Result asked = cases::guarded([&]() -> Result {
-    const std::string lack = cases::lack_of_memory(c);
+    const DeviceType device = options.common.device;
+    // Asked about shapes first: a case that nobody takes needs no memory.
+    choices = cases::Instance::shapes_of(c, device).explain();
+    const bool taken = std::any_of(choices.begin(), choices.end(), [&](const Choice& x) {
+      return x.accepts && (options.impl.empty() || x.name == options.impl);
+    });
+    if (!taken) return {};
+    const std::string lack = cases::lack_of_memory(c, device);
     if (!lack.empty()) return {Status::failed, lack, {}};
-    instance.emplace(c);
-    choices = instance->explain();
+    instance.emplace(c, true, cases::Place{.device = device});
     return {};
   });
-  for (const std::string& impl : cases::implementation_names(c.op, options.impl)) {
+  for (const std::string& impl :
+       cases::implementation_names(c.op, options.impl, options.common.device)) {
     if (asked.status != Status::passed) {
       results.push_back({impl, asked});
       continue;
@@ -151,6 +158,7 @@ Json to_json(const SourcedCase& s, const std::string& impl, const Result& r) {
 
 int run_verify(const VerifyOptions& options) {
   check_impl_name(options.impl);
+  check_device(options.common);
   const std::vector<SourcedCase> chosen = select(options);
   if (chosen.empty()) throw UsageError("verify: no case matched");
   Report report(options.common, "deltic.verify/1");

@@ -1,14 +1,15 @@
 # Warnings and sanitizers, one place: every target links deltic_flags privately.
 add_library(deltic_flags INTERFACE)
+set(deltic_is_host $<COMPILE_LANGUAGE:C,CXX>)
 target_compile_options(deltic_flags INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wno-psabi
+  $<${deltic_is_host}:-Wall -Wextra -Wpedantic -Wshadow -Wno-psabi>
   $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Woverloaded-virtual>
-  $<$<BOOL:${DELTIC_WERROR}>:-Werror>)
+  $<$<AND:${deltic_is_host},$<BOOL:${DELTIC_WERROR}>>:-Werror>)
 # GCC 12 sees an overlap in `"text" + std::string` that is not there (its bug 105651).
 target_compile_options(deltic_flags INTERFACE
-  $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
+  $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
 # The same expression must give the same bits in every kernel: contraction only where written (MulAdd, std::fma).
-target_compile_options(deltic_flags INTERFACE -ffp-contract=off -fno-math-errno)
+target_compile_options(deltic_flags INTERFACE $<${deltic_is_host}:-ffp-contract=off -fno-math-errno>)
 if(DELTIC_SANITIZE)
   target_compile_options(deltic_flags INTERFACE -fsanitize=${DELTIC_SANITIZE} -fno-omit-frame-pointer
                          -fno-sanitize-recover=all)

@@ -93,7 +93,11 @@ TEST_F(Dispatch, ListsEndWithThePlainOneAndTheOracle) {
     EXPECT_TRUE(list.back().runs_here);
     for (const ImplementationInfo& i : list)
       EXPECT_EQ(i.runs_here, i.sentence.empty()) << i.name << ": " << i.sentence;
-    EXPECT_TRUE(implementations(static_cast<Op>(op), DeviceType::cuda).empty());
+    // A list of its own, without the oracle and without anything of the CPU's.
+    for (const ImplementationInfo& i : implementations(static_cast<Op>(op), DeviceType::cuda)) {
+      EXPECT_EQ(i.name.rfind("cuda.", 0), 0u) << i.name;
+      EXPECT_EQ(i.runs_here, i.sentence.empty()) << i.name << ": " << i.sentence;
+    }
   }
   EXPECT_EQ(deltic_implementation(DELTIC_FORWARD, DELTIC_CPU, -1), nullptr);
   EXPECT_EQ(deltic_implementation(DELTIC_FORWARD, DELTIC_CPU, 1000), nullptr);

@@ -32,7 +32,7 @@ FOREIGN = {
     "ATen/": {"bindings"},
     "c10/": {"bindings"},
     "Python.h": set(),
-    "cuda": {"src/cuda", "bindings"},
+    "cuda": {"src/cuda", "bindings", "cli"},
     "hwy/": {"src/cpu"},
     "CLI/": {"cli"},
     "nlohmann/": {"cli"},

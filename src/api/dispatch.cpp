@@ -8,6 +8,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "cpu/cpu.h"
+#include "cuda/cuda.h"
 #include "reference/reference.h"
 
 namespace deltic {
@@ -28,14 +29,18 @@ const Implementation* find(deltic_op op, deltic_device_type device, std::string_
   return nullptr;
 }
 
+bool known(deltic_op op, std::string_view name) {
+  return find(op, DELTIC_CPU, name) != nullptr || find(op, DELTIC_CUDA, name) != nullptr;
+}
 bool known_anywhere(std::string_view name) {
   for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
-    if (find(static_cast<deltic_op>(op), DELTIC_CPU, name)) return true;
+    if (known(static_cast<deltic_op>(op), name)) return true;
   }
   return false;
 }
 
-// DELTIC_IMPL=forward:NAME,decode:NAME; a bare name binds the operations that have it.
+// DELTIC_IMPL=forward:NAME,decode:NAME; a bare name binds the operations that have it. A name binds
+// the calls of the device that has it.
 const Implementation* from_environment(deltic_op op, deltic_device_type device,
                                        std::string_view text) {
   const Implementation* found = nullptr;
@@ -62,12 +67,12 @@ const Implementation* from_environment(deltic_op op, deltic_device_type device,
       fail(DELTIC_INVALID_ARGUMENT, name_of(op),
            ": DELTIC_IMPL: expected an operation before ':', got ", op_text);
     }
-    const Implementation* i = find(static_cast<deltic_op>(entry_op), device, name);
-    if (i == nullptr) {
+    if (!known(static_cast<deltic_op>(entry_op), name)) {
       fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": DELTIC_IMPL: expected an implementation of ",
            op_text, " (", list_names(static_cast<deltic_op>(entry_op), device), "), got ", name);
     }
-    if (entry_op == op) found = i;
+    if (entry_op != op) continue;
+    if (const Implementation* i = find(op, device, name)) found = i;
   }
   return found;
 }
@@ -75,11 +80,12 @@ const Implementation* from_environment(deltic_op op, deltic_device_type device,
 }  // namespace
 
 int implementation_count(deltic_op op, deltic_device_type device) {
-  return device == DELTIC_CPU ? static_cast<int>(cpu::implementations(op).size()) + 1 : 0;
+  return device == DELTIC_CPU ? static_cast<int>(cpu::implementations(op).size()) + 1
+                              : static_cast<int>(gpu::implementations(op).size());
 }
 
 const Implementation& implementation_at(deltic_op op, deltic_device_type device, int index) {
-  static_cast<void>(device);
+  if (device == DELTIC_CUDA) return gpu::implementations(op)[static_cast<size_t>(index)];
   const ImplementationList list = cpu::implementations(op);
   return index < static_cast<int>(list.size()) ? list[static_cast<size_t>(index)]
                                                : reference::implementation(op);
@@ -89,6 +95,11 @@ const Implementation* named_implementation(deltic_op op, deltic_device_type devi
                                            const char* option) {
   if (option != nullptr && option[0] != '\0') {
     const Implementation* i = find(op, device, option);
+    if (i == nullptr && known(op, option)) {
+      const bool is_cpu = device == DELTIC_CPU;
+      fail(DELTIC_UNSUPPORTED, name_of(op), ": impl: ", option, " was named and runs on ",
+           is_cpu ? "CUDA" : "CPU", " tensors, got ", is_cpu ? "CPU" : "CUDA", " tensors");
+    }
     if (i == nullptr) {
       fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": impl: expected one of ", list_names(op, device),
            ", got ", option);
@@ -139,7 +150,10 @@ const Implementation& choose(const Problem& p, const Implementation* named) {
     if (candidate.only_when_named) continue;
     sentences += cat(sentences.empty() ? "" : "; ", candidate.name, ": ", refusal(candidate, p));
   }
-  if (count == 0) sentences = "this build has no CUDA support";
+  if (count == 0) {
+    sentences = gpu::build_facts() == "no" ? "this build has no CUDA support"
+                                           : "there is none for CUDA tensors";
+  }
   fail(DELTIC_UNSUPPORTED, name_of(p.op), ": no implementation takes this call: ", sentences);
 }
 

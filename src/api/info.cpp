@@ -5,6 +5,7 @@
 #include "api/guard.h"
 #include "api/settings.h"
 #include "cpu/cpu.h"
+#include "cuda/cuda.h"
 
 using namespace deltic;
 
@@ -20,7 +21,12 @@ deltic_status deltic_info(deltic_info_fn fn, void* user) {
 #else
     fn(user, "compiler", "gcc " __VERSION__);
 #endif
-    fn(user, "cuda", "no");
+    fn(user, "cuda", gpu::build_facts().c_str());
+    fn(user, "driver", gpu::driver_version().c_str());
+    const std::vector<std::string> devices = gpu::devices_found();
+    for (size_t i = 0; i < devices.size(); ++i) {
+      fn(user, ("gpu." + std::to_string(i)).c_str(), devices[i].c_str());
+    }
     fn(user, "cpu.found", cpu::features_found().c_str());
     fn(user, "cpu.used", cpu::features_used().c_str());
     fn(user, "threads", std::to_string(default_threads()).c_str());

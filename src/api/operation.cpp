@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "cpu/cpu.h"
 #include "cpu/saved.h"
+#include "cuda/cuda.h"
 
 namespace deltic {
 namespace {
@@ -19,27 +20,6 @@ const char* named_in(const deltic_options* options) {
   // Read before the struct is checked: only a struct that is large enough has the field.
   return options != nullptr && options->size >= sizeof(deltic_options) ? options->impl : nullptr;
 }
-
-template <class Tensors>
-struct Call {
-  Problem problem;
-  const Implementation* named = nullptr;
-
-  Call(deltic_op op, const deltic_options* options, const Tensors* tensors, bool query) {
-    named = named_implementation(op, DELTIC_CPU, named_in(options));
-    CheckContext context;
-    context.query = query;
-    context.allow_f64 = named != nullptr && named->only_when_named;
-    context.threads = default_threads();
-    context.checked = default_checked(name_of(op));
-    problem = check_call(op, options, tensors, context);
-    if (is_forked_child()) problem.threads = 1;
-    if (named != nullptr && problem.device != DELTIC_CPU) {
-      fail(DELTIC_UNSUPPORTED, name_of(op), ": impl: ", named->name,
-           " was named and runs on CPU tensors, got CUDA tensors");
-    }
-  }
-};
 
 // The tensors of a call's struct, which stand side by side in it.
 std::span<const deltic_tensor> tensors_of(const deltic_tensors& t) {
@@ -54,6 +34,38 @@ std::span<const deltic_tensor> tensors_of(const deltic_backward_tensors& t) {
 std::span<const deltic_tensor> tensors_of(const deltic_block_backward_tensors& t) {
   return {&t.d_out, static_cast<size_t>(&t.ddt_bias - &t.d_out) + 1};
 }
+
+// The device of the first tensor, which the others must share: who can be named depends on it, and
+// the checks on who was named.
+template <class Tensors>
+deltic_device_type device_in(const Tensors* tensors) {
+  if (tensors == nullptr || tensors->size < sizeof(Tensors)) return DELTIC_CPU;
+  if constexpr (requires { tensors->forward; }) {
+    return device_in(&tensors->forward);
+  } else {
+    for (const deltic_tensor& t : tensors_of(*tensors)) {
+      if (t.rank > 0) return t.device_type == DELTIC_CUDA ? DELTIC_CUDA : DELTIC_CPU;
+    }
+    return DELTIC_CPU;
+  }
+}
+
+template <class Tensors>
+struct Call {
+  Problem problem;
+  const Implementation* named = nullptr;
+
+  Call(deltic_op op, const deltic_options* options, const Tensors* tensors, bool query) {
+    named = named_implementation(op, device_in(tensors), named_in(options));
+    CheckContext context;
+    context.query = query;
+    context.allow_f64 = named != nullptr && named->only_when_named;
+    context.threads = default_threads();
+    context.checked = default_checked(name_of(op));
+    problem = check_call(op, options, tensors, context);
+    if (is_forked_child()) problem.threads = 1;
+  }
+};
 
 // Bytes that the call writes, beside everything else it was given.
 void check_alone(deltic_op op, const char* name, const deltic_buffer& buffer, uint64_t bytes,
@@ -84,6 +96,7 @@ void check_buffer(deltic_op op, const char* name, const deltic_buffer& buffer, u
 
 // Checks of values run before the work, in the same memory.
 uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
+  if (p.device == DELTIC_CUDA) return chosen.workspace_bytes(p);
   return std::max<uint64_t>(chosen.workspace_bytes(p), value_scratch_bytes(p));
 }
 
@@ -159,6 +172,7 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
                    const deltic_workspace* workspace, void* stream) {
   const Call<Tensors> call(op, options, tensors, false);
   const Problem& p = call.problem;
+  if (p.device == DELTIC_CUDA) gpu::check_device(name_of(op), p.device_index);
   const Implementation& chosen = choose(p, call.named);
   const uint64_t needed = needed_bytes(p, chosen);
   const deltic_workspace given = workspace != nullptr ? *workspace : deltic_workspace{nullptr, 0};
@@ -171,6 +185,12 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   }
   check_saved(p, *tensors, given, needed);
   const std::span<std::byte> memory(static_cast<std::byte*>(given.data), needed);
+  if (p.device == DELTIC_CUDA) {
+    check_host_lengths(p);
+    const gpu::DeviceScope scope(p.device_index);
+    chosen.run(p, memory, stream);
+    return;
+  }
   check_values(p, memory);
   if (p.checked) check_finite(p);
   chosen.run(p, memory, stream);

@@ -36,6 +36,9 @@ bool overlaps(const deltic_tensor& t, const void* data, uint64_t bytes);
 size_t value_scratch_bytes(const Problem& p);
 void check_values(const Problem& p, std::span<std::byte> scratch);
 
+// The host's copy of the lengths, where there is one.
+void check_host_lengths(const Problem& p);
+
 // Checked mode: the first (lowest sequence, token, head) non-finite input, gates above the
 // contract.
 void check_finite(const Problem& p);

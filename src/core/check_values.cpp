@@ -20,16 +20,16 @@ template <class... Parts>
   fail(DELTIC_INVALID_ARGUMENT, name_of(p.op), ": ", parts...);
 }
 
-void check_lengths(const Problem& p) {
-  if (p.cu(0) != 0) bad(p, "cu_seqlens: expected the first offset to be 0, got ", p.cu(0));
+void check_lengths(const Problem& p, const Indices& cu, const char* name) {
+  if (cu(0) != 0) bad(p, name, ": expected the first offset to be 0, got ", cu(0));
   for (int64_t n = 0; n < p.N; ++n) {
-    if (p.cu(n + 1) < p.cu(n)) {
-      bad(p, "cu_seqlens: expected offsets that never decrease, got ", p.cu(n + 1), " after ",
-          p.cu(n), " at ", n + 1);
+    if (cu(n + 1) < cu(n)) {
+      bad(p, name, ": expected offsets that never decrease, got ", cu(n + 1), " after ", cu(n),
+          " at ", n + 1);
     }
   }
-  if (p.cu(p.N) > p.T) {
-    bad(p, "cu_seqlens: expected a last offset of at most T = ", p.T, ", got ", p.cu(p.N));
+  if (cu(p.N) > p.T) {
+    bad(p, name, ": expected a last offset of at most T = ", p.T, ", got ", cu(p.N));
   }
 }
 
@@ -145,9 +145,13 @@ size_t value_scratch_bytes(const Problem& p) {
   return static_cast<size_t>(writes) * sizeof(SlotWrite);
 }
 
+void check_host_lengths(const Problem& p) {
+  if (p.cu_host) check_lengths(p, p.cu_host, "cu_seqlens_host");
+}
+
 void check_values(const Problem& p, std::span<std::byte> scratch) {
   auto* writes = reinterpret_cast<SlotWrite*>(scratch.data());
-  if (p.packed) check_lengths(p);
+  if (p.packed) check_lengths(p, p.cu, "cu_seqlens");
   if (p.is_pool) check_pool(p, writes);
   if (p.ckpt) check_checkpoints(p, writes);
 }

@@ -342,12 +342,13 @@ class Checker {
       const DType d = static_cast<DType>(cu_host.dtype);
       if (!is_index(d)) bad("cu_seqlens_host", "expected int32 or int64, got ", name_of(d));
       shape(cu_host, "cu_seqlens_host", {p_.N + 1});
-      if (p_.device == DELTIC_CPU && !context_.query) {
-        const Indices host{cu_host.data, true, d == DType::i64, p_.N + 1, 0, cu_host.strides[0], 0};
+      if (context_.query) return;
+      p_.cu_host = {cu_host.data, true, d == DType::i64, p_.N + 1, 0, cu_host.strides[0], 0};
+      if (p_.device == DELTIC_CPU) {
         for (int64_t i = 0; i <= p_.N; ++i) {
-          if (host(i) != p_.cu(i)) {
-            bad("cu_seqlens_host", "expected the values of cu_seqlens, got ", host(i), " for ",
-                p_.cu(i), " at ", i);
+          if (p_.cu_host(i) != p_.cu(i)) {
+            bad("cu_seqlens_host", "expected the values of cu_seqlens, got ", p_.cu_host(i),
+                " for ", p_.cu(i), " at ", i);
           }
         }
       }

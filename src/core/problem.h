@@ -95,7 +95,7 @@ struct Problem {
   Rows q, k, v, o, beta, g, gv;        // forward, decode
   Rows x, a, out, w, u, kg, qg, rstd;  // building blocks
   Param A_log, dt_bias;
-  Indices cu;
+  Indices cu, cu_host;
   // initial/final state or a pool: where sequence n starts and ends.
   States state_in, state_out, ckpt;
   bool is_pool = false;

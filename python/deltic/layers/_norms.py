@@ -1,0 +1,129 @@
+"""RMS norm, alone or times an activated gate; arithmetic in fp32, results in the input's dtype."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+GATE_ACTIVATIONS = ("swish", "silu", "sigmoid")
+
+
+def _wide_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _reciprocal_rms(x: Tensor, eps: float) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_wide_dtype(x))
+    return (norm.square() / x.shape[-1] + eps).rsqrt()
+
+
+def _activated(gate: Tensor, is_sigmoid: bool) -> Tensor:
+    gate = gate.to(_wide_dtype(gate))
+    return gate.sigmoid() if is_sigmoid else F.silu(gate)
+
+
+def _times(y: Tensor, factor: Tensor) -> Tensor:
+    # In place spares fresh memory; a compiler fuses, and must be left the gradient.
+    return y * factor if torch.compiler.is_compiling() else y.mul_(factor)
+
+
+def _value(x: Tensor, weight: Tensor, gate: Tensor | None, eps: float, is_sigmoid: bool) -> Tensor:
+    y = _times(x * _reciprocal_rms(x, eps), weight)
+    if gate is not None:
+        y = _times(y, _activated(gate, is_sigmoid))
+    return y.to(x.dtype)
+
+
+class _GatedNorm(torch.autograd.Function):
+    """Keeps x and the gate only; autograd of the formula keeps five fp32 tensors more."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, gate: Tensor | None, eps: float, is_sigmoid: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, gate)
+        ctx.eps, ctx.is_sigmoid = eps, is_sigmoid
+        return _value(x, weight, gate, eps, is_sigmoid)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, gate = ctx.saved_tensors
+        scale = _reciprocal_rms(x, ctx.eps)
+        normed = x * scale
+        dy = dy.to(normed.dtype)
+        d_gate = None
+        if gate is not None:
+            wide = gate.to(normed.dtype)
+            d_active = dy * normed * weight
+            if ctx.is_sigmoid:
+                active = wide.sigmoid()
+                d_gate = torch.ops.aten.sigmoid_backward(d_active, active).to(gate.dtype)
+            else:
+                active = F.silu(wide)
+                d_gate = torch.ops.aten.silu_backward(d_active, wide).to(gate.dtype)
+            dy = dy * active
+        d_weight = (dy * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
+        d_normed = dy * weight
+        dx = scale * (d_normed - normed * (d_normed * normed).mean(dim=-1, keepdim=True))
+        return dx.to(x.dtype), d_weight, d_gate, None, None
+
+
+def _norm(x: Tensor, weight: Tensor, gate: Tensor | None, eps: float, is_sigmoid: bool) -> Tensor:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return _value(x, weight, gate, eps, is_sigmoid)
+    found: Tensor = _GatedNorm.apply(x, weight, gate, eps, is_sigmoid)
+    return found
+
+
+class RMSNorm(nn.Module):
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dimension; an fp32 weight.
+
+    >>> import torch
+    >>> from deltic.layers import RMSNorm
+    >>> RMSNorm(2, eps=0.0)(torch.tensor([[3.0, -3.0]])).round(decimals=4).tolist()
+    [[1.0, -1.0]]
+    """
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.hidden_size, self.eps = hidden_size, eps
+        self.weight = nn.Parameter(torch.empty(hidden_size, dtype=torch.float32))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, eps={self.eps}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _norm(x, self.weight, None, self.eps, False)
+
+
+class GatedRMSNorm(nn.Module):
+    """The RMS norm of x times ``swish(gate)`` or ``sigmoid(gate)``.
+
+    >>> import torch
+    >>> from deltic.layers import GatedRMSNorm
+    >>> norm = GatedRMSNorm(2, eps=0.0, activation="sigmoid")
+    >>> norm(torch.tensor([[3.0, -3.0]]), torch.zeros(1, 2)).round(decimals=4).tolist()
+    [[0.5, -0.5]]
+    """
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5, activation: str = "swish") -> None:
+        super().__init__()
+        self.hidden_size, self.eps, self.activation = hidden_size, eps, activation
+        self.weight = nn.Parameter(torch.empty(hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.hidden_size}, eps={self.eps}, activation={self.activation!r}"
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return _norm(x, self.weight, gate, self.eps, self.activation == "sigmoid")

@@ -1,0 +1,121 @@
+"""What the layers of a model remember between calls."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+States = Tensor | tuple[Tensor, ...] | None
+
+
+class Cache:
+    """The states of a model's layers while it decodes, by layer.
+
+    A layer's entry is a dict: ``recurrent_state [N, HV, K, V]`` and ``conv_state``, the last inputs
+    of the q, k and v convolutions, ``[N, W - 1, D]`` each. One entry serves as many sequences as
+    the batch has. Layers write single tokens into the tensors in place: take :meth:`clone` of a
+    cache to come back to.
+
+    >>> import torch
+    >>> from deltic.layers import Cache, DeltaNet
+    >>> layer = DeltaNet(hidden_size=64, num_heads=2, layer_idx=0).eval()
+    >>> x, cache = torch.randn(3, 10, 64), Cache()
+    >>> with torch.inference_mode():
+    ...     o, _, cache = layer(x, past_key_values=cache, use_cache=True)
+    >>> cache.get_seq_length(), cache[0]["recurrent_state"].shape
+    (10, torch.Size([3, 2, 32, 32]))
+    """
+
+    is_compileable = False
+
+    def __init__(self) -> None:
+        self._states: list[dict[str, States] | None] = []
+        self._seen: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, layer_idx: int) -> dict[str, States] | None:
+        return self._states[layer_idx]
+
+    def __iter__(self) -> Iterator[dict[str, States] | None]:
+        return iter(self._states)
+
+    def __repr__(self) -> str:
+        return f"Cache(layers={len(self)}, tokens={self.get_seq_length()})"
+
+    def update(
+        self,
+        recurrent_state: Tensor | None = None,
+        conv_state: tuple[Tensor, ...] | None = None,
+        layer_idx: int = 0,
+        offset: int = 1,
+        **others: States,
+    ) -> dict[str, States]:
+        """Stores states of a layer after ``offset`` more tokens; what is None stays as it was."""
+        while len(self._states) <= layer_idx:
+            self._states.append(None)
+            self._seen.append(0)
+        entry = self._states[layer_idx] or {"recurrent_state": None, "conv_state": None}
+        states = {"recurrent_state": recurrent_state, "conv_state": conv_state, **others}
+        entry.update({name: state for name, state in states.items() if state is not None})
+        self._states[layer_idx] = entry
+        self._seen[layer_idx] += offset
+        return entry
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The tokens per sequence that a layer has seen, padding included."""
+        return self._seen[layer_idx] if layer_idx < len(self._seen) else 0
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        """-1: a state does not grow with its sequence."""
+        return -1
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> list[dict[str, States] | None]:
+        def mapped(state: States) -> States:
+            if isinstance(state, tuple):
+                return tuple(map(function, state))
+            return None if state is None else function(state)
+
+        return [
+            None if entry is None else {name: mapped(state) for name, state in entry.items()}
+            for entry in self._states
+        ]
+
+    def reorder(self, indices: Tensor) -> None:
+        """Sequence n continues what sequence ``indices[n]`` was: beams, or part of a batch."""
+        self._states = self._map(lambda state: state.index_select(0, indices.to(state.device)))
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """:meth:`reorder`, by the name that transformers has for it."""
+        self.reorder(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """:meth:`reorder` to fewer sequences, by the name that transformers has for it."""
+        self.reorder(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Every sequence ``repeats`` times, next to each other."""
+        self._states = self._map(lambda state: state.repeat_interleave(repeats, dim=0))
+
+    def to(self, *args: Any, **kwargs: Any) -> "Cache":
+        """A cache with every state moved or cast as ``Tensor.to`` does."""
+        return self._with(lambda state: state.to(*args, **kwargs))
+
+    def clone(self) -> "Cache":
+        """A cache that later calls on this one do not change."""
+        return self._with(torch.clone)
+
+    def _with(self, function: Callable[[Tensor], Tensor]) -> "Cache":
+        found = Cache()
+        found._states, found._seen = self._map(function), list(self._seen)
+        return found
+
+    def detach_(self) -> None:
+        """Cuts the states off their graph: training on parts of a sequence."""
+        self._states = self._map(torch.Tensor.detach)
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self._states, self._seen = [], []

@@ -1,0 +1,35 @@
+// The CUDA backend's implementations, best first, per operation; and what the machine has of GPUs.
+// A build without CUDA has the same functions (absent.cpp): empty lists.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/dispatch.h"
+
+namespace deltic::gpu {
+
+ImplementationList implementations(deltic_op op);
+
+// The toolkit and the code in this library (`13.0, sm_90a`); `no` in a build without CUDA.
+std::string build_facts();
+std::string driver_version();  // of the kernel module; `none`
+// One line per GPU; without one a single line that says why.
+std::vector<std::string> devices_found();
+
+// Fails unless the device exists; in the name of `op`.
+void check_device(const char* op, int32_t device_index);
+
+// Makes a device the current one of this thread, and the former one again at the end.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int32_t device_index);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+}  // namespace deltic::gpu

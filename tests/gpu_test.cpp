@@ -1,0 +1,312 @@
+// The GPU backend: every case against the oracle, and what the contract promises beyond values:
+// same bits, packing, causality, graphs, errors that leave the GPU usable. Skipped without a GPU.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <numeric>
+
+#include "check.h"
+
+namespace deltic::test {
+namespace {
+
+using cases::Case;
+using cases::Instance;
+using cases::Place;
+namespace device = cases::device;
+
+constexpr Place kGpu{.device = DeviceType::cuda};
+
+class Gpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string missing = device::missing();
+    if (!missing.empty()) GTEST_SKIP() << missing;
+  }
+};
+
+// The implementations on the GPU that take a case.
+std::vector<std::string> takers(const Case& c) {
+  std::vector<std::string> names;
+  for (const Choice& choice : Instance::shapes_of(c, DeviceType::cuda).explain()) {
+    if (choice.accepts) names.push_back(choice.name);
+  }
+  return names;
+}
+
+// Widths and options of every kind of kernel, in few lines.
+const char* const kLines[] = {
+    "forward gate=channel form=bounded seqs=130,0,64,257 H=2 K=128 V=128 dtype=bf16 gdtype=bf16 "
+    "beta=sigmoid l2norm=1 init=1 state=vk split=off",
+    "forward gate=head seqs=130,0,64,257 H=2 HV=4 K=128 V=128 dtype=bf16 init=1 split=off",
+    "forward gate=none seqs=130,0,64,257 H=2 K=64 V=64 dtype=f16 split=off",
+    "forward gate=channel form=softplus gates=softplus seqs=100,1,70 H=2 HV=4 K=96 V=72 "
+    "dtype=f32 init=1 split=off",
+    "decode gate=head seqs=1,3,2 H=2 HV=4 K=128 V=128 dtype=bf16 init=1",
+};
+
+struct Shard {
+  std::string file;
+  size_t index, count;
+};
+void PrintTo(const Shard& s, std::ostream* out) {
+  *out << s.file << " " << s.index + 1 << " of " << s.count;
+}
+std::map<std::string, std::vector<Case>> files() {
+  std::map<std::string, std::vector<Case>> all;
+  for (const cases::SourcedCase& c : cases::built_in_cases()) all[c.file].push_back(c.spec);
+  return all;
+}
+std::vector<Shard> shards() {
+  std::vector<Shard> all;
+  for (const auto& [file, list] : files()) {
+    const size_t count = (list.size() + 99) / 100;
+    for (size_t i = 0; i < count; ++i) all.push_back({file, i, count});
+  }
+  return all;
+}
+
+class LongGpuCases : public Gpu, public testing::WithParamInterface<Shard> {};
+TEST_P(LongGpuCases, AgreeWithTheOracle) {
+  const Shard& shard = GetParam();
+  const std::vector<Case> list = files().at(shard.file);
+  for (size_t i = shard.index; i < list.size(); i += shard.count) {
+    const std::vector<std::string> names = takers(list[i]);
+    if (names.empty()) continue;
+    Instance instance(list[i], true, kGpu);
+    const cases::Expected expected = cases::expect(instance);
+    for (const std::string& impl : names) {
+      const cases::Result result = cases::check(instance, expected, {.impl = impl});
+      EXPECT_EQ(result.status, cases::Status::passed)
+          << cases::canonical(list[i]) << "\n  " << impl << ": " << result.reason;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(All, LongGpuCases, testing::ValuesIn(shards()));
+
+// Every operation has somebody who takes its plainest call.
+TEST_F(Gpu, EveryOperationHasAnImplementation) {
+  for (const char* line : {"forward gate=head seqs=64 dtype=f32", "decode gate=channel seqs=1",
+                           "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64",
+                           "l2norm seqs=64", "kkt gate=head seqs=64", "scores gate=channel seqs=64",
+                           "inverse seqs=64", "wy gate=head seqs=64"}) {
+    EXPECT_FALSE(takers(cases::parse(line)).empty()) << line;
+  }
+}
+
+TEST_F(Gpu, SameBitsTwice) {
+  for (const char* line : kLines) {
+    const Case c = cases::parse(line);
+    for (const std::string& impl : takers(c)) {
+      Instance instance(c, true, kGpu);
+      instance.run({.impl = impl});
+      std::vector<std::vector<std::byte>> first;
+      for (const std::string& name : instance.outputs()) first.push_back(instance.bytes(name));
+      instance.run({.impl = impl});
+      for (size_t i = 0; i < first.size(); ++i) {
+        EXPECT_TRUE(first[i] == instance.bytes(instance.outputs()[i]))
+            << impl << ": " << instance.outputs()[i] << "\n  " << line;
+      }
+    }
+  }
+}
+
+const std::vector<std::string> kRows = {"q", "k", "v", "beta", "g"};
+int64_t per_token(const Instance& i, const std::string& name) {
+  return i.tensor(name).view.numel() / i.tensor(name).view.shape[1];
+}
+// Tokens [begin, begin + count) of a packed instance.
+template <class List>
+List slice(const List& all, int64_t unit, int64_t begin, int64_t count) {
+  return List(all.begin() + begin * unit, all.begin() + (begin + count) * unit);
+}
+
+TEST_F(Gpu, ASequenceDoesNotSeeItsNeighbours) {
+  for (const char* line : kLines) {
+    const Case c = cases::parse(line);
+    for (const std::string& impl : takers(c)) {
+      Instance all(c, true, kGpu);
+      all.run({.impl = impl});
+      int64_t begin = 0;
+      for (int64_t n = 0; n < c.num_sequences(); ++n) {
+        const int64_t length = c.sequence_length(n);
+        Case alone = c;
+        alone.seqs = {length};
+        Instance one(alone, true, kGpu);
+        for (const std::string& name : kRows) {
+          if (!all.has(name)) continue;
+          one.set_values(name, slice(all.values(name), per_token(all, name), begin, length));
+        }
+        if (all.has("initial_state")) {
+          const auto states = all.values("initial_state");
+          const auto size = static_cast<int64_t>(states.size()) / c.num_sequences();
+          one.set_values("initial_state", slice(states, size, n, 1));
+        }
+        one.run({.impl = impl});
+        const int64_t unit = per_token(all, "o") * cases::size_of(c.dtype);
+        EXPECT_TRUE(one.bytes("o") == slice(all.bytes("o"), unit, begin, length))
+            << impl << ": sequence " << n << "\n  " << line;
+        begin += length;
+      }
+    }
+  }
+}
+
+TEST_F(Gpu, LaterTokensChangeNoBit) {
+  for (const char* line : kLines) {
+    const Case c = cases::parse(line);
+    const int64_t tokens = c.num_real_tokens();
+    for (const std::string& impl : takers(c)) {
+      Instance a(c, true, kGpu), b(c, true, kGpu);
+      // In the last sequence, from a token inside of a chunk on.
+      const int64_t last = c.sequence_length(c.num_sequences() - 1),
+                    from = tokens - last + last / 3;
+      for (const std::string& name : kRows) {
+        if (!b.has(name)) continue;
+        auto values = b.values(name);
+        for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i)
+          values[i] *= 0.5;
+        b.set_values(name, values);
+      }
+      a.run({.impl = impl});
+      b.run({.impl = impl});
+      const int64_t unit = per_token(a, "o") * cases::size_of(c.dtype);
+      EXPECT_TRUE(slice(a.bytes("o"), unit, 0, from) == slice(b.bytes("o"), unit, 0, from))
+          << impl << "\n  " << line;
+      EXPECT_FALSE(a.bytes("o") == b.bytes("o")) << impl << "\n  " << line;
+    }
+  }
+}
+
+// Recorded once, replayed in the same buffers with other lengths, fewer tokens and empty sequences
+// at the tail.
+TEST_F(Gpu, AGraphIsReplayedWithOtherLengths) {
+  for (const char* text : kLines) {
+    Case c = cases::parse(text);
+    if (c.op != Op::forward) continue;
+    c.seqs = {130, 64, 0, 257};
+    for (const std::string& impl : takers(c)) {
+      Instance instance(c, true, kGpu);
+      instance.reserve({.impl = impl});
+      instance.reset();
+      instance.call({.impl = impl});
+      device::synchronize();
+      device::Graph graph([&](void* stream) { instance.call({.impl = impl, .stream = stream}); });
+      for (const std::vector<int64_t>& lengths :
+           {std::vector<int64_t>{130, 64, 0, 257}, {1, 300, 0, 0}, {0, 0, 451, 0}, {64, 0, 0, 0}}) {
+        std::vector<double> cu = {0};
+        for (int64_t n : lengths) cu.push_back(cu.back() + static_cast<double>(n));
+        instance.set_values("cu_seqlens", cu);
+        instance.reset();
+        graph.replay();
+        instance.fetch();
+        const auto replayed = instance.bytes("o");
+        const auto states = instance.bytes("final_state");
+        instance.reset();
+        instance.call({.impl = impl});
+        instance.fetch();
+        EXPECT_TRUE(replayed == instance.bytes("o")) << impl << "\n  " << text;
+        EXPECT_TRUE(states == instance.bytes("final_state")) << impl << "\n  " << text;
+        // Rows past the last sequence are zero.
+        const auto o = instance.values("o");
+        const auto used =
+            static_cast<size_t>(cu.back()) * static_cast<size_t>(per_token(instance, "o"));
+        EXPECT_TRUE(std::all_of(o.begin() + static_cast<std::ptrdiff_t>(used), o.end(),
+                                [](double x) { return x == 0.0; }))
+            << impl << "\n  " << text;
+      }
+    }
+  }
+}
+
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST_F(Gpu, ErrorsLeaveTheGpuUsable) {
+  const Case c = cases::parse("forward gate=head seqs=64,10 H=2 K=128 V=128 dtype=bf16");
+  Instance instance(c, true, kGpu);
+  instance.reserve({});
+  instance.reset();
+  const Tensors good = instance.tensors();
+  const size_t bytes = forward_workspace_bytes({}, good);
+  const auto memory = device::allocate(bytes + 64);
+  const deltic_workspace workspace{memory.get(), bytes};
+
+  Tensors wrong = good;
+  wrong.g.device_type = DELTIC_CPU;
+  EXPECT_NE(error_of([&] { forward({}, wrong, workspace); }).find("g: expected device cuda:0 as q"),
+            std::string::npos);
+  wrong = good;
+  for (TensorView* t : {&wrong.q, &wrong.k, &wrong.v, &wrong.o, &wrong.g, &wrong.beta,
+                        &wrong.cu_seqlens, &wrong.final_state})
+    t->device_index = 97;
+  EXPECT_NE(error_of([&] { forward({}, wrong, workspace); }).find("got cuda:97"),
+            std::string::npos);
+  if (bytes > 0) {
+    EXPECT_NE(error_of([&] {
+                forward({}, good, {memory.get(), bytes - 1});
+              }).find("workspace: expected"),
+              std::string::npos);
+    EXPECT_NE(error_of([&] {
+                forward({}, good, {memory.get() + 4, bytes});
+              }).find("workspace: expected"),
+              std::string::npos);
+  }
+  EXPECT_NE(error_of([&] {
+              forward({.impl = "cpu.plain"}, good, workspace);
+            }).find("runs on CPU tensors, got CUDA tensors"),
+            std::string::npos);
+  EXPECT_EQ(error_of([&] { forward({}, good, workspace); }), "");
+  device::synchronize();
+}
+
+TEST_F(Gpu, AHostCopyOfTheLengthsIsChecked) {
+  Case c = cases::parse("forward gate=head seqs=64,10 cuhost=1 H=2 K=128 V=128 dtype=bf16");
+  Instance instance(c, true, kGpu);
+  instance.set_values("cu_seqlens_host", {0, 64, 63});
+  instance.reserve({});
+  instance.reset();
+  EXPECT_NE(
+      error_of([&] { instance.call({}); }).find("cu_seqlens_host: expected offsets that never"),
+      std::string::npos);
+}
+
+// In a process of its own: from a context that exists to the first result.
+TEST_F(Gpu, TheFirstCallIsQuick) {
+  const std::string command = std::string("/proc/self/exe");
+  const pid_t child = fork();
+  if (child == 0) {
+    execl(command.c_str(), "gpu_test", "--gtest_also_run_disabled_tests",
+          "--gtest_filter=GpuFirstCall.DISABLED_Measure", static_cast<char*>(nullptr));
+    _exit(127);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+TEST(GpuFirstCall, DISABLED_Measure) {
+  const Case c = cases::parse(kLines[0]);
+  Instance instance(c, true, kGpu);  // allocates: the context exists
+  instance.reserve({});
+  instance.reset();
+  device::synchronize();
+  const auto begin = std::chrono::steady_clock::now();
+  instance.call({});
+  device::synchronize();
+  const double ms =
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  std::printf("first call: %.1f ms\n", ms);
+  EXPECT_LT(ms, 200.0);
+}
+
+}  // namespace
+}  // namespace deltic::test
