@@ -8,10 +8,10 @@
 #pragma once
 #include <type_traits>
 
-#include "ptx.cuh"
-#include "smem.h"
+#include "cuda/ptx/async.cuh"
+#include "cuda/sm90/forward/smem.h"
 
-namespace deltic::gpu {
+namespace deltic::gpu::forward {
 
 constexpr float kLog2e = 1.4426950408889634f;
 template <int i>
@@ -99,11 +99,9 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
 #pragma unroll 1
   for (int n = 0; n < num_items; n++) {
     const int st = n % kRawStages;
-    TRACE(0, n, 0);
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
-    TRACE(0, n, 1);
     const Stage& stage = s.stage[st];
-    auto* const out = reinterpret_cast<Packet<Gate::kChannel>*>(stage.item.packet);
+    auto* const out = reinterpret_cast<Packet<GateKind::kChannel>*>(stage.item.packet);
     uint8_t* const packet = stage.item.packet + half * kHalf + 16 * b * 128;
     const int rest = stage.item.rest - 16 * b;
     const uint32_t raw = half * kHalf + 16 * b * 128;
@@ -129,7 +127,6 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       for (int t = 0; t < 16; t++)
         if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
     }
-    TRACE(0, n, 2);
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
     auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
     fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) {
@@ -144,13 +141,11 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) {
       local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
-    TRACE(0, n, 3);
     *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) = make_float2(r.fs[15][0], r.fs[15][1]);
     named_sync(1, kRowThreads);  // totals of all four blocks
     auto total = [&](int i) {
       return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
     };
-    TRACE(0, n, 4);
     // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away
     // from the boundary has the other's total as factor.
 #pragma unroll 1
@@ -169,9 +164,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       fence_async_proxy();
       barrier_arrive(&s.level_full[1 + far]);
     }
-    TRACE(0, n, 5);
     barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
-    TRACE(0, n, 6);
     float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -192,8 +185,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       *reinterpret_cast<float2*>(&out->rest.decay[decay_place(channel)]) =
           make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
     barrier_arrive(&s.rows_done[n & 1]);
-    TRACE(0, n, 7);
   }
 }
 
-}  // namespace deltic::gpu
+}  // namespace deltic::gpu::forward

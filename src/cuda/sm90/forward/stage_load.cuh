@@ -1,9 +1,9 @@
 // What a preparing CTA reads.
 #pragma once
-#include "plan.cuh"
-#include "prepare_rows.cuh"
+#include "cuda/sm90/forward/plan.cuh"
+#include "cuda/sm90/forward/stage_rows.cuh"
 
-namespace deltic::gpu {
+namespace deltic::gpu::forward {
 
 struct InputMaps {
   const CUtensorMap *q, *k, *g;
@@ -17,42 +17,47 @@ struct Fetched {
 };
 
 // The CTA's item n. Items go by step, then carrier, so that all carriers advance together.
-template <class Smem>
-__device__ inline Where where_is(Smem& s, const Params& params, const int* prefix,
-                                 const int* cu_seqlens, int n) {
+template <class Smem, class SpanOf>
+__device__ inline Where where_is(Smem& s, const Params& params, const int* prefix, SpanOf span_of,
+                                 int n) {
   const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
-                     opaque(s.plan.num_seqs)};
+                     opaque(s.plan.num_pieces), 0};
   const int carriers = group_of(params) * plan.carriers;
   const StepOf item = item_at(plan, blockIdx.x - carriers + n * (gridDim.x - carriers));
   const int hv = opaque(params.num_value_heads);
   const Place p = locate(plan, prefix, hv, item.carrier * plan.steps + item.step);
-  const int first = cu_seqlens[p.seq], len = cu_seqlens[p.seq + 1] - first;
-  return {first + p.chunk * kChunk,
-          min(len - p.chunk * kChunk, kChunk),
+  const Span span = span_of(p.piece);
+  return {span.token + p.chunk * kChunk,
+          span.batch,
+          min(span.length - p.chunk * kChunk, kChunk),
           p.head,
           divide(p.head, divide(hv, params.num_heads)),
           item.step,
           item.carrier};
 }
+__device__ inline Span span_in_memory(const Params& params, int piece) {
+  const Piece* p = params.pieces + piece;
+  return {__ldg(&p->token), __ldg(&p->length), __ldg(&p->batch)};
+}
 // One thread: raw tiles of an item into place st, which is free.
-template <Gate kGate, class Smem>
+template <GateKind kGate, class Smem>
 __device__ inline void load_tiles(Smem& s, const InputMaps& maps, const Where& w, int st) {
   uint64_t* bar = &s.raw_full[st];
-  barrier_expect(bar, (kGate == Gate::kChannel ? 3 : 2) * kTile);
+  barrier_expect(bar, (kGate == GateKind::kChannel ? 3 : 2) * kTile);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    if constexpr (kGate == Gate::kChannel) {
-      tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, bar);
-      tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, bar);
-      tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, bar);
+    if constexpr (kGate == GateKind::kChannel) {
+      tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
+      tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
+      tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
     } else {  // the carrier reads them again
-      tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, bar);
-      tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, bar);
+      tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
+      tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
     }
   }
 }
 // One warp: what comes by ordinary loads, and the item itself.
-template <Gate kGate>
+template <GateKind kGate>
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
   const int lane = threadIdx.x % 32;
   f.rest = w.rest;
@@ -65,27 +70,37 @@ __device__ inline void begin_item(Stage& stage, const Params& params, const Wher
                   consumed_flag(params, group_of(params) * w.carrier)};
   }
   f.bias = make_float4(0.f, 0.f, 0.f, 0.f);
-  f.a_log = params.a_log ? __ldg(params.a_log + w.head) : 0.f;
-  if (params.dt_bias) {
-    if constexpr (kGate == Gate::kChannel)
-      f.bias = __ldg(reinterpret_cast<const float4*>(params.dt_bias + w.head * kWidth) + lane);
-    else
-      f.bias.x = __ldg(params.dt_bias + w.head);
+  f.a_log = params.a_log.data ? load_number(params.a_log.data, params.a_log.type, w.head) : 0.f;
+  if (params.dt_bias.data) {
+    auto bias = [&](int64_t at) {
+      return load_number(params.dt_bias.data, params.dt_bias.type, at);
+    };
+    if constexpr (kGate == GateKind::kChannel) {
+      const int64_t at = int64_t(w.head) * params.key_width + 4 * lane;
+      if (4 * lane < params.key_width)
+        f.bias = make_float4(bias(at), bias(at + 1), bias(at + 2), bias(at + 3));
+    } else {
+      f.bias.x = bias(w.head);
+    }
   }
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int t = 2 * lane + i;
     f.beta[i] = f.g[i] = 0.f;
     if (t < f.rest) {
-      const int64_t at = int64_t(w.token + t) * params.num_value_heads + w.head;
-      f.beta[i] = __bfloat162float(params.beta[at]);
-      if (kGate == Gate::kHead && params.has_gate) f.g[i] = __bfloat162float(params.g_head[at]);
+      auto value = [&](const Values& v) {
+        return load_number(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh);
+      };
+      f.beta[i] = params.beta.data ? value(params.beta) : 1.f;
+      if (kGate == GateKind::kHead && params.g_head.data) f.g[i] = value(params.g_head);
     }
   }
 }
 __device__ inline float beta_of(const Params& params, const Fetched& f, int i) {
   if (2 * int(threadIdx.x % 32) + i >= f.rest) return 0.f;
-  return params.has_sigmoid ? rcp_approx(1.f + exp2_approx(-f.beta[i] * kLog2e)) : f.beta[i];
+  return params.has_sigmoid
+             ? params.beta_scale * rcp_approx(1.f + exp2_approx(-f.beta[i] * kLog2e))
+             : f.beta[i];
 }
 // The same warp, later: beta and the parameters of gates per channel.
 template <GateForm kForm>
@@ -107,7 +122,7 @@ __device__ inline void finish_head_item(Stage& stage, const Params& params, cons
   float g[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    if (params.has_gate && 2 * lane + i < f.rest) {
+    if (params.g_head.data && 2 * lane + i < f.rest) {
       if (params.form == GateForm::kBounded) {
         g[i] = params.lower_bound * kLog2e *
                rcp_approx(1.f + exp2_approx(-expf(f.a_log) * kLog2e * (f.g[i] + f.bias.x)));
@@ -138,4 +153,4 @@ __device__ inline void arrive_item(uint64_t* raw_full) {
   __syncwarp();
 }
 
-}  // namespace deltic::gpu
+}  // namespace deltic::gpu::forward

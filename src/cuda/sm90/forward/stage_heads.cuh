@@ -1,9 +1,9 @@
 // Packets for gates per head, or none: each of the four warpgroups of a preparing CTA prepares
 // chunks of its own. Both products come straight from the raw tiles, decays by pairs.
 #pragma once
-#include "prepare_scores.cuh"
+#include "cuda/sm90/forward/stage_scores.cuh"
 
-namespace deltic::gpu {
+namespace deltic::gpu::forward {
 
 // k k^T and q k^T, under way on return.
 __device__ inline void multiply_pairs(const uint8_t* k_tile, const uint8_t* q_tile, float (&kk)[32],
@@ -12,14 +12,14 @@ __device__ inline void multiply_pairs(const uint8_t* k_tile, const uint8_t* q_ti
   const uint64_t q = tile_desc(smem_u32(q_tile), 16, 1024);
   fence_operands(kk);
   fence_operands(qk);
-  cute::warpgroup_arrive();
+  wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     const int at = (j / 4) * kHalf + (j % 4) * 32;
-    wgmma<ScoreN64>(kk, desc_at(k, at), desc_at(k, at), j > 0);
-    wgmma<ScoreN64>(qk, desc_at(q, at), desc_at(k, at), j > 0);
+    wgmma<__nv_bfloat16, Major::k, Major::k>(kk, desc_at(k, at), desc_at(k, at), j > 0);
+    wgmma<__nv_bfloat16, Major::k, Major::k>(qk, desc_at(q, at), desc_at(k, at), j > 0);
   }
-  cute::warpgroup_commit_batch();
+  wgmma_commit();
 }
 
 // Rows past the sequence's end belong to someone else: zeros instead. All threads.
@@ -118,14 +118,14 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
                                      int num_items) {
   const int st = threadIdx.x / 128, barrier = 1 + st;
   HeadScores& sc = s.scores[st];
-  const bool has_tables = s.plan.num_seqs <= kTableSeqs;
+  const bool has_tables = s.plan.num_pieces <= kTablePieces;
   const int* const prefix = has_tables ? s.prefix : params.chunk_prefix;
-  const int* const cu_seqlens = has_tables ? s.cu_seqlens : params.cu_seqlens;
+  auto span_of = [&](int i) { return has_tables ? s.spans[i] : span_in_memory(params, i); };
   auto is_item = [&](int i) { return st + i * kHeadGroups < num_items; };
   // A warp: where item i of this warpgroup is.
   auto find = [&](int i) {
     if (is_item(i)) {
-      const Where w = where_is(s, params, prefix, cu_seqlens, st + i * kHeadGroups);
+      const Where w = where_is(s, params, prefix, span_of, st + i * kHeadGroups);
       if (thread_index() % 32 == 0) s.where[st][i & 1] = w;
     }
     __syncwarp();
@@ -140,10 +140,10 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
     sc.k_scale[threadIdx.x % 128] = 1.f, sc.q_scale[threadIdx.x % 128] = params.scale;
   if (threadIdx.x % 128 >= 96 && st < num_items) {
     find(0);
-    if (threadIdx.x % 32 == 0) load_tiles<Gate::kHead>(s, maps, s.where[st][0], st);
+    if (threadIdx.x % 32 == 0) load_tiles<GateKind::kHead>(s, maps, s.where[st][0], st);
     __syncwarp();
     Fetched fetched;
-    begin_item<Gate::kHead>(s.stage[st][0], params, s.where[st][0], fetched);
+    begin_item<GateKind::kHead>(s.stage[st][0], params, s.where[st][0], fetched);
     finish_rows(0, fetched);
     find(1);
   }
@@ -173,14 +173,14 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
       multiply_pairs(s.k[st], s.q[st], kk, qk);
       if (tid == 64) tensor_store_wait_read();
       __syncwarp();
-      cute::warpgroup_wait<0>();
+      wgmma_wait<0>();
       fence_operands(kk);
       fence_operands(qk);
       named_sync(barrier, 128);  // scales of all tokens; tiles and the packet before are read
       if (tid == 0 && n + kHeadGroups < num_items)  // its warp has the fewest pairs
-        load_tiles<Gate::kHead>(s, maps, s.where[st][(i + 1) & 1], st);
+        load_tiles<GateKind::kHead>(s, maps, s.where[st][(i + 1) & 1], st);
       if (tid >= 96 && is_item(i + 1))
-        begin_item<Gate::kHead>(s.stage[st][(i + 1) & 1], params, s.where[st][(i + 1) & 1],
+        begin_item<GateKind::kHead>(s.stage[st][(i + 1) & 1], params, s.where[st][(i + 1) & 1],
                                 fetched);
       __syncwarp();
       pair_scores(sc, stage, kk, qk, aqk);
@@ -203,11 +203,11 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
         wait_flag<false>(stage.item.consumed, over + 1);
         if (params.is_transfer) wait_flag<false>(stage.item.consumed + 32, over + 1);
       }
-      bulk_store(stage.item.packet, &sc.packet, kRestBytes<Gate::kHead>);
+      bulk_store(stage.item.packet, &sc.packet, kRestBytes<GateKind::kHead>);
     }
     __syncwarp();
   }
   if (threadIdx.x % 128 >= 64) publish();
 }
 
-}  // namespace deltic::gpu
+}  // namespace deltic::gpu::forward

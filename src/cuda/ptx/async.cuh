@@ -1,24 +1,12 @@
-// Thin wrappers over the PTX that the forward probe uses: barriers, bulk copies, matrix
-// instructions, packed bf16.
+// PTX of sm_90 around a kernel's products: barriers, flags, bulk copies, chained launches,
+// approximate functions, packed bf16, warp products.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
-#include <cutlass/arch/reg_reconfig.h>
 
 #include <cstdint>
-#include <cute/arch/mma_sm90_gmma.hpp>
-#include <utility>
 
 namespace deltic::gpu {
-
-#ifdef DELTIC_TRACE
-__device__ long long g_trace[132 * 4 * 64 * 16];  // [CTA][warpgroup][item][point]
-#define TRACE(wg, n, i)                                      \
-  if (threadIdx.x % 32 == 0 && threadIdx.x / 32 % 4 % 3 == 0 && (n) < 32) \
-  g_trace[((blockIdx.x * 4 + (wg)) * 64 + (n) + (threadIdx.x / 32 % 4 ? 32 : 0)) * 16 + (i)] = clock64()
-#else
-#define TRACE(wg, n, i)
-#endif
 
 __device__ inline uint32_t smem_u32(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -116,23 +104,23 @@ __device__ inline void store_packet(void* p, uint32_t v) {
                : "memory");
 }
 
-// --- bulk tensor copies, maps of (channel, head, token)
+// --- bulk tensor copies, maps of (channel, head, token, batch)
 // --------------------------------------------
 template <uint64_t kPolicy = kEvictFirst>
 __device__ inline void tensor_load(void* dst, const CUtensorMap* map, int channel, int head,
-                                   int token, uint64_t* bar) {
+                                   int token, int batch, uint64_t* bar) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(smem_u32(dst)),
-      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(smem_u32(bar)), "l"(kPolicy)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(smem_u32(dst)),
+      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(batch), "r"(smem_u32(bar)), "l"(kPolicy)
       : "memory");
 }
 __device__ inline void tensor_store(const CUtensorMap* map, const void* src, int channel, int head,
-                                    int token) {
+                                    int token, int batch) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], "
-      "[%4], %5;\ncp.async.bulk.commit_group;" ::"l"(map),
-      "r"(channel), "r"(head), "r"(token), "r"(smem_u32(src)), "l"(kEvictFirst)
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint "
+      "[%0, {%1, %2, %3, %4}], [%5], %6;\ncp.async.bulk.commit_group;" ::"l"(map),
+      "r"(channel), "r"(head), "r"(token), "r"(batch), "r"(smem_u32(src)), "l"(kEvictFirst)
       : "memory");
 }
 __device__ inline void tensor_store_wait_read() {
@@ -249,49 +237,6 @@ __device__ inline uint32_t load_shared(uint32_t addr) {
 // Byte offset of 16 bytes in a 64-channel half tile.
 __device__ inline uint32_t swizzled(int row, int chunk16) {
   return row * 128 + ((chunk16 ^ (row & 7)) << 4);
-}
-
-// --- wgmma: A in registers (64 rows of V), B in shared memory, fp32 accumulators
-// ---------------------
-namespace gmma = cute::SM90::GMMA;
-using MmaN64 = gmma::MMA_64x64x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
-using MmaN128 = gmma::MMA_64x128x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::MN>;
-
-using ScoreN32 = gmma::MMA_64x32x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
-using ScoreN64 = gmma::MMA_64x64x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
-
-template <int N>
-__device__ inline void fence_operands(float (&r)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) cute::warpgroup_fence_operand(r[i]);
-}
-// 128-byte swizzle; strides in bytes.
-__device__ inline uint64_t tile_desc(uint32_t addr, uint32_t lead, uint32_t stride) {
-  return uint64_t((addr & 0x3FFFF) >> 4) | (uint64_t(lead >> 4) << 16) |
-         (uint64_t(stride >> 4) << 32) | (uint64_t(1) << 62);
-}
-// The same tile some bytes further on.
-__device__ inline uint64_t desc_at(uint64_t desc, uint32_t bytes) {
-  return (desc & 0xffffffff00000000ull) | (uint32_t(desc) + (bytes >> 4));
-}
-template <class Mma, int N, int... I>
-__device__ inline void wgmma_(float (&d)[N], const uint32_t* a, uint64_t b, bool keep,
-                              std::integer_sequence<int, I...>) {
-  Mma::fma(a[0], a[1], a[2], a[3], b, d[I]..., keep ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
-}
-template <class Mma, int N>
-__device__ inline void wgmma(float (&d)[N], const uint32_t* a, uint64_t b, bool keep = true) {
-  wgmma_<Mma>(d, a, b, keep, std::make_integer_sequence<int, N>{});
-}
-
-template <class Mma, int N, int... I>
-__device__ inline void wgmma_(float (&d)[N], uint64_t a, uint64_t b, bool keep,
-                              std::integer_sequence<int, I...>) {
-  Mma::fma(a, b, d[I]..., keep ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
-}
-template <class Mma, int N>
-__device__ inline void wgmma(float (&d)[N], uint64_t a, uint64_t b, bool keep = true) {
-  wgmma_<Mma>(d, a, b, keep, std::make_integer_sequence<int, N>{});
 }
 
 }  // namespace deltic::gpu

@@ -1,8 +1,8 @@
 // Warpgroups, registers and shared memory of the two roles.
 #pragma once
-#include "params.h"
+#include "cuda/sm90/forward/params.h"
 
-namespace deltic::gpu {
+namespace deltic::gpu::forward {
 
 // Preparing CTA: warpgroups 0, 1 form operands; 2, 3 (every other chunk each) load, scores,
 // inverse. Carrying CTA:  warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads; 3
@@ -28,15 +28,18 @@ struct Item {      // one chunk of one head to prepare
   uint8_t* packet;
   uint32_t *ready, *consumed;
 };
+struct Span {  // of a piece
+  int token, length, batch;
+};
 struct Where {  // is that chunk
-  int token, rest, head, qk_head, step, carrier;
+  int token, batch, rest, head, qk_head, step, carrier;
 };
 struct Stage {
   Item item;
   float slope;         // bounded, softplus
   alignas(16) float beta[kChunk];  // 0 past the end
   union {
-    alignas(16) float bias[kWidth];     // Gate::kChannel: slope times bias
+    alignas(16) float bias[kWidth];     // GateKind::kChannel: slope times bias
     alignas(16) float g_sum[kChunk];    // else: cumulative log2 decay
   };
 };
@@ -62,11 +65,11 @@ static_assert(sizeof(PrepareSmem) <= 232448);
 
 // Gates per head, or none: four warpgroups, each with chunks of its own.
 constexpr int kHeadGroups = 4;
-constexpr int kTableSeqs = 1023;  // sequences whose lengths are kept in shared memory
+constexpr int kTablePieces = 511;  // pieces whose place is kept in shared memory
 struct alignas(1024) HeadScores {
   union {
     float l[kChunk * kPitch];  // L, then its inverse
-    Packet<Gate::kHead> packet;  // then what leaves, until the copy out has read it
+    Packet<GateKind::kHead> packet;  // then what leaves, until the copy out has read it
   };
   float k_scale[kChunk];  // 1/|k|
   float q_scale[kChunk];  // scale/|q|
@@ -77,7 +80,8 @@ struct HeadSmem {
   HeadScores scores[kHeadGroups];
   Stage stage[kHeadGroups][2];
   Where where[kHeadGroups][2];
-  int prefix[kTableSeqs + 1], cu_seqlens[kTableSeqs + 1];
+  int prefix[kTablePieces + 1];
+  Span spans[kTablePieces + 1];
   Plan plan;
   uint64_t raw_full[kHeadGroups];
 };
@@ -86,13 +90,14 @@ static_assert(sizeof(HeadSmem) <= 232448);
 struct Part {            // of a job, in places of the carrier's positions
   int token;             // first token of the chunk at position 0 if the job began there
   int rest;              // tokens of the job from there on
-  int head, first, end;  // positions: first, after the last
+  int head, batch;
+  int first, end;        // positions: first, after the last
 };
 // Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their place.
 constexpr int kKeyStages = 3, kValueStages = 4;
-template <Gate kGate>
+template <GateKind kGate>
 struct CarrySmem {
-  static constexpr int kRestStages = kGate == Gate::kChannel ? 2 : 3;
+  static constexpr int kRestStages = kGate == GateKind::kChannel ? 2 : 3;
   alignas(1024) uint8_t k[kKeyStages][kTile], q[kKeyStages][kTile];  // per channel: with decays
   alignas(1024) uint8_t v[kValueStages][2][kHalf];                   // [warpgroup]
   alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
@@ -102,7 +107,7 @@ struct CarrySmem {
   uint64_t v_full[kValueStages], v_empty[kValueStages];
 };
 constexpr int kSmemBytes = 232448;  // all that an SM gives a CTA
-static_assert(sizeof(CarrySmem<Gate::kChannel>) <= kSmemBytes);
-static_assert(sizeof(CarrySmem<Gate::kHead>) <= kSmemBytes);
+static_assert(sizeof(CarrySmem<GateKind::kChannel>) <= kSmemBytes);
+static_assert(sizeof(CarrySmem<GateKind::kHead>) <= kSmemBytes);
 
-}  // namespace deltic::gpu
+}  // namespace deltic::gpu::forward

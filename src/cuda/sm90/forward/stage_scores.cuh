@@ -1,9 +1,10 @@
 // Norms, scores and the inverse of a chunk (warpgroups 2 and 3 of a preparing CTA, every other
 // chunk each). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1.
 #pragma once
-#include "load_item.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward/stage_load.cuh"
 
-namespace deltic::gpu {
+namespace deltic::gpu::forward {
 
 struct Lane {
   int id, g, x;
@@ -233,7 +234,7 @@ __device__ inline void invert(float* l, int barrier) {
 }
 
 // T with its scales (columns) and the factors of v and o to the packet; zeros above the diagonal.
-__device__ inline void write_inverse(const Scores& s, Packet<Gate::kChannel>::Rest& out) {
+__device__ inline void write_inverse(const Scores& s, Packet<GateKind::kChannel>::Rest& out) {
   const int tid = thread_index() % 128, col = 4 * (tid % 16);
   if (tid < kChunk)
     out.v_factor[factor_place(tid)] = s.v_scale[tid];
@@ -250,7 +251,7 @@ __device__ inline void write_inverse(const Scores& s, Packet<Gate::kChannel>::Re
         make_uint2(pack_bf16(x, y), pack_bf16(z, w));
   }
 }
-__device__ inline void write_scores(const Scores& s, Packet<Gate::kChannel>::Rest& out) {
+__device__ inline void write_scores(const Scores& s, Packet<GateKind::kChannel>::Rest& out) {
   const int tid = thread_index() % 128;
 #pragma unroll
   for (int i = 0; i < 4; i++)
@@ -265,13 +266,13 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
   const uint64_t a = tile_desc(smem_u32(s.level[i].rows), 16, 1024);
   const uint64_t b = tile_desc(smem_u32(s.level[i].columns), 16, 1024);
   fence_operands(acc);
-  cute::warpgroup_arrive();
+  wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++)
-    wgmma<ScoreN32>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
+    wgmma<__nv_bfloat16, Major::k, Major::k>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
                     desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
-  cute::warpgroup_commit_batch();
-  cute::warpgroup_wait<0>();
+  wgmma_commit();
+  wgmma_wait<0>();
   fence_operands(acc);
   barrier_arrive(&s.level_empty[i]);
 }
@@ -280,11 +281,11 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
 template <GateForm kForm>
 __device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
                                          const InputMaps& maps, int n, int st) {
-  const Where w = where_is(s, params, params.chunk_prefix, params.cu_seqlens, n);
-  if (thread_index() % 32 == 0) load_tiles<Gate::kChannel>(s, maps, w, st);
+  const Where w = where_is(s, params, params.chunk_prefix, [&](int i) { return span_in_memory(params, i); }, n);
+  if (thread_index() % 32 == 0) load_tiles<GateKind::kChannel>(s, maps, w, st);
   __syncwarp();
   Fetched fetched;
-  begin_item<Gate::kChannel>(s.stage[st], params, w, fetched);
+  begin_item<GateKind::kChannel>(s.stage[st], params, w, fetched);
   finish_channel_item<kForm>(s.stage[st], params, fetched);
   arrive_item(&s.raw_full[st]);
 }
@@ -322,16 +323,13 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     const int st = which, tid = thread_index() % 128, warp = tid / 32;
     const Lane ln(tid);
     const Stage& stage = s.stage[st];
-    TRACE(2, n, 0);
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
-    TRACE(2, n, 1);
-    auto& out = *reinterpret_cast<Packet<Gate::kChannel>*>(stage.item.packet);
+    auto& out = *reinterpret_cast<Packet<GateKind::kChannel>*>(stage.item.packet);
     uint32_t* const ready = stage.item.ready;
     const int step = stage.item.step;
     token_norms(sc, stage, s.k[st], s.q[st], params, warp, ln);
     named_sync(barrier, kScoreThreads);  // scales of all tokens
     barrier_arrive(&s.raw_empty[st]);
-    TRACE(2, n, 2);
     // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
     // more.
     barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
@@ -341,32 +339,26 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       multiply_level(s, l, acc);
       put_local_level(sc, acc, l, warp, ln);
     }
-    TRACE(2, n, 3);
     multiply_level(s, 4, acc);
     put_level16(sc, acc, warp, ln);
     multiply_level(s, 5, acc);
     put_level32(sc, acc, warp, ln);
     barrier_arrive(&s.turn[which ^ 1]);
-    TRACE(2, n, 4);
     named_sync(barrier, kScoreThreads);  // L complete
-    TRACE(2, n, 5);
     if (tid < 96) {
       invert(sc.l, barrier + 2);
     } else if (n + 2 < num_items) {
       barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
       load_channel_item<kForm>(s, params, maps, n + 2, st);
     }
-    TRACE(2, n, 6);
     named_sync(barrier, kScoreThreads);  // the inverse is complete
     write_inverse(sc, out.rest);
     write_scores(sc, out.rest);
-    TRACE(2, n, 7);
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
     named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known
-    TRACE(2, n, 8);
     if (tid == 96) store_release(ready, step + 1);
     wait_place(n + 2);
   }
 }
 
-}  // namespace deltic::gpu
+}  // namespace deltic::gpu::forward
