@@ -7,10 +7,12 @@
 
 namespace deltic::gpu::forward {
 
+// kWideGate: gates per channel come by ordinary loads (fp32, fp16, or rows that a tensor map does
+// not take) instead of bf16 tiles.
 struct Maps {
   CUtensorMap q, k, v, g, o;  // g: per channel, else any
 };
-template <GateKind kGate, GateForm kForm, bool kTransfer>
+template <GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
 
 // A launch that may start before the one ahead of it on the stream ends: the kernel calls grid_wait

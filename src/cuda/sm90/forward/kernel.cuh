@@ -41,7 +41,7 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
     }
 }
 
-template <GateKind kGate, GateForm kForm, bool kTransfer>
+template <GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_g,
@@ -99,10 +99,10 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     prepare_heads(sh, params, {&map_q, &map_k, &map_g}, num_items);
   } else if (wg < 2) {
     more_registers<kRowRegs>();
-    prepare_rows<kForm>(sp, params, num_items);
+    prepare_rows<kForm, kWideGate>(sp, params, num_items);
   } else {
     fewer_registers<kScoreRegs>();
-    prepare_scores<kForm>(sp, params, {&map_q, &map_k, &map_g}, num_items);
+    prepare_scores<kForm, kWideGate>(sp, params, {&map_q, &map_k, &map_g}, num_items);
   }
 }
 

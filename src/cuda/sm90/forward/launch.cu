@@ -26,6 +26,11 @@ bool is_16_bytes(const Rows& rows, int64_t heads, int64_t tokens, int64_t batche
 Number number_of(DType type) {
   return type == DType::f32 ? Number::kF32 : type == DType::bf16 ? Number::kBf16 : Number::kF16;
 }
+// g per channel as tiles of bf16.
+bool has_gate_tiles(const Problem& p) {
+  return p.gate == Gate::channel && p.g.dtype == DType::bf16 && is_16_bytes(p.g, p.HV, 2, p.B);
+}
+
 GateKind kind_of(const Problem& p) {
   return p.gate == Gate::channel ? GateKind::kChannel : GateKind::kHead;
 }
@@ -112,6 +117,7 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   Params d{};
   if (p.beta_kind != BetaKind::none) d.beta = values_of(p.beta);
   if (p.gate == Gate::head) d.g_head = values_of(p.g);
+  if (p.gate == Gate::channel && !has_gate_tiles(p)) d.g_channel = values_of(p.g);
   if (p.A_log) d.a_log = {p.A_log.data, number_of(p.A_log.dtype)};
   if (p.dt_bias) d.dt_bias = {p.dt_bias.data, number_of(p.dt_bias.dtype)};
   d.o = {static_cast<__nv_bfloat16*>(p.o.data), p.o.sb, p.o.st, p.o.sh};
@@ -146,17 +152,23 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   return d;
 }
 
+template <GateForm kForm, bool kTransfer>
+void launch_channel(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
+  if (has_gate_tiles(p))
+    launch<GateKind::kChannel, kForm, false, kTransfer>(d, maps, num_sms(p), stream);
+  else
+    launch<GateKind::kChannel, kForm, true, kTransfer>(d, maps, num_sms(p), stream);
+}
 template <bool kTransfer>
 void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
-  const int sms = num_sms(p);
   if (kind_of(p) == GateKind::kHead)
-    launch<GateKind::kHead, GateForm::kLogDecay, kTransfer>(d, maps, sms, stream);
+    launch<GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, num_sms(p), stream);
   else if (d.form == GateForm::kLogDecay)
-    launch<GateKind::kChannel, GateForm::kLogDecay, kTransfer>(d, maps, sms, stream);
+    launch_channel<GateForm::kLogDecay, kTransfer>(p, d, maps, stream);
   else if (d.form == GateForm::kBounded)
-    launch<GateKind::kChannel, GateForm::kBounded, kTransfer>(d, maps, sms, stream);
+    launch_channel<GateForm::kBounded, kTransfer>(p, d, maps, stream);
   else
-    launch<GateKind::kChannel, GateForm::kSoftplus, kTransfer>(d, maps, sms, stream);
+    launch_channel<GateForm::kSoftplus, kTransfer>(p, d, maps, stream);
 }
 
 }  // namespace
@@ -172,7 +184,6 @@ const char* refuse(const Problem& p) {
   if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value channel";
   if (p.ckpt) return "it stores no checkpoints";
   if (p.split == DELTIC_SPLIT_SEGMENTS) return "segments of a given length";
-  if (p.gate == Gate::channel && p.g.dtype != DType::bf16) return "a gate per channel is not bf16";
   for (const Rows* rows : {&p.beta, &p.g})
     if (*rows && rows->dtype == DType::f64) return "beta or g is fp64";
   for (const Param* flat : {&p.A_log, &p.dt_bias})
@@ -186,8 +197,11 @@ const char* refuse(const Problem& p) {
     if (!is_16_bytes(*rows, p.H, 2, p.B)) return "a stride or address of q or k is no multiple of 16 bytes";
   for (const Rows* rows : {&p.v, &p.o})
     if (!is_16_bytes(*rows, p.HV, 2, p.B)) return "a stride or address of v or o is no multiple of 16 bytes";
-  if (p.gate == Gate::channel && !is_16_bytes(p.g, p.HV, 2, p.B))
-    return "a stride or address of g is no multiple of 16 bytes";
+  // Gates per channel that are not bf16 tiles are read by pairs.
+  if (p.gate == Gate::channel &&
+      (p.g.sh % 2 || p.g.st % 2 || p.g.sb % 2 ||
+       reinterpret_cast<uintptr_t>(p.g.data) % (2 * size_of(p.g.dtype)) != 0))
+    return "a stride of g is odd";
   return refuse_before_sm90(p);
 }
 
@@ -214,7 +228,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   Maps maps;
   maps.q = make_map(p.q, p, p.K, p.H, base), maps.k = make_map(p.k, p, p.K, p.H, base);
   maps.v = make_map(p.v, p, p.V, p.HV, base), maps.o = make_map(p.o, p, p.V, p.HV, base);
-  maps.g = p.gate == Gate::channel ? make_map(p.g, p, p.K, p.HV, base) : maps.v;
+  maps.g = has_gate_tiles(p) ? make_map(p.g, p, p.K, p.HV, base) : maps.v;
   if (w.segment > 0) {
     Params t = d;
     t.is_transfer = true, t.plan = reinterpret_cast<Plan*>(base + w.plan[1]);

@@ -120,6 +120,7 @@ struct Output {  // [B,T,HV,V] bf16
 
 struct Params {
   Values beta, g_head;  // without data: 1; decay 1
+  Values g_channel;     // [B,T,HV,K], where it does not come as bf16 tiles
   Flat a_log, dt_bias;
   Output o;
   StateView state_in, state_out;

@@ -27,6 +27,7 @@ struct Item {      // one chunk of one head to prepare
   int rest, step;  // tokens in the chunk; which of its carrier's packets it is
   uint8_t* packet;
   uint32_t *ready, *consumed;
+  const void* g;  // the chunk's first row of gates, where they come by ordinary loads
 };
 struct Span {  // of a piece
   int token, length, batch;

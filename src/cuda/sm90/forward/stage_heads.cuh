@@ -140,7 +140,7 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
     sc.k_scale[threadIdx.x % 128] = 1.f, sc.q_scale[threadIdx.x % 128] = params.scale;
   if (threadIdx.x % 128 >= 96 && st < num_items) {
     find(0);
-    if (threadIdx.x % 32 == 0) load_tiles<GateKind::kHead>(s, maps, s.where[st][0], st);
+    if (threadIdx.x % 32 == 0) load_tiles<GateKind::kHead, false>(s, maps, s.where[st][0], st);
     __syncwarp();
     Fetched fetched;
     begin_item<GateKind::kHead>(s.stage[st][0], params, s.where[st][0], fetched);
@@ -178,7 +178,7 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
       fence_operands(qk);
       named_sync(barrier, 128);  // scales of all tokens; tiles and the packet before are read
       if (tid == 0 && n + kHeadGroups < num_items)  // its warp has the fewest pairs
-        load_tiles<GateKind::kHead>(s, maps, s.where[st][(i + 1) & 1], st);
+        load_tiles<GateKind::kHead, false>(s, maps, s.where[st][(i + 1) & 1], st);
       if (tid >= 96 && is_item(i + 1))
         begin_item<GateKind::kHead>(s.stage[st][(i + 1) & 1], params, s.where[st][(i + 1) & 1],
                                 fetched);

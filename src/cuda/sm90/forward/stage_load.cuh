@@ -40,14 +40,15 @@ __device__ inline Span span_in_memory(const Params& params, int piece) {
   return {__ldg(&p->token), __ldg(&p->length), __ldg(&p->batch)};
 }
 // One thread: raw tiles of an item into place st, which is free.
-template <GateKind kGate, class Smem>
+template <GateKind kGate, bool kWideGate, class Smem>
 __device__ inline void load_tiles(Smem& s, const InputMaps& maps, const Where& w, int st) {
   uint64_t* bar = &s.raw_full[st];
-  barrier_expect(bar, (kGate == GateKind::kChannel ? 3 : 2) * kTile);
+  barrier_expect(bar, (kGate == GateKind::kChannel && !kWideGate ? 3 : 2) * kTile);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
     if constexpr (kGate == GateKind::kChannel) {
-      tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
+      if constexpr (!kWideGate)
+        tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
       tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
       tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
     } else {  // the carrier reads them again
@@ -67,7 +68,12 @@ __device__ inline void begin_item(Stage& stage, const Params& params, const Wher
                   params.ring + (int64_t(w.carrier) * params.ring_slots + slot) *
                                     int64_t(sizeof(Packet<kGate>)),
                   ready_flag(params, w.carrier, slot),
-                  consumed_flag(params, group_of(params) * w.carrier)};
+                  consumed_flag(params, group_of(params) * w.carrier), nullptr};
+    const Values& g = params.g_channel;
+    if (kGate == GateKind::kChannel && g.data)
+      stage.item.g = static_cast<const uint8_t*>(g.data) +
+                     (w.batch * g.sb + w.token * g.st + w.head * g.sh) *
+                         (g.type == Number::kF32 ? 4 : 2);
   }
   f.bias = make_float4(0.f, 0.f, 0.f, 0.f);
   f.a_log = params.a_log.data ? load_number(params.a_log.data, params.a_log.type, w.head) : 0.f;

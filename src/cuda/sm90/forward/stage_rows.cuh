@@ -82,7 +82,18 @@ __device__ inline void far_columns(const Rows& r, float2 f, uint32_t columns, ui
   }
 }
 
-template <GateForm kForm>
+// Two channels' gates of a token, fp32 or a 16-bit type.
+__device__ inline float2 load_gates(const Values& g, const void* chunk, int token, int channel) {
+  const int64_t at = token * g.st + channel;
+  if (g.type == Number::kF32)
+    return __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(chunk) + at));
+  const uint32_t x =
+      __ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(chunk) + at));
+  if (g.type == Number::kBf16) return make_float2(bf16_lo(x), bf16_hi(x));
+  return __half22float2(*reinterpret_cast<const __half2*>(&x));
+}
+
+template <GateForm kForm, bool kWideGate>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
   const int tid = threadIdx.x, warp = tid / 32;
   const int half = warp & 1, b = warp >> 1;  // 64 channels; 16 tokens
@@ -116,10 +127,17 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
 #pragma unroll
     for (int t = 0; t < 16; t++) {
       const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-      const uint32_t g = load_shared(g_addr + at);
+      float2 g = make_float2(0.f, 0.f);
+      if constexpr (kWideGate) {
+        if (t < rest && channel < params.key_width)
+          g = load_gates(params.g_channel, stage.item.g, 16 * b + t, channel);
+      } else {
+        const uint32_t x = load_shared(g_addr + at);
+        g = make_float2(bf16_lo(x), bf16_hi(x));
+      }
       r.k[t] = load_shared(k_addr + at), r.q[t] = load_shared(q_addr + at);
-      r.fs[t][0] = decay_of<kForm>(bf16_lo(g), slope, bias.x, bound);
-      r.fs[t][1] = decay_of<kForm>(bf16_hi(g), slope, bias.y, bound);
+      r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
+      r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
     }
     barrier_arrive(&s.raw_empty[st]);
     if (rest < 16) {  // past the end: k = q = 0, decay 1

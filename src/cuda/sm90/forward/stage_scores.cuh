@@ -278,11 +278,11 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
 }
 
 // One warp: all of item n into place st, which is free.
-template <GateForm kForm>
+template <GateForm kForm, bool kWideGate>
 __device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
                                          const InputMaps& maps, int n, int st) {
   const Where w = where_is(s, params, params.chunk_prefix, [&](int i) { return span_in_memory(params, i); }, n);
-  if (thread_index() % 32 == 0) load_tiles<GateKind::kChannel>(s, maps, w, st);
+  if (thread_index() % 32 == 0) load_tiles<GateKind::kChannel, kWideGate>(s, maps, w, st);
   __syncwarp();
   Fetched fetched;
   begin_item<GateKind::kChannel>(s.stage[st], params, w, fetched);
@@ -293,7 +293,7 @@ __device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
 // Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
 // levels are urgent (their buffers are few); what waits for memory comes after them, while the
 // other warpgroup has its turn.
-template <GateForm kForm>
+template <GateForm kForm, bool kWideGate>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
   const int which = threadIdx.x / 128 - 2, barrier = 2 + which;
@@ -314,7 +314,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     __syncwarp();
   };
   if (threadIdx.x % 128 >= 96 && which < num_items) {
-    load_channel_item<kForm>(s, params, maps, which, which);
+    load_channel_item<kForm, kWideGate>(s, params, maps, which, which);
   }
   named_sync(barrier, kScoreThreads);
   wait_place(which);
@@ -349,7 +349,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       invert(sc.l, barrier + 2);
     } else if (n + 2 < num_items) {
       barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
-      load_channel_item<kForm>(s, params, maps, n + 2, st);
+      load_channel_item<kForm, kWideGate>(s, params, maps, n + 2, st);
     }
     named_sync(barrier, kScoreThreads);  // the inverse is complete
     write_inverse(sc, out.rest);
