@@ -1,5 +1,5 @@
-// Stand-alone check and timing of the forward on Hopper through its door: `probe check | small | time |
-// rows | gdn FILE | once`.
+// Stand-alone check and timing of the forward on Hopper through its door: `probe check | small |
+// time | rows | gdn FILE | once`.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -53,7 +53,18 @@ __device__ float uniform(uint64_t i) { return (hash32(i) + 0.5f) * (1.f / 429496
 __device__ float normal(uint64_t i) {
   return sqrtf(-2.f * logf(uniform(2 * i))) * cospif(2.f * uniform(2 * i + 1));
 }
-enum Fill { kNormal, kUnit, kUniform, kGateRow, kGateMix, kGateSlow, kGateSoftplus, kGateDeep, kCorrelated, kStateFill };
+enum Fill {
+  kNormal,
+  kUnit,
+  kUniform,
+  kGateRow,
+  kGateMix,
+  kGateSlow,
+  kGateSoftplus,
+  kGateDeep,
+  kCorrelated,
+  kStateFill
+};
 // width: elements per head (128, or 1 for gates per head)
 template <class X>
 __global__ void fill(X* p, int64_t n, uint64_t seed, int kind, int heads, int width) {
@@ -155,8 +166,9 @@ Problem problem_of(const Tensors& t, Config cfg, float scale, float lower_bound)
   }
   p.cu = {t.cu, true, false, t.seqs + 1, 0, 1, 0};
   auto states = [&](float* data) {
-    return deltic::States{data, DType::f32,   data != nullptr, t.seqs, int64_t(t.value_heads) * w * w,
-                          int64_t(w) * w, 1, w};
+    return deltic::States{
+        data, DType::f32, data != nullptr, t.seqs, int64_t(t.value_heads) * w * w, int64_t(w) * w,
+        1,    w};
   };
   p.state_in = states(t.state_in), p.state_out = states(t.state_out);
   return p;
@@ -202,7 +214,8 @@ Tensors make_tensors(std::vector<int> lens, int heads, int value_heads, Config c
     gen(t.g, n / width, f.g, 4, value_heads, 1);
   else
     gen(t.g, n, f.g, 4, value_heads, width);
-  gen(t.beta, n / width, cfg.is_raw ? kUniform : kNormal, 5, value_heads, 1), gen(t.o, n, kNormal, 6, value_heads, width);
+  gen(t.beta, n / width, cfg.is_raw ? kUniform : kNormal, 5, value_heads, 1),
+      gen(t.o, n, kNormal, 6, value_heads, width);
   auto genf = [&](float*& p, int64_t count, int kind, int s) {
     CHECK(cudaMalloc(&p, count * 4));
     fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, value_heads, width);
@@ -392,16 +405,14 @@ double time_case(std::vector<int> lens, int heads, int value_heads, const char* 
   g_split = split;
   const float scale = 1.f / std::sqrt(128.f);
   for (auto& x : t) launch(x, cfg, scale, -5.f, nullptr);  // sizes the workspace, too
-  const int segment =
-      deltic::gpu::forward::segment_chunks(problem_of(t[0], cfg, scale, -5.f), 132);
+  const int segment = deltic::gpu::forward::segment_chunks(problem_of(t[0], cfg, scale, -5.f), 132);
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   const int per_graph = 8;
   CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < per_graph; i++)
-    launch(t[i % sets], cfg, scale, -5.f, stream);
+  for (int i = 0; i < per_graph; i++) launch(t[i % sets], cfg, scale, -5.f, stream);
   CHECK(cudaStreamEndCapture(stream, &graph));
   CHECK(cudaGraphInstantiate(&exec, graph, 0));
   cudaEvent_t a, b;
@@ -470,8 +481,10 @@ int main(int argc, char** argv) {
                 {.g = kGateRow}, 6e-3);
     ok &= check("per channel, norm off, ragged", kda_raw, ragged, 4, 4, {.g = kGateSlow}, 6e-3);
     ok &= check("per head, -5.4 everywhere, 1 x 500", gdn, {500}, 2, 4, {.g = kGateDeep}, 6e-3);
-    ok &= check("bounded, 1 x 4096, by length", kda, {4096}, 2, 2, {}, 6e-3, DELTIC_SPLIT_BY_LENGTH);
-    ok &= check("slow, 1 x 8000, by length", log, {8000}, 4, 4, {.g = kGateSlow}, 6e-3, DELTIC_SPLIT_BY_LENGTH);
+    ok &=
+        check("bounded, 1 x 4096, by length", kda, {4096}, 2, 2, {}, 6e-3, DELTIC_SPLIT_BY_LENGTH);
+    ok &= check("slow, 1 x 8000, by length", log, {8000}, 4, 4, {.g = kGateSlow}, 6e-3,
+                DELTIC_SPLIT_BY_LENGTH);
     ok &= check("-1e-4..-1000, ragged, by length", log, {4700, 1, 0, 65, 2300}, 2, 2,
                 {.g = kGateMix}, 6e-3, DELTIC_SPLIT_BY_LENGTH);
     ok &= check("per head, slow, 1 x 8192, auto", gdn, {8192}, 2, 4, {.g = kGateSlow}, 6e-3,
@@ -544,7 +557,8 @@ int main(int argc, char** argv) {
     std::printf("geometric mean over FlashKDA, %zu rows: %.2fx\n", std::size(rows),
                 std::exp(product / std::size(rows)));
   }
-  if (what == "gdn") {  // FILE with lines `best heads value_heads length ...`: rows of other kernels
+  if (what ==
+      "gdn") {  // FILE with lines `best heads value_heads length ...`: rows of other kernels
     std::FILE* file = std::fopen(argc > 2 ? argv[2] : "gdn_rows.txt", "r");
     if (!file) return std::printf("no file of rows\n"), 1;
     g_repeats = 11;

@@ -147,7 +147,9 @@ __device__ inline int thread_index() {
 
 // --- launches one after the other
 // The next launch of the stream may start; it waits itself for what it reads.
-__device__ inline void grid_release() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ inline void grid_release() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 // The launch before is complete, and what it wrote is visible.
 __device__ inline void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -221,10 +223,9 @@ __device__ inline void stmatrix_x4(uint32_t addr, const uint32_t (&r)[4]) {
                : "memory");
 }
 __device__ inline void stmatrix_x4_trans(uint32_t addr, const uint32_t (&r)[4]) {
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr), "r"(r[0]),
-      "r"(r[1]), "r"(r[2]), "r"(r[3])
-      : "memory");
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
 }
 __device__ inline void store_shared(uint32_t addr, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");

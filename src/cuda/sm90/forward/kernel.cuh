@@ -1,5 +1,5 @@
-// Delta-rule forward, K and V up to 128: one persistent launch, one CTA per SM. The first CTAs carry
-// states, the others prepare packets for them; README.md has the schedule.
+// Delta-rule forward, K and V up to 128: one persistent launch, one CTA per SM. The first CTAs
+// carry states, the others prepare packets for them; README.md has the schedule.
 #pragma once
 #include "cuda/sm90/forward/stage_carry.cuh"
 #include "cuda/sm90/forward/stage_heads.cuh"

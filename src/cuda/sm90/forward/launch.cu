@@ -1,13 +1,13 @@
 // Host side of the forward: what it takes, its workspace, tensor maps, the order of launches.
-#include "cuda/sm90/forward/launch.h"
-
 #include <cudaTypedefs.h>
 
 #include <algorithm>
+#include <span>
 
 #include "core/error.h"
 #include "cuda/device.h"
 #include "cuda/sm90/forward/instantiate.h"
+#include "cuda/sm90/forward/launch.h"
 #include "cuda/sm90/forward/stage_merge.cuh"
 
 namespace deltic::gpu::forward {
@@ -23,7 +23,7 @@ bool is_16_bytes(const Rows& rows, int64_t heads, int64_t tokens, int64_t batche
   return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.sh, heads) &&
          fits(rows.st, tokens) && fits(rows.sb, batches);
 }
-Number number_of(DType type) {
+Number number_type(DType type) {
   return type == DType::f32 ? Number::kF32 : type == DType::bf16 ? Number::kBf16 : Number::kF16;
 }
 // g per channel as tiles of bf16.
@@ -95,10 +95,10 @@ CUtensorMap make_map(const Rows& rows, const Problem& p, int64_t width, int64_t 
                                  stride(rows.sb, p.B)};
   const cuuint32_t box[4] = {64, 1, kChunk, 1}, ones[4] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult error = encode(
-      &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, is_empty ? fallback : rows.data, dims, strides,
-      box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult error =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, is_empty ? fallback : rows.data, dims,
+             strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) {
     fail(DELTIC_RUNTIME_ERROR, "forward: cuTensorMapEncodeTiled failed with error ", int(error));
   }
@@ -107,10 +107,10 @@ CUtensorMap make_map(const Rows& rows, const Problem& p, int64_t width, int64_t 
 
 IndexList list_of(const Indices& i) { return {i.present ? i.data : nullptr, i.is64, i.s0}; }
 Values values_of(const Rows& r) {
-  return {r.present ? r.data : nullptr, number_of(r.dtype), r.sb, r.st, r.sh};
+  return {r.present ? r.data : nullptr, number_type(r.dtype), r.sb, r.st, r.sh};
 }
 StateView view_of(const States& s) {
-  return {s.present ? s.data : nullptr, number_of(s.dtype), s.s_slot, s.s_head, s.s_k, s.s_v};
+  return {s.present ? s.data : nullptr, number_type(s.dtype), s.s_slot, s.s_head, s.s_k, s.s_v};
 }
 
 Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
@@ -118,8 +118,8 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   if (p.beta_kind != BetaKind::none) d.beta = values_of(p.beta);
   if (p.gate == Gate::head) d.g_head = values_of(p.g);
   if (p.gate == Gate::channel && !has_gate_tiles(p)) d.g_channel = values_of(p.g);
-  if (p.A_log) d.a_log = {p.A_log.data, number_of(p.A_log.dtype)};
-  if (p.dt_bias) d.dt_bias = {p.dt_bias.data, number_of(p.dt_bias.dtype)};
+  if (p.A_log) d.a_log = {p.A_log.data, number_type(p.A_log.dtype)};
+  if (p.dt_bias) d.dt_bias = {p.dt_bias.data, number_type(p.dt_bias.dtype)};
   d.o = {static_cast<__nv_bfloat16*>(p.o.data), p.o.sb, p.o.st, p.o.sh};
   d.state_in = view_of(p.state_in), d.state_out = view_of(p.state_out);
   d.scale = p.scale, d.lower_bound = p.lower_bound;
@@ -194,9 +194,11 @@ const char* refuse(const Problem& p) {
       return "a state is neither fp32 nor bf16";
   if (p.write_index.n1 > 0) return "states after every token";
   for (const Rows* rows : {&p.q, &p.k})
-    if (!is_16_bytes(*rows, p.H, 2, p.B)) return "a stride or address of q or k is no multiple of 16 bytes";
+    if (!is_16_bytes(*rows, p.H, 2, p.B))
+      return "a stride or address of q or k is no multiple of 16 bytes";
   for (const Rows* rows : {&p.v, &p.o})
-    if (!is_16_bytes(*rows, p.HV, 2, p.B)) return "a stride or address of v or o is no multiple of 16 bytes";
+    if (!is_16_bytes(*rows, p.HV, 2, p.B))
+      return "a stride or address of v or o is no multiple of 16 bytes";
   // Gates per channel that are not bf16 tiles are read by pairs.
   if (p.gate == Gate::channel &&
       (p.g.sh % 2 || p.g.st % 2 || p.g.sb % 2 ||
@@ -208,8 +210,7 @@ const char* refuse(const Problem& p) {
 int segment_chunks(const Problem& p, int sms) {
   if (p.split == DELTIC_SPLIT_OFF || p.N == 0 || p.T == 0) return 0;
   // Every sequence in the same pieces, whatever else is in the call.
-  if (p.split == DELTIC_SPLIT_BY_LENGTH)
-    return int(std::max<int64_t>(kMinSegmentChunks, 4 * p.HV));
+  if (p.split == DELTIC_SPLIT_BY_LENGTH) return int(std::max<int64_t>(kMinSegmentChunks, 4 * p.HV));
   const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
   // Lengths of packed sequences are not known here: half as long again as the mean.
   const int64_t mean = (all + p.N - 1) / p.N;
@@ -236,13 +237,20 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
     check_cuda(cudaFuncSetAttribute(merge_segments, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     sizeof(MergeSmem)),
                "forward: shared memory");
-    check_cuda(
-        launch_after(merge_segments,
-                     dim3(kWidth / kMergeRows, unsigned(p.HV), unsigned(std::min<int64_t>(p.N, 1024))),
-                     kWidth, int(sizeof(MergeSmem)), stream, d),
-        "forward: states between segments");
+    check_cuda(launch_after(merge_segments,
+                            dim3(kWidth / kMergeRows, unsigned(p.HV),
+                                 unsigned(std::min<int64_t>(p.N, 1024))),
+                            kWidth, int(sizeof(MergeSmem)), stream, d),
+               "forward: states between segments");
   }
   launch_kind<false>(p, d, maps, stream);
+}
+
+const Implementation& implementation() {
+  static const Implementation entry{"cuda.sm90.forward", missing_sm90, refuse, workspace_bytes,
+                                    [](const Problem& p, std::span<std::byte> workspace,
+                                       void* stream) { run(p, workspace.data(), stream); }};
+  return entry;
 }
 
 }  // namespace deltic::gpu::forward

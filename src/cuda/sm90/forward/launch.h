@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "core/problem.h"
+#include "core/dispatch.h"
 
 namespace deltic::gpu::forward {
 
@@ -14,6 +14,9 @@ size_t workspace_bytes(const Problem& p);
 // captured, and replayed with other lengths and indices in the same buffers. The workspace needs no
 // preparation.
 void run(const Problem& p, void* workspace, void* stream);
+
+// `cuda.sm90.forward`, for the list of implementations.
+const Implementation& implementation();
 
 // Chunks per segment; 0: sequences stay whole. A function of the shape alone (B, T, N, heads) and,
 // for `auto`, of the number of SMs.

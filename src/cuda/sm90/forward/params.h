@@ -10,7 +10,7 @@
 
 namespace deltic::gpu::forward {
 
-enum class GateKind { kHead, kChannel };                 // one decay per head (or none), per channel
+enum class GateKind { kHead, kChannel };  // one decay per head (or none), per channel
 enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
 enum class Number { kF32, kBf16, kF16 };
 
@@ -87,11 +87,11 @@ struct Piece {
 };
 // Who does what; written by the planning kernel, the same for every CTA of a launch.
 struct Plan {
-  int total;       // chunks of all jobs; a job is (piece, value head), in this order
-  int carriers;    // times one CTA (transfer: two) carry a state; the others prepare
-  int steps;       // chunks per carrier: carrier i has positions [i steps, (i + 1) steps)
+  int total;     // chunks of all jobs; a job is (piece, value head), in this order
+  int carriers;  // times one CTA (transfer: two) carry a state; the others prepare
+  int steps;     // chunks per carrier: carrier i has positions [i steps, (i + 1) steps)
   int num_pieces;
-  int padding;     // first token of the T dimension that belongs to no sequence
+  int padding;  // first token of the T dimension that belongs to no sequence
 };
 
 struct Values {  // [B,T,HV]
@@ -165,11 +165,18 @@ __device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
 }
 __host__ __device__ inline int group_of(const Params& p) { return p.is_transfer ? 2 : 1; }
 
+// A number's bits, and the number: apart, so that several loads are under way before one is used.
+__device__ inline uint32_t load_bits(const void* data, Number type, int64_t at) {
+  return type == Number::kF32 ? __ldg(static_cast<const unsigned*>(data) + at)
+                              : __ldg(static_cast<const unsigned short*>(data) + at);
+}
+__device__ inline float number_of(uint32_t bits, Number type) {
+  return type == Number::kF32    ? __uint_as_float(bits)
+         : type == Number::kBf16 ? __uint_as_float(bits << 16)
+                                 : __half2float(__ushort_as_half((unsigned short)bits));
+}
 __device__ inline float load_number(const void* data, Number type, int64_t at) {
-  if (type == Number::kF32) return __ldg(static_cast<const float*>(data) + at);
-  const unsigned short bits = __ldg(static_cast<const unsigned short*>(data) + at);
-  return type == Number::kBf16 ? __uint_as_float(uint32_t(bits) << 16)
-                               : __half2float(__ushort_as_half(bits));
+  return number_of(load_bits(data, type, at), type);
 }
 
 }  // namespace deltic::gpu::forward

@@ -6,8 +6,8 @@
 // last at the end of carrier i, so the parts never overlap in time because no job is longer than
 // `steps`; the fp32 state goes over through global memory, which changes no bit.
 #pragma once
-#include "cuda/sm90/forward/params.h"
 #include "cuda/ptx/async.cuh"
+#include "cuda/sm90/forward/params.h"
 
 namespace deltic::gpu::forward {
 

@@ -37,11 +37,11 @@ struct Where {  // is that chunk
 };
 struct Stage {
   Item item;
-  float slope;         // bounded, softplus
+  float slope;                     // bounded, softplus
   alignas(16) float beta[kChunk];  // 0 past the end
   union {
-    alignas(16) float bias[kWidth];     // GateKind::kChannel: slope times bias
-    alignas(16) float g_sum[kChunk];    // else: cumulative log2 decay
+    alignas(16) float bias[kWidth];   // GateKind::kChannel: slope times bias
+    alignas(16) float g_sum[kChunk];  // else: cumulative log2 decay
   };
 };
 struct Scores {
@@ -57,6 +57,7 @@ struct PrepareSmem {
   alignas(1024) Scores scores[2];
   float total[2][4][kWidth];  // decay of 16 tokens
   Stage stage[kRawStages];
+  Where where[kRawStages];  // of the item to be loaded next
   Plan plan;
   uint64_t raw_full[kRawStages], raw_empty[kRawStages];
   uint64_t level_full[kLevelBuffers], level_empty[kLevelBuffers];
@@ -69,7 +70,7 @@ constexpr int kHeadGroups = 4;
 constexpr int kTablePieces = 511;  // pieces whose place is kept in shared memory
 struct alignas(1024) HeadScores {
   union {
-    float l[kChunk * kPitch];  // L, then its inverse
+    float l[kChunk * kPitch];        // L, then its inverse
     Packet<GateKind::kHead> packet;  // then what leaves, until the copy out has read it
   };
   float k_scale[kChunk];  // 1/|k|
@@ -88,13 +89,14 @@ struct HeadSmem {
 };
 static_assert(sizeof(HeadSmem) <= 232448);
 
-struct Part {            // of a job, in places of the carrier's positions
-  int token;             // first token of the chunk at position 0 if the job began there
-  int rest;              // tokens of the job from there on
+struct Part {  // of a job, in places of the carrier's positions
+  int token;   // first token of the chunk at position 0 if the job began there
+  int rest;    // tokens of the job from there on
   int head, batch;
-  int first, end;        // positions: first, after the last
+  int first, end;  // positions: first, after the last
 };
-// Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their place.
+// Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their
+// place.
 constexpr int kKeyStages = 3, kValueStages = 4;
 template <GateKind kGate>
 struct CarrySmem {

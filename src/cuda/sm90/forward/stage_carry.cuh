@@ -1,10 +1,11 @@
 // The state chain: a warpgroup carries 64 value columns of S (V x K, fp32 accumulators) through the
-// chunks of its CTA's positions. All products are (value x .) accumulators, so a token's factor is a
-// column's. Packets arrive by bulk copy from the ring; with gates per head k and q come as they are.
+// chunks of its CTA's positions. All products are (value x .) accumulators, so a token's factor is
+// a column's. Packets arrive by bulk copy from the ring; with gates per head k and q come as they
+// are.
 #pragma once
-#include "cuda/sm90/forward/plan.cuh"
 #include "cuda/ptx/async.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward/plan.cuh"
 #include "cuda/sm90/forward/smem.h"
 
 namespace deltic::gpu::forward {
@@ -60,10 +61,10 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
       } else {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, token,
-                                    batch, &s.keys_full[ks]);
-          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, token,
-                                    batch, &s.keys_full[ks]);
+          tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, token, batch,
+                                    &s.keys_full[ks]);
+          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, token, batch,
+                                    &s.keys_full[ks]);
         }
       }
     };
@@ -134,7 +135,8 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
-    if constexpr (kGate == GateKind::kChannel) f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
+    if constexpr (kGate == GateKind::kChannel)
+      f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
     r[4 * i] = pack_bf16(o[8 * i] * f.x, o[8 * i + 1] * f.y);
     r[4 * i + 1] = pack_bf16(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
     r[4 * i + 2] = pack_bf16(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
@@ -173,7 +175,7 @@ __device__ inline void store_output(CarrySmem<kGate>& s, int n, int rest, const 
         const int chunk16 = 4 * (tid % 2) + i;
         if (64 * wg + 8 * chunk16 < params.value_width)
           reinterpret_cast<uint4*>(dst)[chunk16] =
-            *reinterpret_cast<uint4*>(tile + swizzled(row, chunk16));
+              *reinterpret_cast<uint4*>(tile + swizzled(row, chunk16));
       }
     }
     named_sync(1 + wg, 128);  // the tile has been read
@@ -191,8 +193,8 @@ __device__ inline void load_state(const float* from, float (&S)[64]) {
   const StatePlace at;
 #pragma unroll
   for (int i = 0; i < 32; i++) {
-    const float2 f = __ldcg(reinterpret_cast<const float2*>(
-        from + (at.v + (i & 1) * 8) * kWidth + at.k + (i >> 1) * 8));
+    const float2 f = __ldcg(reinterpret_cast<const float2*>(from + (at.v + (i & 1) * 8) * kWidth +
+                                                            at.k + (i >> 1) * 8));
     S[2 * i] = f.x, S[2 * i + 1] = f.y;
   }
 }
@@ -209,38 +211,46 @@ __device__ inline void start_state(float (&S)[64], bool is_identity) {
   for (int i = 0; i < 64; i++)
     S[i] = is_identity && at.v + (i >> 1 & 1) * 8 == at.k + (i >> 2) * 8 + (i & 1) ? 1.f : 0.f;
 }
-// The caller's, either layout, fp32 or bf16; what lies beyond its K and V is 0.
-__device__ inline void load_given(const Params& params, int slot, int head, float (&S)[64]) {
-  const StateView& view = params.state_in;
+// The caller's, either layout, fp32 or bf16; what lies beyond its K and V is 0. One loop per type:
+// a branch around each load would make them wait for one another.
+template <class Element>
+__device__ inline void load_given(const Element* from, const StateView& view, const Params& params,
+                                  float (&S)[64]) {
   const StatePlace at;
-  const int64_t base = slot * view.s_slot + head * view.s_head;
 #pragma unroll
   for (int i = 0; i < 64; i++) {
     const int v = at.v + (i >> 1 & 1) * 8, k = at.k + (i >> 2) * 8 + (i & 1);
-    const int64_t e = base + k * view.s_k + v * view.s_v;
-    S[i] = 0.f;
-    if (v < params.value_width && k < params.key_width)
-      S[i] = view.type == Number::kF32
-                 ? static_cast<const float*>(view.data)[e]
-                 : __bfloat162float(static_cast<const __nv_bfloat16*>(view.data)[e]);
+    Element x = Element(0.f);
+    if (v < params.value_width && k < params.key_width) x = from[k * view.s_k + v * view.s_v];
+    S[i] = float(x);
   }
 }
-__device__ inline void store_given(const Params& params, int slot, int head,
+template <class Element>
+__device__ inline void store_given(Element* to, const StateView& view, const Params& params,
                                    const float (&S)[64]) {
-  const StateView& view = params.state_out;
   const StatePlace at;
-  const int64_t base = slot * view.s_slot + head * view.s_head;
 #pragma unroll
   for (int i = 0; i < 64; i++) {
     const int v = at.v + (i >> 1 & 1) * 8, k = at.k + (i >> 2) * 8 + (i & 1);
-    const int64_t e = base + k * view.s_k + v * view.s_v;
-    if (v < params.value_width && k < params.key_width) {
-      if (view.type == Number::kF32)
-        static_cast<float*>(view.data)[e] = S[i];
-      else
-        static_cast<__nv_bfloat16*>(view.data)[e] = __float2bfloat16_rn(S[i]);
-    }
+    if (v < params.value_width && k < params.key_width)
+      to[k * view.s_k + v * view.s_v] = Element(S[i]);
   }
+}
+__device__ inline void load_given(const Params& params, int slot, int head, float (&S)[64]) {
+  const StateView& view = params.state_in;
+  const int64_t at = slot * view.s_slot + head * view.s_head;
+  if (view.type == Number::kF32)
+    load_given(static_cast<const float*>(view.data) + at, view, params, S);
+  else
+    load_given(static_cast<const __nv_bfloat16*>(view.data) + at, view, params, S);
+}
+__device__ inline void store_given(const Params& params, int slot, int head, const float (&S)[64]) {
+  const StateView& view = params.state_out;
+  const int64_t at = slot * view.s_slot + head * view.s_head;
+  if (view.type == Number::kF32)
+    store_given(static_cast<float*>(view.data) + at, view, params, S);
+  else
+    store_given(static_cast<__nv_bfloat16*>(view.data) + at, view, params, S);
 }
 
 constexpr int64_t kStateSize = kWidth * kWidth;
@@ -267,9 +277,9 @@ __device__ inline void begin_part(Part& part, const Params& params, const Plan& 
   else if (kTransfer)
     start_state(S, is_identity<kTransfer>());
   else if (params.segment_chunks > 0)
-    load_state(params.segment_state +
-                   (int64_t(p.piece) * params.num_value_heads + p.head) * kStateSize,
-               S);
+    load_state(
+        params.segment_state + (int64_t(p.piece) * params.num_value_heads + p.head) * kStateSize,
+        S);
   else if (piece.read_slot >= 0)
     load_given(params, piece.read_slot, p.head, S);
   else
@@ -292,8 +302,7 @@ __device__ inline void end_part(const Params& params, const Plan& plan, int n,
         params.transfer + ((which + p.piece) * params.num_value_heads + p.head) * kStateSize, S);
   } else {
     const Piece* piece = params.pieces + p.piece;
-    if (piece->is_last && piece->write_slot >= 0)
-      store_given(params, piece->write_slot, p.head, S);
+    if (piece->is_last && piece->write_slot >= 0) store_given(params, piece->write_slot, p.head, S);
   }
 }
 
@@ -310,7 +319,7 @@ __device__ inline void subtract_from_values(const float* factor, const uint32_t 
       const float lo = bf16_lo(v[4 * i + j]), hi = bf16_hi(v[4 * i + j]);
       const float x = acc[8 * i + 2 * j], y = acc[8 * i + 2 * j + 1];
       av[4 * i + j] = kGate == GateKind::kChannel ? pack_bf16(fmaf(lo, fx, -x), fmaf(hi, fy, -y))
-                                              : pack_bf16(fmaf(-x, fx, lo), fmaf(-y, fy, hi));
+                                                  : pack_bf16(fmaf(-x, fx, lo), fmaf(-y, fy, hi));
     }
   }
 }
@@ -341,8 +350,9 @@ __device__ inline void decay_state(const float* decay, float (&S)[64]) {
   }
 }
 
-// Gates per head: the two warpgroups take turns with the first half of a step (to the products with T and q): one
-// has the tensor cores while the other converts. Named barriers 3 and 4: warpgroup 0, 1 is through.
+// Gates per head: the two warpgroups take turns with the first half of a step (to the products with
+// T and q): one has the tensor cores while the other converts. Named barriers 3 and 4: warpgroup 0,
+// 1 is through.
 __device__ inline void wait_turn(int n) {
   if (carry_tid() >= 128)
     named_sync(3, 256);
@@ -384,7 +394,8 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       wgmma_arrive();
 #pragma unroll
       for (int j = 0; j < 8; j++)  // k S
-        wgmma<__nv_bfloat16, Major::k>(acc, &as[4 * j], desc_at(kd, (j / 4) * kHalf + (j % 4) * 32), j > 0);
+        wgmma<__nv_bfloat16, Major::k>(acc, &as[4 * j], desc_at(kd, (j / 4) * kHalf + (j % 4) * 32),
+                                       j > 0);
       wgmma_commit();
       barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
@@ -419,14 +430,14 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
         wgmma_arrive();
 #pragma unroll
         for (int j = 0; j < 8; j++)  // q S
-          wgmma<__nv_bfloat16, Major::k>(O, &as[4 * j], desc_at(qd, (j / 4) * kHalf + (j % 4) * 32), j > 0);
+          wgmma<__nv_bfloat16, Major::k>(O, &as[4 * j], desc_at(qd, (j / 4) * kHalf + (j % 4) * 32),
+                                         j > 0);
         wgmma_commit();
       }
       if constexpr (kIsHead) pass_turn();
       if constexpr (!kTransfer) {
         if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
-        if (n > reread(part().first))
-          store_output(s, n - 1, kChunk, part(), ob, params, map_o);
+        if (n > reread(part().first)) store_output(s, n - 1, kChunk, part(), ob, params, map_o);
       }
       decay_state<kGate>(rest.decay, S);
       uint32_t h[8];
@@ -483,7 +494,8 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
     }
     end_part<kTransfer>(params, *params.plan, n - 1, S);
   }
-  if (kIsHead && n > 0 && carry_tid() < 128) named_sync(4, 256);  // what the other warpgroup passed last
+  if (kIsHead && n > 0 && carry_tid() < 128)
+    named_sync(4, 256);  // what the other warpgroup passed last
   if (carry_tid() % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 

@@ -181,7 +181,7 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
         load_tiles<GateKind::kHead, false>(s, maps, s.where[st][(i + 1) & 1], st);
       if (tid >= 96 && is_item(i + 1))
         begin_item<GateKind::kHead>(s.stage[st][(i + 1) & 1], params, s.where[st][(i + 1) & 1],
-                                fetched);
+                                    fetched);
       __syncwarp();
       pair_scores(sc, stage, kk, qk, aqk);
     }

@@ -11,8 +11,7 @@ struct InputMaps {
 
 // A warp's part of what comes by ordinary loads, between issue and use.
 struct Fetched {
-  float a_log, beta[2], g[2];
-  float4 bias;
+  uint32_t a_log, beta[2], g[2], bias[4];  // bits
   int rest;
 };
 
@@ -52,8 +51,10 @@ __device__ inline void load_tiles(Smem& s, const InputMaps& maps, const Where& w
       tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
       tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
     } else {  // the carrier reads them again
-      tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
-      tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
+      tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch,
+                                bar);
+      tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch,
+                                bar);
     }
   }
 }
@@ -64,60 +65,60 @@ __device__ inline void begin_item(Stage& stage, const Params& params, const Wher
   f.rest = w.rest;
   if (lane == 0) {
     const int slot = w.step & (params.ring_slots - 1);  // a power of two
-    stage.item = {w.rest, w.step,
+    stage.item = {w.rest,
+                  w.step,
                   params.ring + (int64_t(w.carrier) * params.ring_slots + slot) *
                                     int64_t(sizeof(Packet<kGate>)),
                   ready_flag(params, w.carrier, slot),
-                  consumed_flag(params, group_of(params) * w.carrier), nullptr};
+                  consumed_flag(params, group_of(params) * w.carrier),
+                  nullptr};
     const Values& g = params.g_channel;
     if (kGate == GateKind::kChannel && g.data)
-      stage.item.g = static_cast<const uint8_t*>(g.data) +
-                     (w.batch * g.sb + w.token * g.st + w.head * g.sh) *
-                         (g.type == Number::kF32 ? 4 : 2);
+      stage.item.g =
+          static_cast<const uint8_t*>(g.data) +
+          (w.batch * g.sb + w.token * g.st + w.head * g.sh) * (g.type == Number::kF32 ? 4 : 2);
   }
-  f.bias = make_float4(0.f, 0.f, 0.f, 0.f);
-  f.a_log = params.a_log.data ? load_number(params.a_log.data, params.a_log.type, w.head) : 0.f;
-  if (params.dt_bias.data) {
-    auto bias = [&](int64_t at) {
-      return load_number(params.dt_bias.data, params.dt_bias.type, at);
-    };
-    if constexpr (kGate == GateKind::kChannel) {
-      const int64_t at = int64_t(w.head) * params.key_width + 4 * lane;
-      if (4 * lane < params.key_width)
-        f.bias = make_float4(bias(at), bias(at + 1), bias(at + 2), bias(at + 3));
-    } else {
-      f.bias.x = bias(w.head);
-    }
+  f.a_log = params.a_log.data ? load_bits(params.a_log.data, params.a_log.type, w.head) : 0;
+  const Flat& bias = params.dt_bias;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    f.bias[i] = 0;
+    if (kGate == GateKind::kChannel && bias.data && 4 * lane < params.key_width)
+      f.bias[i] =
+          load_bits(bias.data, bias.type, int64_t(w.head) * params.key_width + 4 * lane + i);
   }
+  if (kGate == GateKind::kHead && bias.data) f.bias[0] = load_bits(bias.data, bias.type, w.head);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int t = 2 * lane + i;
-    f.beta[i] = f.g[i] = 0.f;
-    if (t < f.rest) {
-      auto value = [&](const Values& v) {
-        return load_number(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh);
-      };
-      f.beta[i] = params.beta.data ? value(params.beta) : 1.f;
-      if (kGate == GateKind::kHead && params.g_head.data) f.g[i] = value(params.g_head);
-    }
+    auto load = [&](const Values& v) -> uint32_t {
+      if (!v.data || t >= f.rest) return 0;
+      return load_bits(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh);
+    };
+    f.beta[i] = load(params.beta);
+    f.g[i] = kGate == GateKind::kHead ? load(params.g_head) : 0;
   }
 }
 __device__ inline float beta_of(const Params& params, const Fetched& f, int i) {
   if (2 * int(threadIdx.x % 32) + i >= f.rest) return 0.f;
-  return params.has_sigmoid
-             ? params.beta_scale * rcp_approx(1.f + exp2_approx(-f.beta[i] * kLog2e))
-             : f.beta[i];
+  if (!params.beta.data) return 1.f;
+  const float x = number_of(f.beta[i], params.beta.type);
+  return params.has_sigmoid ? params.beta_scale * rcp_approx(1.f + exp2_approx(-x * kLog2e)) : x;
 }
 // The same warp, later: beta and the parameters of gates per channel.
 template <GateForm kForm>
 __device__ inline void finish_channel_item(Stage& stage, const Params& params, const Fetched& f) {
   const int lane = threadIdx.x % 32;
   if constexpr (kForm != GateForm::kLogDecay) {
-    const float slope = -expf(f.a_log) * (kForm == GateForm::kBounded ? kLog2e : 1.f);
+    const float slope =
+        -expf(number_of(f.a_log, params.a_log.type)) * (kForm == GateForm::kBounded ? kLog2e : 1.f);
     if (lane == 0) stage.slope = slope;
     const float by = kForm == GateForm::kBounded ? slope : kLog2e;
     *reinterpret_cast<float4*>(&stage.bias[4 * lane]) =
-        make_float4(f.bias.x * by, f.bias.y * by, f.bias.z * by, f.bias.w * by);
+        make_float4(number_of(f.bias[0], params.dt_bias.type) * by,
+                    number_of(f.bias[1], params.dt_bias.type) * by,
+                    number_of(f.bias[2], params.dt_bias.type) * by,
+                    number_of(f.bias[3], params.dt_bias.type) * by);
   }
   *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
       make_float2(beta_of(params, f, 0), beta_of(params, f, 1));
@@ -125,18 +126,21 @@ __device__ inline void finish_channel_item(Stage& stage, const Params& params, c
 // Or beta and the cumulative gates of a head.
 __device__ inline void finish_head_item(Stage& stage, const Params& params, const Fetched& f) {
   const int lane = threadIdx.x % 32;
+  const float rate = expf(number_of(f.a_log, params.a_log.type));
+  const float bias = number_of(f.bias[0], params.dt_bias.type);
   float g[2] = {};
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     if (params.g_head.data && 2 * lane + i < f.rest) {
+      const float x = number_of(f.g[i], params.g_head.type);
       if (params.form == GateForm::kBounded) {
         g[i] = params.lower_bound * kLog2e *
-               rcp_approx(1.f + exp2_approx(-expf(f.a_log) * kLog2e * (f.g[i] + f.bias.x)));
+               rcp_approx(1.f + exp2_approx(-rate * kLog2e * (x + bias)));
       } else if (params.form == GateForm::kSoftplus) {
-        const float y = (f.g[i] + f.bias.x) * kLog2e;
-        g[i] = -expf(f.a_log) * (fmaxf(y, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(y))));
+        const float y = (x + bias) * kLog2e;
+        g[i] = -rate * (fmaxf(y, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(y))));
       } else {
-        g[i] = f.g[i] * kLog2e;
+        g[i] = x * kLog2e;
       }
       g[i] = fmaxf(g[i], -151.f);  // 2^-151 is 0; the sums keep their precision
     }

@@ -2,8 +2,8 @@
 // from these, and then all segments as sequences of their own. Exact for every gate; differs from
 // one pass by rounding.
 #pragma once
-#include "cuda/sm90/forward/plan.cuh"
 #include "cuda/ptx/async.cuh"
+#include "cuda/sm90/forward/plan.cuh"
 
 namespace deltic::gpu::forward {
 
@@ -16,8 +16,7 @@ struct MergeSmem {
 
 // CTA (rows / 8, head, sequence), 128 threads: S <- S M^T + E along the pieces, fp32. Writes the
 // state before every piece.
-static __global__ __launch_bounds__(kWidth) void merge_segments(
-    const __grid_constant__ Params p) {
+static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t raw[];
   MergeSmem& s = *reinterpret_cast<MergeSmem*>(raw);
   const int tid = threadIdx.x, row = blockIdx.x * kMergeRows, head = blockIdx.y;
@@ -45,11 +44,11 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(
 #pragma unroll
     for (int r = 0; r < kMergeRows; r++) {
       const StateView& in = p.state_in;
-      x[r] = slot >= 0 && row + r < p.value_width && tid < p.key_width
-                 ? load_number(in.data, in.type,
-                               slot * in.s_slot + head * in.s_head + tid * in.s_k +
-                                   (row + r) * in.s_v)
-                 : 0.f;
+      x[r] =
+          slot >= 0 && row + r < p.value_width && tid < p.key_width
+              ? load_number(in.data, in.type,
+                            slot * in.s_slot + head * in.s_head + tid * in.s_k + (row + r) * in.s_v)
+              : 0.f;
     }
     for (int i = begin; i < end; i++) {
       const int64_t at = (i * hv + head) * size + row * kWidth + tid;

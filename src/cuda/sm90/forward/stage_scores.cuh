@@ -11,8 +11,8 @@ struct Lane {
   __device__ explicit Lane(int tid) : id(tid % 32), g(id / 4), x(id % 4) {}
 };
 
-// Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the lane
-// that has the token's.
+// Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the
+// lane that has the token's.
 template <class Use>
 __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_tile, int warp,
                                        const Lane& ln, Use use) {
@@ -270,22 +270,32 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
 #pragma unroll
   for (int j = 0; j < 8; j++)
     wgmma<__nv_bfloat16, Major::k, Major::k>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
-                    desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
+                                             desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
   wgmma_commit();
   wgmma_wait<0>();
   fence_operands(acc);
   barrier_arrive(&s.level_empty[i]);
 }
 
-// One warp: all of item n into place st, which is free.
+// One warp: where item n is, for load_channel_item.
+__device__ inline void find_channel_item(PrepareSmem& s, const Params& params, int n, int st) {
+  const Where w = where_is(
+      s, params, params.chunk_prefix, [&](int i) { return span_in_memory(params, i); }, n);
+  if (thread_index() % 32 == 0) s.where[st] = w;
+  __syncwarp();
+}
+// The same warp: all of item n into place st, which is free. The next one's place is looked up
+// while loads are under way.
 template <GateForm kForm, bool kWideGate>
 __device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
-                                         const InputMaps& maps, int n, int st) {
-  const Where w = where_is(s, params, params.chunk_prefix, [&](int i) { return span_in_memory(params, i); }, n);
+                                         const InputMaps& maps, int n, int st, int num_items) {
+  const Where w = s.where[st];
+  __syncwarp();
   if (thread_index() % 32 == 0) load_tiles<GateKind::kChannel, kWideGate>(s, maps, w, st);
   __syncwarp();
   Fetched fetched;
   begin_item<GateKind::kChannel>(s.stage[st], params, w, fetched);
+  if (n + 2 < num_items) find_channel_item(s, params, n + 2, st);
   finish_channel_item<kForm>(s.stage[st], params, fetched);
   arrive_item(&s.raw_full[st]);
 }
@@ -314,7 +324,8 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     __syncwarp();
   };
   if (threadIdx.x % 128 >= 96 && which < num_items) {
-    load_channel_item<kForm, kWideGate>(s, params, maps, which, which);
+    find_channel_item(s, params, which, which);
+    load_channel_item<kForm, kWideGate>(s, params, maps, which, which, num_items);
   }
   named_sync(barrier, kScoreThreads);
   wait_place(which);
@@ -349,7 +360,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       invert(sc.l, barrier + 2);
     } else if (n + 2 < num_items) {
       barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
-      load_channel_item<kForm, kWideGate>(s, params, maps, n + 2, st);
+      load_channel_item<kForm, kWideGate>(s, params, maps, n + 2, st, num_items);
     }
     named_sync(barrier, kScoreThreads);  // the inverse is complete
     write_inverse(sc, out.rest);

@@ -2,9 +2,11 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<GateKind::kChannel, GateForm::kLogDecay, false, false>(
-    const Params&, const Maps&, int, cudaStream_t);
-template void launch<GateKind::kChannel, GateForm::kLogDecay, false, true>(
-    const Params&, const Maps&, int, cudaStream_t);
+template void launch<GateKind::kChannel, GateForm::kLogDecay, false, false>(const Params&,
+                                                                            const Maps&, int,
+                                                                            cudaStream_t);
+template void launch<GateKind::kChannel, GateForm::kLogDecay, false, true>(const Params&,
+                                                                           const Maps&, int,
+                                                                           cudaStream_t);
 
 }  // namespace deltic::gpu::forward
