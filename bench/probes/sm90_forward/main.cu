@@ -513,6 +513,9 @@ int main(int argc, char** argv) {
     for (const Row& r : rows) time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor);
     for (int i = 0; i < 4; i++)
       time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor);
+    time_case({8192}, 96, 96, "softplus", kNormal, soft, 1.395);
+    for (int tokens = 256; tokens <= 131072; tokens *= 4)  // growth
+      time_case({tokens}, 16, 16, "growth", kNormal, kda, 0);
     time_case({8192}, 16, 32, "none", kGateRow, none_raw, .232);
     time_case({8192}, 16, 32, "gdn raw", kGateRow, gdn_raw, .232, DELTIC_SPLIT_OFF);
     time_case({8192}, 16, 64, "gdn raw", kGateRow, gdn_raw, .357, DELTIC_SPLIT_OFF);
