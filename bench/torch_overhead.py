@@ -19,8 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 from deltic_c import Library, Training  # noqa: E402
 
 
-def best(functions, rounds=60, calls=200):
-    """Microseconds per call of each function, the best of many rounds in turns."""
+def best(functions, rounds, calls=20):
+    """Microseconds per call of each function, the best of many rounds in turns.
+
+    A round is shorter than the time slices of a busy machine, so that some are not interrupted.
+    """
     times = dict.fromkeys(functions, float("inf"))
     for _ in range(rounds):
         for name, function in functions.items():
@@ -31,11 +34,8 @@ def best(functions, rounds=60, calls=200):
     return times
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--library", required=True)
-    library = Library(parser.parse_args().library)
-    torch.set_num_threads(1)
+def measure(library, rounds=600):
+    """Microseconds per call by name, and of each native call over its C call."""
     H, K = 2, 64
     q, k, v = (torch.randn(1, 1, H, K) for _ in range(3))
     g, beta = -torch.rand(1, 1, H), torch.rand(1, 1, H)
@@ -66,18 +66,32 @@ def main():
                 "C decode": c_decode,
                 "delta_rule": lambda: deltic.delta_rule(q, k, v, **prefill),
                 "decode": lambda: deltic.decode(q, k, v, **options, state_pool=state),
-            }
+            },
+            rounds=rounds,
         )
-    times |= best({"C training": c_training, "training": train}, rounds=30, calls=50)
-    for name, number in times.items():
-        print(f"{name:12} {number:7.1f} us")
-    for name, reference, calls in (
+    times |= best({"C training": c_training, "training": train}, rounds=rounds // 2, calls=10)
+    pairs = (
         ("delta_rule", "C forward", 1),
         ("decode", "C decode", 1),
         ("training", "C training", 2),
-    ):
-        over = times[name] - times[reference] + calls * times["ctypes"]
-        print(f"{name}: {over:.1f} us over the C call")
+    )
+    over = {
+        name: times[name] - times[reference] + calls * times["ctypes"]
+        for name, reference, calls in pairs
+    }
+    return times, over
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--library", required=True, help="a shared libdeltic of the same version")
+    library = Library(parser.parse_args().library)
+    torch.set_num_threads(1)
+    times, over = measure(library)
+    for name, number in times.items():
+        print(f"{name:12} {number:7.1f} us")
+    for name, number in over.items():
+        print(f"{name}: {number:.1f} us over the C call")
 
 
 if __name__ == "__main__":

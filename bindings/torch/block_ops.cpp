@@ -35,8 +35,15 @@ struct Block {
     const int64_t heads = t.g.rank >= 3      ? t.g.shape[2]
                           : t.beta.rank >= 3 ? t.beta.shape[2]
                                              : t.k.shape[2];
+    // Said here by the argument that is wrong: the library would say it of the output.
+    if (t.k.rank == 4 && t.k.shape[2] > 0 && heads % t.k.shape[2] != 0) {
+      fail(DELTIC_INVALID_ARGUMENT,
+           std::string(name) + (t.g.rank >= 3 ? ": g" : ": beta") +
+               ": expected a number of value heads HV that is a multiple of H = " +
+               std::to_string(t.k.shape[2]) + ", got " + std::to_string(heads));
+    }
     const int64_t width = options.c.chunk == 0 ? 64 : options.c.chunk;
-    return plan({t.k.shape[0], t.k.shape[1], heads, width}, dtype_of(dtype, wide(t.k)), t.k);
+    return plan({t.k.shape[0], t.k.shape[1], heads, width}, dtype_of(name, dtype, wide(t.k)), t.k);
   }
 
   uint64_t workspace_bytes() const {
@@ -60,7 +67,8 @@ struct Block {
 // The chunk length that a square per chunk, [B,T,HV,W], was made with; 64 for another shape, which
 // the library then refuses.
 int32_t width_of(const deltic_tensor& a) {
-  return a.rank == 4 && a.shape[3] <= 64 ? static_cast<int32_t>(a.shape[3]) : 64;
+  const bool is_short = a.rank == 4 && (a.shape[3] == 16 || a.shape[3] == 32);
+  return is_short ? static_cast<int32_t>(a.shape[3]) : 64;
 }
 
 Tensor cumsum(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
@@ -70,7 +78,7 @@ Tensor cumsum(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_b
   b.gate(g, A_log, dt_bias);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = plan_like(b.t.g);
-  b.t.out.dtype = dtype_of(dtype, wide(b.t.g));
+  b.t.out.dtype = dtype_of(b.name, dtype, wide(b.t.g));
   return b.run_for_out(b.t.g);
 }
 
@@ -81,7 +89,7 @@ Tensor gate(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bia
   b.gate(g, A_log, dt_bias);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = plan_like(b.t.g);
-  b.t.out.dtype = dtype_of(dtype, wide(b.t.g));
+  b.t.out.dtype = dtype_of(b.name, dtype, wide(b.t.g));
   return b.run_for_out(b.t.g);
 }
 
@@ -92,7 +100,7 @@ std::tuple<Tensor, Tensor> l2norm(const Tensor& x, const MaybeTensor& cu_seqlens
   b.t.x = view(b.name, "x", x);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = plan_like(b.t.x);
-  b.t.out.dtype = dtype_of(dtype, b.t.x.dtype);
+  b.t.out.dtype = dtype_of(b.name, dtype, b.t.x.dtype);
   b.t.rstd = plan({b.t.x.shape[0], b.t.x.shape[1], b.t.x.shape[2]}, wide(b.t.x), b.t.x);
   const uint64_t bytes = b.workspace_bytes();
   Tensor out = allocate(b.t.out, b.t.x), rstd = allocate(b.t.rstd, b.t.x);
@@ -127,7 +135,7 @@ Tensor inverse(const Tensor& a, const MaybeTensor& cu_seqlens, const MaybeTensor
   b.t.a = view(b.name, "a", a);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = plan_like(b.t.a);
-  b.t.out.dtype = dtype_of(dtype, b.t.a.dtype);
+  b.t.out.dtype = dtype_of(b.name, dtype, b.t.a.dtype);
   return b.run_for_out(b.t.a);
 }
 
@@ -143,7 +151,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> wy(const Tensor& k, const Tensor& a,
   b.t.q = view(b.name, "q", q);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.options.c.chunk = width_of(b.t.a);
-  const int32_t type = dtype_of(dtype, b.t.k.dtype);
+  const int32_t type = dtype_of(b.name, dtype, b.t.k.dtype);
   const int64_t B = b.t.k.shape[0], T = b.t.k.shape[1], K = b.t.k.shape[3], HV = b.t.a.shape[2];
   b.t.w = plan({B, T, HV, K}, type, b.t.k);
   if (b.t.v.rank != 0) b.t.u = plan({B, T, HV, b.t.v.shape[3]}, type, b.t.k);

@@ -90,6 +90,11 @@ deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
   deltic_tensor t{};
   int32_t type = 0, device = 0;
   int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
+  bool is_defined = false;
+  DELTIC_TORCH_CHECK(aoti_torch_is_defined(handle, &is_defined));
+  if (!is_defined) {  // None for an argument that is no optional one
+    fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": " + name + ": expected a tensor, got none");
+  }
   DELTIC_TORCH_CHECK(aoti_torch_get_dtype(handle, &type));
   DELTIC_TORCH_CHECK(aoti_torch_get_device_type(handle, &device));
   DELTIC_TORCH_CHECK(aoti_torch_get_dim(handle, &rank));
@@ -170,14 +175,14 @@ Tensor allocate(deltic_tensor& planned, const deltic_tensor& where) {
   return tensor;
 }
 
-int32_t dtype_of(MaybeType type, int32_t otherwise) {
+int32_t dtype_of(const char* op, MaybeType type, int32_t otherwise) {
   if (!type.has_value()) return otherwise;
   const auto code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(*type));
   for (const TypePair& pair : kTypes) {
     if (pair.torch == code) return pair.deltic;
   }
   fail(DELTIC_INVALID_ARGUMENT,
-       std::string("block: dtype: expected fp32, bf16 or fp16, got ") + foreign_type_name(code));
+       std::string(op) + ": dtype: expected fp32, bf16 or fp16, got " + foreign_type_name(code));
 }
 
 Workspace::Workspace(uint64_t bytes, const deltic_tensor& where) : buffer_{nullptr, bytes} {
@@ -256,6 +261,7 @@ bool Options::take(std::string_view key, std::string_view value) {
   if (key == "beta") return choose(c.beta_form, {"value", "sigmoid", "2sigmoid"});
   if (key == "layout") return choose(c.state_layout, {"kv", "vk"});
   if (key == "save") return choose(c.save, {"none", "states", "all"});
+  if (key == "activation") return choose(c.activation, {"none", "silu"});
   if (key == "qk_l2norm") return flag(c.qk_l2norm);
   if (key == "reverse") return flag(c.reverse);
   if (key == "chunk") return number(c.chunk);

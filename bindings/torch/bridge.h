@@ -52,7 +52,7 @@ Tensor allocate(deltic_tensor& planned, const deltic_tensor& where);
 inline int32_t wide(const deltic_tensor& t) {
   return t.dtype == DELTIC_F64 ? DELTIC_F64 : DELTIC_F32;
 }
-int32_t dtype_of(MaybeType type, int32_t otherwise);
+int32_t dtype_of(const char* op, MaybeType type, int32_t otherwise);
 
 // Scratch memory on the device of `where`, 64-byte aligned.
 class Workspace {
@@ -74,6 +74,7 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where);
 //
 //   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
 //   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
+//   activation=silu
 //
 // Threads are those torch would use (in a forked child the library takes one).
 struct Options {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._library import call
-from ._native import GATES, Gate, name_word, size_word, word_for
+from ._native import GATES, Gate, check_numbers, flag_word, name_word, size_word, word_for
 from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, said_in, wanted, wide
 
 _OPS = torch.ops.deltic
@@ -253,13 +253,19 @@ def _words(
     gate: str = "log_decay",
     chunk_size: int = 64,
     reverse: bool = False,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    dtype: torch.dtype | None = None,
     impl: str | None = None,
 ) -> str:
+    """The options of a block; numbers and dtype, which go beside them, are looked at."""
+    check_numbers(op, scale, lower_bound)
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{op}: dtype: expected a torch.dtype, got {dtype!r}")
     words = word_for(op, "gate", gate, GATES)
     if chunk_size != 64:
         words += size_word(op, "chunk_size", "chunk", chunk_size)
-    if reverse:
-        words += " reverse"
+    words += flag_word(op, "reverse", " reverse", reverse)
     return words + name_word(op, impl)
 
 
@@ -294,7 +300,16 @@ def cumsum(
     >>> deltic.cumsum(torch.full((1, 5, 1), -1.0), chunk_size=16).flatten().tolist()
     [-1.0, -2.0, -3.0, -4.0, -5.0]
     """
-    words = _words("cumsum", gate=gate, chunk_size=chunk_size, reverse=reverse, impl=impl)
+    words = _words(
+        "cumsum",
+        gate=gate,
+        chunk_size=chunk_size,
+        reverse=reverse,
+        scale=scale,
+        lower_bound=lower_bound,
+        dtype=dtype,
+        impl=impl,
+    )
     out: Tensor = call(
         _OPS.cumsum.default,
         g,
@@ -344,7 +359,7 @@ def gate(
         cu_seqlens,
         cu_seqlens_cpu,
         lower_bound,
-        _words("gate", gate=gate, impl=impl),
+        _words("gate", gate=gate, lower_bound=lower_bound, dtype=dtype, impl=impl),
         dtype,
     )
     return out
@@ -372,9 +387,8 @@ def l2norm(
     >>> [round(number, 3) for number in y.flatten().tolist()], round(rstd.item(), 3)
     ([0.5, 0.5, 0.5, 0.5], 0.25)
     """
-    out, rstd = call(
-        _OPS.l2norm.default, x, cu_seqlens, cu_seqlens_cpu, _words("l2norm", impl=impl), dtype
-    )
+    words = _words("l2norm", dtype=dtype, impl=impl)
+    out, rstd = call(_OPS.l2norm.default, x, cu_seqlens, cu_seqlens_cpu, words, dtype)
     return out, rstd
 
 
@@ -404,7 +418,7 @@ def kkt(
     >>> deltic.kkt(torch.ones(1, 3, 1, 2), chunk_size=16)[0, :, 0, :3].tolist()
     [[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [2.0, 2.0, 0.0]]
     """
-    words = _words("kkt", chunk_size=chunk_size, impl=impl)
+    words = _words("kkt", chunk_size=chunk_size, dtype=dtype, impl=impl)
     out: Tensor = call(_OPS.kkt.default, k, g, beta, cu_seqlens, cu_seqlens_cpu, words, dtype)
     return out
 
@@ -437,7 +451,7 @@ def scores(
     >>> deltic.scores(ones, ones, chunk_size=16)[0, :, 0, :2].tolist()
     [[2.0, 0.0], [2.0, 2.0]]
     """
-    words = _words("scores", chunk_size=chunk_size, impl=impl)
+    words = _words("scores", chunk_size=chunk_size, scale=scale, dtype=dtype, impl=impl)
     out: Tensor = call(
         _OPS.scores.default, q, k, g, cu_seqlens, cu_seqlens_cpu, scale, words, dtype
     )
@@ -466,9 +480,8 @@ def inverse(
     >>> deltic.inverse(a)[0, :, 0, :3].tolist()
     [[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 1.0]]
     """
-    out: Tensor = call(
-        _OPS.inverse.default, a, cu_seqlens, cu_seqlens_cpu, _words("inverse", impl=impl), dtype
-    )
+    words = _words("inverse", dtype=dtype, impl=impl)
+    out: Tensor = call(_OPS.inverse.default, a, cu_seqlens, cu_seqlens_cpu, words, dtype)
     return out
 
 
@@ -520,7 +533,7 @@ def wy(
         cu_seqlens,
         cu_seqlens_cpu,
         output_kg,
-        _words("wy", impl=impl),
+        _words("wy", dtype=dtype, impl=impl),
         dtype,
     )
     return w, None if v is None else u, kg if output_kg else None, None if q is None else qg

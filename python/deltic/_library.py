@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 TORCH_FLOOR = (2, 11)
 _LIBRARY = Path(__file__).with_name("libdeltic_torch.so")
@@ -15,16 +16,25 @@ _LIBRARY = Path(__file__).with_name("libdeltic_torch.so")
 _NAMES = {
     "cu_seqlens_host": "cu_seqlens_cpu",
     "chunk": "chunk_size",
+    "segment_length": "split",
+    "final_state": "output_final_state",
     "gate_form": "gate",
     "ckpt_cu": "checkpoints.cu",
     "ckpt_tokens": "checkpoints.tokens",
     "ckpt_slots": "checkpoints.slots",
     "ckpt_states": "checkpoints.states",
+    "conv.state_pool": "state",
+    "conv.read_index": "state_index",
 }
-_TEXT = re.compile(r"^(?P<op>[a-z0-9_]+): (?P<argument>\w+): (?P<rest>.*)$", re.DOTALL)
-_DTYPE = re.compile(
-    r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|an unknown dtype|another dtype)\b"
+# Patterns stay texts until the first error: compiled they would be a tenth of the import.
+_TEXT = r"(?P<op>[a-z0-9_]+): (?P<argument>\w+): (?P<rest>.*)$"
+_DTYPE = r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|an unknown dtype|another dtype)\b"
+# What torch says of an argument of another type.
+_TYPE = (
+    r"deltic::(?P<op>\w+)\(\) Expected a value of type '(?:Optional\[)?(?P<expected>\w+)\]?' for "
+    r"argument '(?P<argument>\w+)' but instead found type '(?P<found>\w+)'"
 )
+_EXPECTED = {"Tensor": "a tensor", "float": "a float", "bool": "a bool", "int": "a torch.dtype"}
 _OUT_OF_MEMORY, _UNSUPPORTED, _INVALID_ARGUMENT = 3, 2, 1
 
 
@@ -83,31 +93,82 @@ def saved_bytes(
     )
 
 
+def _operation(operator: str) -> str:
+    """The operation that an operator is a form of: `forward` of `forward_save`."""
+    return operator.removesuffix("_save").removesuffix("_")
+
+
+def op_name(op: Any) -> str:
+    """An operator's operation."""
+    return _operation(str(op.name()).partition("::")[2])
+
+
 def translated(error: RuntimeError) -> Exception:
     """The same text as the exception that a Python caller expects."""
+    if isinstance(error, NotImplementedError):  # a RuntimeError too, and already what is expected
+        return error
     text = str(error).splitlines()[0] if str(error) else ""
-    if "Expected a value of type" in text or "expected at most" in text and "argument" in text:
-        return TypeError(text)
-    match = _TEXT.match(text)
+    match = re.match(_TYPE, text)
+    if match is not None:
+        op = _operation(match["op"])
+        argument = _NAMES.get(match["argument"], match["argument"])
+        expected = _EXPECTED.get(match["expected"], match["expected"])
+        return TypeError(f"{op}: {argument}: expected {expected}, got {match['found']}")
+    match = re.match(_TEXT, text)
     if match is None:
         return error
-    argument = _NAMES.get(match["argument"], match["argument"])
+    name = match["argument"]
+    argument = _NAMES.get(f"{match['op']}.{name}", _NAMES.get(name, name))
+    if argument in ("out", "w") and re.search(_DTYPE, text):
+        # The outputs of blocks have the shape they need, and the dtype asked for.
+        argument = "dtype"
     text = f"{match['op']}: {argument}: {match['rest']}"
     status = LIBRARY.deltic_torch_last_status()
     if status == _UNSUPPORTED:
         return NotImplementedError(text)
     if status == _INVALID_ARGUMENT:
-        return TypeError(text) if _DTYPE.search(text) else ValueError(text)
+        return TypeError(text) if re.search(_DTYPE, text) else ValueError(text)
     if status == _OUT_OF_MEMORY:
         return MemoryError(text)
     return RuntimeError(text)
 
 
+def refuse_transforms(op: Any, args: tuple[Any, ...]) -> None:
+    """Raises where a transform of torch.func or forward-mode AD goes through the arguments.
+
+    The operators have first gradients in reverse mode. torch.vmap reaches the rule of its own that
+    every operator has; without this check torch.func.grad would end in a text about autograd's
+    classes, and a forward derivative would come back as zero.
+    """
+    functorch = torch._C._functorch
+    under_func = torch._C._are_functorch_transforms_active()
+    for x in args:
+        if not isinstance(x, torch.Tensor) or functorch.is_batchedtensor(x):
+            continue
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(
+                f"{op_name(op)}: forward_ad: expected tensors without a tangent (gradients are of "
+                "reverse mode only), got a dual tensor or a call under torch.func.jvp"
+            )
+        if under_func and torch.is_grad_enabled() and x.requires_grad:
+            raise NotImplementedError(
+                f"{op_name(op)}: torch.func: expected gradients through torch.autograd, got a call "
+                "under a transform of torch.func"
+            )
+
+
 def call(op: Callable[..., Any], *args: Any) -> Any:
     """An operator, with its errors translated. A compiled graph calls the operator alone."""
+    if forward_ad._current_level >= 0:
+        refuse_transforms(op, args)
     if torch.compiler.is_compiling():
         return op(*args)
+    if torch._C._are_functorch_transforms_active():
+        refuse_transforms(op, args)
     try:
         return op(*args)
     except RuntimeError as error:
+        if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
+            name = op._schema.arguments[0].name  # type: ignore[attr-defined]
+            raise ValueError(f"{op_name(op)}: {name}: expected a tensor, got none") from None
         raise translated(error) from None

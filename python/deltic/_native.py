@@ -56,7 +56,25 @@ def size_word(op: str, argument: str, word: str, value: int) -> str:
     """The word for a number of tokens."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{op}: {argument}: expected an int, got {value!r}")
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{op}: {argument}: expected a number of tokens, got {value}")
     return f" {word}={value}"
+
+
+def flag_word(op: str, argument: str, word: str, value: bool) -> str:
+    """The word for a switch, which a text such as "no" must not turn on."""
+    if value is True:
+        return word
+    if value is False:
+        return ""
+    raise TypeError(f"{op}: {argument}: expected a bool, got {value!r}")
+
+
+def check_numbers(op: str, scale: float | None, lower_bound: float | None) -> None:
+    """A TypeError for a tensor: torch would take its value and drop its gradient."""
+    for argument, value in (("scale", scale), ("lower_bound", lower_bound)):
+        if value is not None and isinstance(value, Tensor):
+            raise TypeError(f"{op}: {argument}: expected a float, got a tensor")
 
 
 def _words(
@@ -75,29 +93,30 @@ def _words(
         words = word_for(op, "gate", gate, GATES)
         words += word_for(op, "beta_form", beta_form, _BETA_FORMS)
         words += word_for(op, "state_layout", state_layout, _STATE_LAYOUTS)
-    if qk_l2norm:
-        words += " qk_l2norm"
-    if output_final_state:
-        words += " final"
+    words += flag_word(op, "qk_l2norm", " qk_l2norm", qk_l2norm)
+    words += flag_word(op, "output_final_state", " final", output_final_state)
     return words if impl is None else words + name_word(op, impl)
+
+
+def autocast(x: Tensor) -> Tensor:
+    """A tensor in autocast's dtype."""
+    if not isinstance(x, Tensor):
+        return x  # the operator says what is wrong with it
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device))
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's dtype; gates and beta stay as they are."""
-    if not isinstance(q, Tensor):
-        return q, k, v  # the operator says what is wrong with it
-    device = q.device.type
-    if not torch.is_autocast_enabled(device):
+    if not isinstance(q, Tensor) or not torch.is_autocast_enabled(q.device.type):
         return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(x: Tensor) -> Tensor:
-        return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x
-
-    return cast(q), cast(k), cast(v)
+    return autocast(q), autocast(k), autocast(v)
 
 
-def _needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
+def needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether somebody will ask for gradients of a call with these tensors."""
     return torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in tensors
     )
@@ -188,17 +207,21 @@ def delta_rule(
     (torch.Size([1, 100, 2, 64]), torch.Size([1, 2, 64, 64]))
     """
     if isinstance(beta, Tensor) and beta.dim() == 4:
-        for name, value, default in (("split", split, "auto"), ("chunk_size", chunk_size, 64)):
-            if value != default:
+        for name, value, default in (
+            ("split", split, "auto"),
+            ("chunk_size", chunk_size, 64),
+            ("recompute", recompute, True),
+            ("checkpoints", checkpoints, None),
+            ("state_pool", state_pool, None),
+            ("read_index", read_index, None),
+            ("write_index", write_index, None),
+        ):
+            if value is not None if default is None else value != default:
+                expected, got = ("none", "one") if default is None else (repr(default), repr(value))
                 raise ValueError(
-                    f"forward: {name}: expected {default!r} with a beta per value column, "
-                    f"got {value!r}"
+                    f"forward: {name}: expected {expected} with a beta per value column (the "
+                    f"recurrent form), got {got}"
                 )
-        if checkpoints is not None or state_pool is not None:
-            name = "state_pool" if checkpoints is None else "checkpoints"
-            raise ValueError(
-                f"forward: {name}: expected none with a beta per value column, got one"
-            )
         return recurrent(
             q,
             k,
@@ -220,6 +243,7 @@ def delta_rule(
             impl=impl,
         )
     q, k, v = _autocast(q, k, v)
+    check_numbers("forward", scale, lower_bound)
     words = _words("forward", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
     if split != "auto":
         words += (
@@ -229,16 +253,13 @@ def delta_rule(
         )
     if chunk_size != 64:
         words += size_word("forward", "chunk_size", "chunk", chunk_size)
-    ckpt = _NO_CHECKPOINTS if checkpoints is None else tuple(checkpoints)
-    if len(ckpt) != 4:
-        raise ValueError(
-            f"forward: checkpoints: expected (cu, tokens, slots, states), got {len(ckpt)} of them"
-        )
+    kept = flag_word("forward", "recompute", " save=states", recompute) or " save=all"
+    ckpt = _NO_CHECKPOINTS if checkpoints is None else _checkpoints(checkpoints)
     rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
-    needs_grad = _needs_grad(rows)
+    trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
-    if in_place or (checkpoints is not None and not needs_grad):
-        if needs_grad:
+    if in_place or (checkpoints is not None and not trains):
+        if trains or needs_grad((state_pool,)):
             raise ValueError(_POOL_HAS_NO_GRADIENT.format("forward"))
         o, final_state = call(
             FORWARD_,
@@ -253,8 +274,8 @@ def delta_rule(
             lower_bound,
             words,
         )
-    elif needs_grad:
-        words += " save=states" if recompute else " save=all"
+    elif trains:
+        words += kept
         o, final_state, ckpt_states, _ = call(
             differentiable(FORWARD_SAVE),
             *rows,
@@ -278,6 +299,24 @@ _POOL_HAS_NO_GRADIENT = (
     "{}: state_pool: expected none where gradients are asked for (a pool is not differentiable: "
     "use torch.no_grad(), or initial_state), got a tensor"
 )
+
+
+def _checkpoints(given: Any) -> tuple[Tensor, ...]:
+    """The four tensors of checkpoints, or the error for what is something else."""
+    found = tuple(given) if isinstance(given, (tuple, list)) else ()
+    if len(found) != 4:
+        got = f"{len(found)} of them" if found else type(given).__name__
+        raise ValueError(f"forward: checkpoints: expected (cu, tokens, slots, states), got {got}")
+    for name, tensor in zip(Checkpoints._fields, found, strict=True):
+        if not isinstance(tensor, Tensor):
+            got = "none" if tensor is None else type(tensor).__name__
+            raise TypeError(f"forward: checkpoints.{name}: expected a tensor, got {got}")
+    if needs_grad((found[3],)):
+        raise ValueError(
+            "forward: checkpoints.states: expected a tensor that requires no gradient (checkpoints "
+            "are not differentiable), got one that does"
+        )
+    return found
 
 
 def recurrent(
@@ -315,10 +354,11 @@ def recurrent(
     (torch.Size([2, 3, 1, 16]), torch.Size([2, 1, 16, 16]))
     """
     q, k, v = _autocast(q, k, v)
+    check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
     o, final_state = call(
-        differentiable(DECODE) if _needs_grad(rows) else DECODE,
+        differentiable(DECODE) if needs_grad(rows) else DECODE,
         *rows,
         cu_seqlens,
         cu_seqlens_cpu,
@@ -375,8 +415,9 @@ def decode(
     """
     q, k, v = _autocast(q, k, v)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias)
-    if _needs_grad(rows):
+    if needs_grad((*rows, state_pool)):
         raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
+    check_numbers("decode", scale, lower_bound)
     o: Tensor = call(
         DECODE_,
         *rows,

@@ -5,8 +5,9 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ._library import call, saved_bytes
+from ._library import call, op_name, saved_bytes
 
 FORWARD = torch.ops.deltic.forward.default
 FORWARD_SAVE = torch.ops.deltic.forward_save.default
@@ -42,9 +43,11 @@ def wanted(needs: Sequence[bool]) -> int:
 def refuse_vmap(name: str) -> None:
     """Registers that torch.vmap over an operator is an error."""
 
+    op = op_name(getattr(torch.ops.deltic, name).default)
+
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
-            f"{name}: vmap: expected a batch in the first dimension (or packed sequences), got a "
+            f"{op}: vmap: expected a batch in the first dimension (or packed sequences), got a "
             "call under torch.vmap"
         )
 
@@ -254,13 +257,26 @@ def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tens
     # What forward keeps and returns is no business of backward's.
     mine = " ".join(w for w in words if w != "final" and not w.startswith("save="))
     ctx.options = (scale, lower_bound, mine)
-    ctx.has_final_state = "final" in words
-    return ctx.has_final_state
+    has_final_state = "final" in words
+    ctx.has_final_state = has_final_state
+    return has_final_state
 
 
-def _below_autograd(*inputs: Any) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return BACKWARD(*inputs)
+def below_autograd(op: Any) -> Any:
+    """An operator without what autograd would do around it."""
+
+    def run(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs)
+
+    return run
+
+
+def is_transformed() -> bool:
+    """Compilers and functorch's transforms know operators; the plain case takes shorter ways."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    return forward_ad._current_level >= 0
 
 
 def _gradients(
@@ -278,7 +294,7 @@ def _gradients(
         d_final_state = d_final_state.to(wide(tensors["q"].dtype))
     # With create_graph the operator's own gradient, an error, must stay in the way.
     found = call(
-        BACKWARD if torch.is_grad_enabled() else _below_autograd,
+        BACKWARD if torch.is_grad_enabled() else below_autograd(BACKWARD),
         d_o,
         d_final_state,
         *(tensors[name] for name in _DECODE_TENSORS),
@@ -338,8 +354,7 @@ class _ForwardSave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = FORWARD_SAVE(*inputs)
+        output = below_autograd(FORWARD_SAVE)(*inputs)
         _save_setup(ctx, inputs, output)
         return output
 
@@ -351,8 +366,7 @@ class _Decode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = DECODE(*inputs)
+        output = below_autograd(DECODE)(*inputs)
         _decode_setup(ctx, inputs, output)
         return output
 
@@ -362,8 +376,9 @@ class _Decode(torch.autograd.Function):
 def differentiable(op: Any) -> Any:
     """The shortest way to the output and gradients of FORWARD_SAVE or DECODE.
 
-    Compilers and functorch's transforms know the operator; the plain case takes the function.
+    Compilers know the operator, and where it is refused its name is needed; the plain case takes
+    the function.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if is_transformed():
         return op
     return _ForwardSave.apply if op is FORWARD_SAVE else _Decode.apply

@@ -1,10 +1,17 @@
 """What the tests share: inputs, the oracle, the error measure."""
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import deltic
 import torch
+
+# The project's folder, or the copy of the tests that tools/test_python.sh runs.
+ROOT = Path(__file__).resolve().parents[2]
 
 # rms(x - ref) / rms(ref) by dtype: o and states; dq dk dv d(state); dbeta; dg; dA_log and ddt_bias.
 BUDGET = {
@@ -15,12 +22,28 @@ BUDGET = {
 _ROWS = {"beta": "beta", "g": "g", "gv": "g", "A_log": "params", "dt_bias": "params"}
 
 
-def error(x: torch.Tensor, reference: torch.Tensor) -> float:
-    """The relative error; the absolute one where the reference is next to nothing."""
+def python(code: str, **environment: str) -> str:
+    """Runs code in a fresh interpreter and returns what it printed."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def error(x: torch.Tensor, reference: torch.Tensor, floor: float = 0.0) -> float:
+    """The relative error; the absolute one where the reference is next to nothing.
+
+    A reference that is smaller than ``floor`` counts as that large.
+    """
     x, reference = x.detach().double(), reference.detach().double()
     if reference.numel() == 0:
         return 0.0
-    rms = reference.square().mean().sqrt().item()
+    rms = max(reference.square().mean().sqrt().item(), floor)
     return (x - reference).square().mean().sqrt().item() / (rms if rms > 1e-6 else 1.0)
 
 

@@ -2,14 +2,13 @@
 
 import doctest
 import re
-from pathlib import Path
 
 import deltic
+import deltic.integrations.transformers
 import deltic.layers
 import pytest
+from support import ROOT
 
-HERE = Path(__file__).resolve().parent
-ROOT = next(p for p in (HERE.parent, HERE.parent.parent) if (p / "docs").is_dir())
 PUBLIC = [(deltic, name) for name in deltic.__all__ if name != "Checkpoints"]
 PUBLIC += [(deltic.layers, name) for name in deltic.layers.__all__]
 
@@ -22,11 +21,19 @@ def test_docstring_examples(module, name):
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md", "docs/fla.md", "docs/layers.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/python.md", "docs/fla.md", "docs/layers.md", "docs/transformers.md"],
+)
 def test_page(page):
+    if page in ("README.md", "docs/transformers.md"):
+        pytest.importorskip("transformers", minversion="5.16")
     text = (ROOT / page).read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= (1 if page == "README.md" else 3)
     names: dict = {}
-    for block in blocks:
-        exec(compile(block, page, "exec"), names)
+    try:
+        for block in blocks:
+            exec(compile(block, page, "exec"), names)
+    finally:
+        deltic.integrations.transformers.disable()

@@ -59,7 +59,13 @@ def compare(function: Any, oracle: Any, tensors: dict, options: dict, words: dic
     budget = BUDGET[tensors["q"].dtype]
     for name, x in ours.items():
         kind = "o" if name in ("o", "state") else KINDS.get(name, "rows")
-        assert error(x, reference[name]) <= budget[kind], name
+        floor = sum_floor(reference) if kind == "params" else 0.0
+        assert error(x, reference[name], floor) <= budget[kind], name
+
+
+def sum_floor(gradients):
+    """A tenth of the terms that a parameter's gradient sums: one head's may cancel to any less."""
+    return 0.1 * gradients["g"].abs().sum((0, 1)).mean().item()
 
 
 def oracle(q, k, v, **arguments):
@@ -153,8 +159,7 @@ def test_any_combination(data):
     gate, form = draw(st.sampled_from(list(OPS))), draw(st.integers(0, 1))
     lengths = draw(st.none() | st.lists(st.integers(0, 70), min_size=1, max_size=4))
     H, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    # From four channels on: the norm of one alone has next to no gradient to compare.
-    sizes = dict(H=H, HV=H * group, K=draw(st.integers(4, 40)), V=draw(st.integers(1, 40)))
+    sizes = dict(H=H, HV=H * group, K=draw(st.integers(1, 40)), V=draw(st.integers(1, 40)))
     raw = gate != "none" and draw(st.booleans())
     bound = raw and gate == "channel" and draw(st.booleans())
     name = "bounded" if bound else "softplus" if raw else "log_decay"

@@ -138,7 +138,7 @@ BAD = {
     "dtype": (dict(v=Q.bfloat16()), TypeError, "forward: v: expected fp32 as q, got bf16"),
     "int8": (dict(v=Q.to(torch.int8)), TypeError, "forward: v: expected .*, got int8"),
     "cu dtype": (dict(cu_seqlens=torch.tensor([0.0])), TypeError, "cu_seqlens: expected int32"),
-    "not a tensor": (dict(v=3.0), TypeError, "Expected a value of type 'Tensor'"),
+    "not a tensor": (dict(v=3.0), TypeError, "forward: v: expected a tensor, got float"),
     "stride": (dict(v=Q.mT.contiguous().mT), ValueError, "forward: v: expected stride 1"),
     "lengths": (dict(cu_seqlens=torch.tensor([0, 9])), ValueError, "forward: cu_seqlens: "),
     "copy": (

@@ -253,10 +253,94 @@ def test_double_backward_is_refused(call):
         dq.sum().backward()
 
 
-def test_vmap_is_refused():
-    q, k, v, *_ = rows(make(T=5), grad=False)
-    with pytest.raises(Exception, match="forward: vmap: expected a batch in the first dimension"):
-        torch.vmap(lambda x: deltic.delta_rule(x, k, v)[0])(torch.stack([q, q]))
+def pool_of(case):
+    return torch.zeros(case.shape[0], 2, 32, 16)
+
+
+# Each form of every operator, of one tensor x [B, T, H, K] under the transform.
+CALLS = {
+    "forward": lambda x, v: deltic.delta_rule(x, x, v)[0],
+    "forward, pool": lambda x, v: deltic.delta_rule(x, x, v, state_pool=pool_of(v))[0],
+    "decode": lambda x, v: deltic.recurrent(x, x, v)[0],
+    "decode, pool": lambda x, v: deltic.decode(x, x, v, state_pool=pool_of(v)),
+    "l2norm": lambda x, v: deltic.l2norm(x)[0],
+    "kkt": lambda x, v: deltic.kkt(x),
+    "scores": lambda x, v: deltic.scores(x, x),
+    "inverse": lambda x, v: deltic.inverse(x, impl="cpu.plain"),
+    "wy": lambda x, v: deltic.wy(x, x)[0],
+    "cumsum": lambda x, v: deltic.cumsum(x),
+    "gate": lambda x, v: deltic.gate(x),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_vmap_is_refused(name, grad):
+    q, _, v, *_ = rows(make(T=5), grad=False)
+    with pytest.raises(NotImplementedError) as error:
+        torch.vmap(CALLS[name], in_dims=(0, None))(torch.stack([q, q]).requires_grad_(grad), v)
+    op = name.partition(",")[0]
+    text = f"{op}: vmap: expected a batch in the first dimension (or packed sequences), got"
+    assert str(error.value).startswith(text)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "pool" not in name])
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.hessian])
+def test_transforms_of_torch_func_are_refused(name, transform):
+    q, _, v, *_ = rows(make(T=5), grad=False)
+    function = transform(lambda x: CALLS[name](x, v).sum())
+    text = f"{name}: (torch.func|forward_ad): expected"  # a Hessian takes forward derivatives
+    with pytest.raises(NotImplementedError, match=text):
+        function(q)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_forward_derivatives_are_refused(name):
+    """Unseen they would come back as zero."""
+    q, _, v, *_ = rows(make(T=5), grad=False)
+    op = name.partition(",")[0]
+    text = f"{op}: forward_ad: expected tensors without a tangent"
+    with pytest.raises(NotImplementedError, match=text):
+        torch.func.jvp(lambda x: CALLS[name](x, v), (q,), (q,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(NotImplementedError, match=text):
+            CALLS[name](dual, v)
+        assert CALLS[name](q, v).isfinite().all()  # tensors without a tangent go on
+
+
+def test_transforms_in_a_compiled_graph_are_refused():
+    torch._dynamo.reset()
+    q, _, v, *_ = rows(make(T=5), grad=False)
+
+    def call(x):
+        return deltic.delta_rule(x, x, v)[0].sum()
+
+    # torch.func.grad ends in an error of the compiler's, in words that differ from torch to torch.
+    for function in (
+        lambda x: torch.func.jvp(call, (x,), (x,)),
+        lambda x: torch.vmap(call)(torch.stack([x, x])),
+    ):
+        with pytest.raises(NotImplementedError, match="forward: .*: expected"):
+            torch.compile(function, backend="eager")(q)
+
+
+def test_batched_gradients():
+    """autograd's own loop over several d_o goes one by one."""
+    q, k, v, *_ = rows(make(T=5))
+    o, _ = deltic.delta_rule(q, k, v)
+    d_o = torch.randn(3, *o.shape)
+    (together,) = torch.autograd.grad(o, q, d_o, is_grads_batched=True, retain_graph=True)
+    for gradient, single in zip(together, d_o, strict=True):
+        assert torch.equal(gradient, torch.autograd.grad(o, q, single, retain_graph=True)[0])
+
+
+@pytest.mark.parametrize("name", ["l2norm", "kkt", "scores", "cumsum", "gate"])
+def test_double_backward_of_blocks_is_refused(name):
+    q, _, v, *_ = rows(make(T=5))
+    (dq,) = torch.autograd.grad(CALLS[name](q, v).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="double backward is not supported"):
+        dq.sum().backward()
 
 
 def test_gradients_through_views_and_odd_strides():

@@ -4,7 +4,7 @@ DeltaNet, Gated DeltaNet and KDA differ in the gate they pass on, and in nothing
 """
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -122,7 +122,7 @@ def make_options(
     options = Options(
         scale=scale,
         output_final_state=bool(output_final_state),
-        qk_l2norm=use_qk_l2norm_in_kernel,
+        qk_l2norm=bool(use_qk_l2norm_in_kernel),
         beta_form=form if use_beta_sigmoid_in_kernel else "value",
         state_layout="vk" if state_v_first else "kv",
     )
@@ -136,6 +136,10 @@ def make_options(
     )
 
 
+@overload
+def rows(x: Tensor) -> Tensor: ...
+@overload
+def rows(x: None) -> None: ...
 def rows(x: Tensor | None) -> Tensor | None:
     """A tensor whose last dimension lies without gaps; others are copied."""
     return x if x is None or x.dim() == 0 or x.stride(-1) == 1 else x.contiguous()

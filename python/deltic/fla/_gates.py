@@ -1,6 +1,7 @@
 """Gates of this surface: per head or per channel, any leading shape."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -61,13 +62,17 @@ def forward(
     return out.view(shape)
 
 
-def gradients(outputs: Any, inputs: list[Tensor | None], grads: Any) -> list[Tensor | None]:
+def gradients(outputs: Any, inputs: Sequence[Tensor | None], grads: Any) -> list[Any]:
     """Gradients of the inputs that are there, None for the others; an unused one has zeros."""
     there = [x for x in inputs if x is not None]
     found = iter(torch.autograd.grad(outputs, there, grads, materialize_grads=True))
     return [None if x is None else next(found) for x in inputs]
 
 
+@overload
+def leaf(x: Tensor) -> Tensor: ...
+@overload
+def leaf(x: None) -> None: ...
 def leaf(x: Tensor | None) -> Tensor | None:
     """The tensor as the start of a graph of its own."""
     return None if x is None else x.detach().requires_grad_()
@@ -82,7 +87,7 @@ def backward(
     widths: int,
 ) -> list[Tensor | None]:
     """The gradients of g, A_log and dt_bias, each like its tensor."""
-    inputs = [leaf(g), leaf(A_log), leaf(dt_bias)]
+    inputs = leaf(g), leaf(A_log), leaf(dt_bias)
     with torch.enable_grad():
         out = forward(*inputs, lower_bound, wide(g), widths)
     return gradients([out], inputs, [dyg.to(out.dtype)])

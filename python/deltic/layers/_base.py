@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .._native import decode, delta_rule, recurrent
 from ._norms import GatedRMSNorm, RMSNorm
 from ._packing import Packing, plan
-from ._short_convolution import ShortConvolution
+from ._short_convolution import ShortConvolution, is_writable
 from .cache import Cache
 
 MODES = ("chunk", "fused_recurrent")
@@ -264,16 +264,9 @@ class DeltaRuleLayer(nn.Module):
         is_short = q.shape[0] * q.shape[1] <= _RECURRENT_TOKENS * packing.sequences
         in_chunks = torch.is_grad_enabled() or self.training
         in_chunks = in_chunks or (self.mode == "chunk" and not is_short)
-        if use_cache and state is not None and _is_writable(state):
+        if use_cache and state is not None and is_writable(state):
             if in_chunks:
                 return delta_rule(q, k, v, state_pool=state, **rule)[0], state
             return decode(q, k, v, state_pool=state, **rule), state
         operator = delta_rule if in_chunks else recurrent
         return operator(q, k, v, initial_state=state, output_final_state=use_cache, **rule)
-
-
-def _is_writable(state: Tensor) -> bool:
-    """Whether a state may be updated in place: no graph has it, and torch lets us."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or state.requires_grad:
-        return False
-    return torch.is_inference_mode_enabled() or not state.is_inference()

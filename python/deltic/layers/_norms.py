@@ -29,8 +29,12 @@ def _times(y: Tensor, factor: Tensor) -> Tensor:
     return y * factor if torch.compiler.is_compiling() else y.mul_(factor)
 
 
-def _value(x: Tensor, weight: Tensor, gate: Tensor | None, eps: float, is_sigmoid: bool) -> Tensor:
-    y = _times(x * _reciprocal_rms(x, eps), weight)
+def _value(
+    x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, is_sigmoid: bool
+) -> Tensor:
+    y = x * _reciprocal_rms(x, eps)
+    if weight is not None:
+        y = _times(y, weight)
     if gate is not None:
         y = _times(y, _activated(gate, is_sigmoid))
     return y.to(x.dtype)
@@ -41,7 +45,12 @@ class _GatedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, gate: Tensor | None, eps: float, is_sigmoid: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        gate: Tensor | None,
+        eps: float,
+        is_sigmoid: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, gate)
         ctx.eps, ctx.is_sigmoid = eps, is_sigmoid
@@ -57,7 +66,7 @@ class _GatedNorm(torch.autograd.Function):
         d_gate = None
         if gate is not None:
             wide = gate.to(normed.dtype)
-            d_active = dy * normed * weight
+            d_active = dy * normed if weight is None else dy * normed * weight
             if ctx.is_sigmoid:
                 active = wide.sigmoid()
                 d_gate = torch.ops.aten.sigmoid_backward(d_active, active).to(gate.dtype)
@@ -65,13 +74,18 @@ class _GatedNorm(torch.autograd.Function):
                 active = F.silu(wide)
                 d_gate = torch.ops.aten.silu_backward(d_active, wide).to(gate.dtype)
             dy = dy * active
-        d_weight = (dy * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
-        d_normed = dy * weight
-        dx = scale * (d_normed - normed * (d_normed * normed).mean(dim=-1, keepdim=True))
+        d_weight = None
+        if weight is not None:
+            d_weight = (dy * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
+            dy = dy * weight
+        dx = scale * (dy - normed * (dy * normed).mean(dim=-1, keepdim=True))
         return dx.to(x.dtype), d_weight, d_gate, None, None
 
 
-def _norm(x: Tensor, weight: Tensor, gate: Tensor | None, eps: float, is_sigmoid: bool) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, is_sigmoid: bool
+) -> Tensor:
+    """The RMS norm over the last dimension, times a weight, times an activated gate."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _value(x, weight, gate, eps, is_sigmoid)
     found: Tensor = _GatedNorm.apply(x, weight, gate, eps, is_sigmoid)
@@ -100,7 +114,7 @@ class RMSNorm(nn.Module):
         return f"{self.hidden_size}, eps={self.eps}"
 
     def forward(self, x: Tensor) -> Tensor:
-        return _norm(x, self.weight, None, self.eps, False)
+        return rms_norm(x, self.weight, None, self.eps, False)
 
 
 class GatedRMSNorm(nn.Module):
@@ -126,4 +140,4 @@ class GatedRMSNorm(nn.Module):
         return f"{self.hidden_size}, eps={self.eps}, activation={self.activation!r}"
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        return _norm(x, self.weight, gate, self.eps, self.activation == "sigmoid")
+        return rms_norm(x, self.weight, gate, self.eps, self.activation == "sigmoid")

@@ -55,13 +55,6 @@ class Packing:
         sequence = sequence.clamp(max=self.sequences - 1)
         return sequence, row - cu_seqlens[sequence]
 
-    def heads(self, history: int) -> tuple[Tensor, Tensor]:
-        """The first ``history`` rows of every sequence: their rows, and which of them exist."""
-        assert self.cu_seqlens is not None
-        cu_seqlens = self.cu_seqlens.long()
-        rows = cu_seqlens[:-1, None] + torch.arange(history, device=cu_seqlens.device)
-        return rows, rows < cu_seqlens[1:, None]
-
     def tail(self, history: int, rows: int) -> Tail:
         """Where the last ``history`` inputs of every sequence are."""
         assert self.cu_seqlens is not None

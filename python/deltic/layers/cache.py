@@ -13,7 +13,7 @@ class Cache:
     """The states of a model's layers while it decodes, by layer.
 
     A layer's entry is a dict: ``recurrent_state [N, HV, K, V]`` and ``conv_state``, the last inputs
-    of the q, k and v convolutions, ``[N, W - 1, D]`` each. One entry serves as many sequences as
+    of the q, k and v convolutions, ``[N, D, W - 1]`` each. One entry serves as many sequences as
     the batch has. Layers write single tokens into the tensors in place: take :meth:`clone` of a
     cache to come back to.
 

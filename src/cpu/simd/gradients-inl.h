@@ -371,27 +371,40 @@ inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape&
   }
 }
 
-// dq or dk of a chunk's q/k head to memory. d: of y = scale x / |x| or, without inverse norms, of
-// scale x. dx = scale r (d - y (y . d) / scale^2) with r = 1 / |x|.
+// core/gradients.h's normalize_gradient of a padded row, but for the factor r: dy becomes dx / (s
+// r).
+inline void take_off_along(const float* y, float r, int64_t width, float* dy) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> half;
+  constexpr int64_t kStep = HWY_LANES(double);
+  auto dot = hn::Zero(d), squares = hn::Zero(d);
+  for (int64_t c = 0; c < width; c += kStep) {
+    const auto v = hn::PromoteTo(d, hn::LoadU(half, y + c));
+    dot = hn::MulAdd(v, hn::PromoteTo(d, hn::LoadU(half, dy + c)), dot);
+    squares = hn::MulAdd(v, v, squares);
+  }
+  const auto along = hn::Set(d, norm_gradient_along(hn::GetLane(hn::SumOfLanes(d, dot)),
+                                                    hn::GetLane(hn::SumOfLanes(d, squares)), r));
+  for (int64_t c = 0; c < width; c += kStep) {
+    const auto v = hn::PromoteTo(d, hn::LoadU(half, y + c));
+    const auto rest = hn::NegMulAdd(along, v, hn::PromoteTo(d, hn::LoadU(half, dy + c)));
+    hn::StoreU(hn::DemoteTo(half, rest), half, dy + c);
+  }
+}
+
+// dq or dk of a chunk's q/k head to memory. d_y: of y = scale x / |x| or, without inverse norms, of
+// scale x.
 inline void store_head_gradient(const Rows& dx, const ChunkPlace& at, int64_t head, int64_t K,
                                 int64_t Kp, float scale, const float* y, const float* inverse_norms,
                                 float* d_y) {
-  const F32 d;
   if (!dx) return;
   for (int64_t t = 0; t < at.length; ++t) {
-    const float* row = y + t * Kp;
     float* d_row = d_y + t * Kp;
-    if (inverse_norms != nullptr && scale != 0.0f) {
-      Vec dot = hn::Zero(d);
-      for (int64_t c = 0; c < Kp; c += kLanes)
-        dot = hn::MulAdd(hn::LoadU(d, row + c), hn::LoadU(d, d_row + c), dot);
-      const Vec along = hn::Set(d, sum_lanes(dot) / scale / scale);
-      for (int64_t c = 0; c < Kp; c += kLanes) {
-        hn::StoreU(hn::NegMulAdd(along, hn::LoadU(d, row + c), hn::LoadU(d, d_row + c)), d,
-                   d_row + c);
-      }
+    float factor = scale;
+    if (inverse_norms != nullptr) {
+      take_off_along(y + t * Kp, inverse_norms[t], Kp, d_row);
+      factor *= inverse_norms[t];
     }
-    const float factor = inverse_norms != nullptr ? scale * inverse_norms[t] : scale;
     if (factor != 1.0f) scale_row(d_row, Kp, factor);
     store_row(d_row, K, dx.data, dx.dtype, dx.at(at.batch, at.begin + t, head));
   }

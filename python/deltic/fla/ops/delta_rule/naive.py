@@ -7,8 +7,10 @@ from ... import _naive
 from ..._call import wide
 
 
-def _heads_second(*tensors: Tensor) -> list[Tensor]:
-    return [x.transpose(1, 2) for x in tensors]
+def _heads_second(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), beta.transpose(1, 2)
 
 
 def delta_rule_recurrence(

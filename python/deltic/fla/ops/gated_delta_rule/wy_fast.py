@@ -37,7 +37,7 @@ def prepare_wy_repr_bwd(
     Each is like its tensor; that of the gate is None without g.
     """
     dk, dv, db, dg = _chunks.pair_gradients(k, v, beta, A, dw, du, g, cu_seqlens)
-    return dk, dv, db.to(beta.dtype), None if g is None else dg.to(g.dtype)
+    return dk, dv, db.to(beta.dtype), None if g is None or dg is None else dg.to(g.dtype)
 
 
 fwd_recompute_w_u = recompute_w_u_fwd

@@ -87,6 +87,11 @@ def _first_slots(slots: Tensor, num_accepted_tokens: Tensor | None) -> Tensor:
     return table.gather(1, place[:, None])[:, 0]
 
 
+def _is_pool(states: Tensor) -> bool:
+    """Whether the operator takes these states as they lie."""
+    return states.dtype in (torch.float32, torch.bfloat16) and states.stride(-1) == 1
+
+
 def _copy_of_states(
     initial_state: Tensor | None,
     read: Tensor,
@@ -198,15 +203,12 @@ def fused_recurrent_kda_fwd(
     del options["output_final_state"]
 
     HV, K, V = v.shape[2], q.shape[3], v.shape[3]
-    pool = initial_state
-    takes_pool = (
-        inplace_final_state
-        and pool is not None
-        and pool.dtype in (torch.float32, torch.bfloat16)
-        and pool.stride(-1) == 1
-    )
+    given = initial_state
     own_read, own_write = read, write
-    if not takes_pool:
+    takes_pool = inplace_final_state and given is not None and _is_pool(given)
+    if takes_pool and given is not None:
+        pool = given
+    else:
         # States on the side: slot n to start from, then one per row that is kept.
         kept = B * T if slots is not None and not inplace_final_state else write.numel()
         shape = (HV, V, K) if state_v_first else (HV, K, V)
@@ -239,8 +241,8 @@ def fused_recurrent_kda_fwd(
     if out is not None:
         o = out.copy_(o)
     if inplace_final_state:
-        if not takes_pool:
+        if not takes_pool and given is not None:
             used = _written(write, T, cu_seqlens)
-            initial_state[write[used]] = pool[own_write[used]].to(initial_state.dtype)
-        return o, initial_state
+            given[write[used]] = pool[own_write[used]].to(given.dtype)
+        return o, given
     return o, pool[N:] if output_final_state else None

@@ -1,0 +1,9 @@
+"""Other people's models on deltic's operators.
+
+Each module here has ``enable()`` and ``disable()`` for one package, and imports that package when
+``enable()`` is called, not before.
+"""
+
+from . import fla, transformers
+
+__all__ = ["fla", "transformers"]

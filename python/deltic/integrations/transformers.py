@@ -1,0 +1,372 @@
+"""Hugging Face transformers' models with delta-rule layers, on deltic's operators.
+
+    >>> from deltic.integrations import transformers
+    >>> report = transformers.enable()      # doctest: +SKIP
+    >>> print(report)                       # doctest: +SKIP
+    >>> transformers.disable()              # doctest: +SKIP
+
+A model's module has functions for its layers as globals, and classes for its norms and gates; these
+are replaced, so models that exist already change with those that are built later. What deltic does
+not take goes to the function that was there before (see docs/transformers.md).
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _blocks
+from ..fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+from ..fla.ops.kda import chunk_kda, fused_recurrent_kda
+from ..layers._norms import GATE_ACTIVATIONS, rms_norm
+from ._modules import ACTIVATIONS, causal_conv, conv_step, offsets_of, takes_weight
+from ._patch import Report, Switch, Target, named, say_once
+
+MODELS = (
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen4_exp",
+    "olmo_hybrid",
+    "kimi_linear",
+    "glm5_next",
+    "bailing_hybrid",
+)
+_switch = Switch()
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MAX_KEY_WIDTH = 256
+
+_ROWS = ("query", "key", "value", "g", "beta")
+_STATES = ("initial_state", "output_final_state", "use_qk_l2norm_in_kernel")
+
+
+def _refusal(query: Tensor, value: Tensor, keywords: set[str]) -> str | None:
+    """Why a call goes to the original without being tried."""
+    if query.dtype not in _DTYPES or value.dtype not in _DTYPES:
+        return f"{query.dtype} queries and {value.dtype} values"
+    if query.shape[-1] > _MAX_KEY_WIDTH:
+        return f"keys wider than {_MAX_KEY_WIDTH}"
+    return f"the keyword {sorted(keywords)[0]!r}" if keywords else None
+
+
+def _make_rule(ours: Callable[..., Any], chunked: bool) -> Callable[[Any, str], Any]:
+    """Makes a replacement of a function over whole sequences, or one that goes by tokens."""
+    # What these would change in the result nobody here has asked for: the original knows.
+    signature = inspect.signature(ours).parameters.values()
+    others = {p.name for p in signature if p.kind is not p.VAR_KEYWORD}
+    others -= {"q", "k", "v", "g", "beta", *_STATES, "cu_seqlens"}
+
+    def make(original: Any, name: str) -> Any:
+        def call(
+            rows: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+            initial_state: Tensor | None,
+            output_final_state: bool,
+            use_qk_l2norm_in_kernel: bool,
+            keywords: dict[str, Any],
+        ) -> Any:
+            query, key, value, g, beta = rows
+            options = dict(
+                initial_state=initial_state,
+                output_final_state=output_final_state,
+                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+            )
+            reason = _refusal(query, value, others & keywords.keys())
+            if reason is None:
+                offsets = keywords.get("cu_seqlens")
+                if offsets is None:
+                    offsets = keywords.get("cu_seq_lens_q")
+                state = None if initial_state is None else initial_state.float()
+                try:
+                    o, last = ours(
+                        query,
+                        key,
+                        value,
+                        g=g,
+                        beta=beta,
+                        **{**options, "initial_state": state},
+                        cu_seqlens=offsets,
+                    )
+                    return o.to(query.dtype), last
+                except NotImplementedError as error:
+                    reason = str(error).splitlines()[0]
+            if not torch.compiler.is_compiling():
+                say_once(name, reason)
+            return original(query, key, value, g=g, beta=beta, **options, **keywords)
+
+        def whole(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            g: Tensor,
+            beta: Tensor,
+            chunk_size: int = 64,  # changes the rounding only: not passed on
+            initial_state: Tensor | None = None,
+            output_final_state: bool = False,
+            use_qk_l2norm_in_kernel: bool = False,
+            **kwargs: Any,
+        ) -> tuple[Tensor, Tensor | None]:
+            rows = (query, key, value, g, beta)
+            result: tuple[Tensor, Tensor | None] = call(
+                rows, initial_state, output_final_state, use_qk_l2norm_in_kernel, kwargs
+            )
+            return result
+
+        def by_token(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            g: Tensor,
+            beta: Tensor,
+            initial_state: Tensor | None = None,
+            output_final_state: bool = False,
+            use_qk_l2norm_in_kernel: bool = False,
+            **kwargs: Any,
+        ) -> tuple[Tensor, Tensor | None]:
+            return whole(
+                query,
+                key,
+                value,
+                g,
+                beta,
+                initial_state=initial_state,
+                output_final_state=output_final_state,
+                use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel,
+                **kwargs,
+            )
+
+        return named(whole if chunked else by_token, original, name)
+
+    return make
+
+
+def _make_convolution(original: Any, name: str) -> Any:
+    def causal_conv1d_fn(
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        batch, channels, tokens = hidden_states.shape
+        seq_idx, offsets = kwargs.get("seq_idx"), kwargs.get("cu_seqlens")
+        if offsets is None:
+            offsets = kwargs.get("cu_seq_lens_q")
+        reason = None
+        if hidden_states.device.type != "cpu":
+            reason = f"{hidden_states.device.type} tensors"
+        elif not takes_weight(weight):
+            reason = f"a convolution of {weight.shape[-1]} taps"
+        elif activation not in ACTIVATIONS:
+            reason = f"the activation {activation!r}"
+        elif seq_idx is not None and seq_idx.shape != (batch, tokens):
+            reason = "`seq_idx` and states of earlier tokens"
+        if reason is not None:
+            if not torch.compiler.is_compiling():
+                say_once(name, reason)
+            return original(hidden_states, weight, bias, activation=activation, **kwargs)
+        rows = hidden_states.transpose(1, 2)
+        if seq_idx is None and offsets is None:
+            y, _ = causal_conv(rows, weight, bias, activation)
+            return y.transpose(1, 2)
+        if seq_idx is not None:
+            offsets = offsets_of(seq_idx)
+        packed = rows.reshape(1, batch * tokens, channels)
+        y, _ = causal_conv(packed, weight, bias, activation, cu_seqlens=offsets)
+        return y.view(batch, tokens, channels).transpose(1, 2)
+
+    return named(causal_conv1d_fn, original, name)
+
+
+def _make_convolution_step(original: Any, name: str) -> Any:
+    def causal_conv1d_update(
+        hidden_states: Tensor,
+        conv_state: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        ours = (
+            hidden_states.device.type == "cpu"
+            and hidden_states.dim() == 3
+            and hidden_states.shape[-1] == 1
+            and activation in ACTIVATIONS
+            and takes_weight(weight)
+            and not torch.is_grad_enabled()
+            and not kwargs
+        )
+        if not ours:
+            return original(hidden_states, conv_state, weight, bias, activation, **kwargs)
+        y = conv_step(hidden_states.squeeze(-1), conv_state, weight, bias, activation)
+        return y.unsqueeze(-1)
+
+    return named(causal_conv1d_update, original, name)
+
+
+def _make_norm(original: Any, name: str) -> Any:
+    def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
+        if (
+            gate is None
+            or hidden_states.device.type != "cpu"
+            or hidden_states.dtype not in _DTYPES
+            or self.activation not in GATE_ACTIVATIONS
+        ):
+            return original(self, hidden_states, gate)
+        is_sigmoid = self.activation == "sigmoid"
+        return rms_norm(hidden_states, self.weight, gate, self.variance_epsilon, is_sigmoid)
+
+    return named(forward, original, name)
+
+
+def _make_forget_gate(original: Any, name: str) -> Any:
+    def forward(self: Any, hidden_states: Tensor) -> Any:
+        if hidden_states.device.type != "cpu" or hidden_states.dtype not in _DTYPES:
+            return original(self, hidden_states)
+        if hasattr(self, "f_proj"):  # one projection, and the gate in the layer's dtype
+            raw, dtype = self.f_proj(hidden_states), hidden_states.dtype
+            bound = self.lower_bound if self.safe_gate else None
+        else:
+            raw, dtype = self.f_b_proj(self.f_a_proj(hidden_states)), torch.float32
+            bound = getattr(self, "safe_gate_lower_bound", None)
+        return _blocks.gate(
+            raw.view(*raw.shape[:2], self.num_heads, self.head_dim),
+            gate="softplus" if bound is None else "bounded",
+            A_log=self.A_log.flatten(),
+            dt_bias=self.dt_bias,
+            lower_bound=bound,
+            dtype=dtype,
+        )
+
+    return named(forward, original, name)
+
+
+# A function's name: what makes its replacement, the parameters it must have, what does its work.
+_FUNCTIONS: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = {
+    "torch_chunk_gated_delta_rule": (
+        _make_rule(chunk_gated_delta_rule, True),
+        (*_ROWS, "chunk_size", *_STATES),
+        "deltic.fla.ops.gated_delta_rule.chunk_gated_delta_rule",
+    ),
+    "torch_recurrent_gated_delta_rule": (
+        _make_rule(fused_recurrent_gated_delta_rule, False),
+        (*_ROWS, *_STATES),
+        "deltic.fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule",
+    ),
+    "chunk_kimi_delta_attention": (
+        _make_rule(chunk_kda, True),
+        (*_ROWS, "chunk_size", *_STATES),
+        "deltic.fla.ops.kda.chunk_kda",
+    ),
+    "recurrent_kimi_delta_attention": (
+        _make_rule(fused_recurrent_kda, False),
+        (*_ROWS, *_STATES),
+        "deltic.fla.ops.kda.fused_recurrent_kda",
+    ),
+    "causal_conv1d_fn": (
+        _make_convolution,
+        ("hidden_states", "weight", "bias", "activation"),
+        "deltic.causal_conv1d",
+    ),
+    "causal_conv1d_update": (
+        _make_convolution_step,
+        ("hidden_states", "conv_state", "weight", "bias", "activation"),
+        "deltic.causal_conv1d_update",
+    ),
+}
+# Likewise for the forward of classes, by the end of their names.
+_CLASSES: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = {
+    "RMSNormGated": (_make_norm, ("self", "hidden_states", "gate"), "a norm in one new tensor"),
+    "ForgetGate": (_make_forget_gate, ("self", "hidden_states"), "deltic.gate"),
+}
+
+
+def _parameters(function: Any) -> tuple[str, ...]:
+    """The names of a function's parameters, without the one that takes all other keywords."""
+    is_module = isinstance(function, torch.nn.Module)  # what the package `kernels` makes of it
+    signature = inspect.signature(type(function).forward if is_module else inspect.unwrap(function))
+    found = [p.name for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return tuple(found[1:] if is_module else found)
+
+
+def _targets_in(module: ModuleType, model: str, left: dict[str, str]) -> list[Target]:
+    """What can be replaced in a model's module; what cannot goes to `left` with the reason."""
+    targets = []
+
+    def add(owner: Any, name: str, row: Any, title: str) -> None:
+        make, expected, note = row
+        original = vars(owner)[name]
+        put = _switch.held(owner, name)
+        if put is None:
+            parameters = _parameters(original)
+            if parameters != expected:
+                left[title] = f"expected the parameters {expected}, got {parameters}"
+                return
+            put = make(original, name)
+        targets.append(Target(owner, name, put, title, note))
+
+    for name, row in _FUNCTIONS.items():
+        if name in vars(module):
+            add(module, name, row, f"{model}: {name}")
+    for name, value in vars(module).items():
+        for end, row in _CLASSES.items():
+            mine = isinstance(value, type) and value.__module__ == module.__name__
+            if mine and name.endswith(end) and "forward" in vars(value):
+                add(value, "forward", row, f"{model}: {name}.forward")
+    if not any(target.name in _FUNCTIONS for target in targets):
+        left.setdefault(model, "has none of the functions that deltic knows")
+    return targets
+
+
+def enable(models: str | Iterable[str] | None = None) -> Report:
+    """Makes transformers' models run on deltic's operators.
+
+    Args:
+        models: names out of ``MODELS``; by default all that the installed version has.
+
+    Returns:
+        A report: ``str()`` of it says what was replaced by what, and what was not and why. As a
+        context manager it puts back at its end what this call replaced.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: a name that is not in ``MODELS``.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ImportError(
+            "deltic.integrations.transformers: transformers: expected an installed package "
+            f"(pip install transformers), got: {error}"
+        ) from error
+    chosen = MODELS if models is None else (models,) if isinstance(models, str) else tuple(models)
+    for model in chosen:
+        if model not in MODELS:
+            raise ValueError(
+                f"enable: models: expected names out of {', '.join(MODELS)}, got {model!r}"
+            )
+    left: dict[str, str] = {}
+    targets: list[Target] = []
+    for model in chosen:
+        path = f"transformers.models.{model}.modeling_{model}"
+        try:
+            module = importlib.import_module(path)
+        except ImportError as error:
+            missing = isinstance(error, ModuleNotFoundError) and (error.name or "") in path
+            there = f"not in transformers {transformers.__version__}"
+            left[model] = there if missing else f"cannot be imported: {error}"
+            continue
+        targets += _targets_in(module, model, left)
+    return _switch.turn_on(f"transformers {transformers.__version__}", targets, left)
+
+
+def disable() -> Report:
+    """Puts back everything that :func:`enable` replaced.
+
+    Returns:
+        A report of what was put back. As a context manager it replaces that again at its end.
+    """
+    return _switch.turn_off("transformers")

@@ -1,0 +1,431 @@
+"""Every argument of every public function does something, or is refused by its name."""
+
+import inspect
+
+import deltic
+import pytest
+import torch
+
+T, H, HV, K, V = 40, 2, 4, 16, 8
+_GENERATOR = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=_GENERATOR)
+
+
+def rand(*shape):
+    return torch.rand(shape, generator=_GENERATOR)
+
+
+Q, X, VALUES = randn(1, T, H, K), randn(1, T, H, K), randn(1, T, HV, V)
+KEYS = torch.nn.functional.normalize(X, dim=-1)
+BETA, G, GV = rand(1, T, HV), -rand(1, T, HV), -rand(1, T, HV, V)
+CUMULATIVE = deltic.cumsum(G, chunk_size=16)
+SQUARE = 0.1 * randn(1, T, HV, 16)
+STATE = randn(1, HV, K, V)
+POOL = randn(3, HV, K, V)
+CU = torch.tensor([0, 15, T])
+A_LOG, DT_BIAS = rand(HV), randn(HV)
+ENTRY = (torch.tensor([0, 1]), torch.tensor([16]), torch.tensor([1]))
+
+# What a function is called with where nothing else is said.
+BASE = {
+    "delta_rule": dict(q=Q, k=KEYS, v=VALUES, beta=BETA, g=G),
+    "recurrent": dict(q=Q, k=KEYS, v=VALUES, beta=BETA, g=G),
+    "decode": dict(q=Q, k=KEYS, v=VALUES, beta=BETA, g=G, state_pool=POOL),
+    "cumsum": dict(g=G),
+    "gate": dict(g=G),
+    "l2norm": dict(x=Q),
+    "kkt": dict(k=KEYS, g=CUMULATIVE, beta=BETA, chunk_size=16),
+    "scores": dict(q=Q, k=KEYS, g=CUMULATIVE, chunk_size=16),
+    "inverse": dict(a=SQUARE),
+    "wy": dict(k=KEYS, a=SQUARE, v=VALUES, g=CUMULATIVE, beta=BETA, q=Q, output_kg=True),
+}
+SEQUENCES = ("delta_rule", "recurrent", "decode")
+BLOCKS = tuple(name for name in BASE if name not in SEQUENCES)
+OPERATION = {"delta_rule": "forward", "recurrent": "decode", "decode": "decode"}
+
+SOFTPLUS = dict(gate="softplus", A_log=A_LOG)
+BOUNDED = dict(gate="bounded", lower_bound=-2.0)
+
+
+def run(function, **changes):
+    """Outputs of a call, with the tensors that it writes to."""
+    given = {**BASE[function], **changes}
+    written = []
+    if given.get("state_pool") is not None:
+        given["state_pool"] = given["state_pool"].clone()
+        written.append(given["state_pool"])
+    if isinstance(given.get("checkpoints"), tuple):
+        *lists, states = given["checkpoints"]
+        given["checkpoints"] = (*lists, states.clone())
+        written.append(given["checkpoints"][3])
+    out = getattr(deltic, function)(**given)
+    return [*(out if isinstance(out, tuple) else (out,)), *written]
+
+
+def same(a, b):
+    return all(
+        (x is None) == (y is None)
+        and (x is None or (x.dtype == y.dtype and x.shape == y.shape and torch.equal(x, y)))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+# ---- What each argument does: the first and the second call of a pair differ ------------------
+
+EVERY_SEQUENCE = {
+    "q": ({}, dict(q=2 * Q)),
+    "k": ({}, dict(k=0.5 * KEYS)),
+    "v": ({}, dict(v=2 * VALUES)),
+    "beta": ({}, dict(beta=None)),
+    "g": ({}, dict(g=None)),
+    "scale": ({}, dict(scale=0.5)),
+    "cu_seqlens": ({}, dict(cu_seqlens=CU)),
+    "gate": ({}, SOFTPLUS),
+    "A_log": (SOFTPLUS, dict(SOFTPLUS, A_log=2 * A_LOG)),
+    "dt_bias": (SOFTPLUS, dict(SOFTPLUS, dt_bias=DT_BIAS)),
+    "lower_bound": (BOUNDED, dict(BOUNDED, lower_bound=-3.0)),
+    "beta_form": ({}, dict(beta_form="2sigmoid")),
+    "qk_l2norm": (dict(k=X), dict(k=X, qk_l2norm=True)),
+}
+WITH_SQUARE_STATE = dict(v=randn(1, T, HV, K), state_pool=randn(1, HV, K, K))
+CHECKPOINTS = (*ENTRY, torch.zeros(2, HV, K, V))
+EFFECTS = {
+    "delta_rule": EVERY_SEQUENCE
+    | {
+        "initial_state": ({}, dict(initial_state=STATE)),
+        "output_final_state": ({}, dict(output_final_state=True)),
+        "state_layout": (
+            dict(output_final_state=True),
+            dict(output_final_state=True, state_layout="vk"),
+        ),
+        "chunk_size": ({}, dict(chunk_size=16)),
+        "checkpoints": (
+            dict(checkpoints=(*ENTRY[:2], torch.tensor([0]), CHECKPOINTS[3])),
+            dict(checkpoints=CHECKPOINTS),
+        ),
+        "state_pool": (dict(state_pool=POOL), dict(state_pool=2 * POOL)),
+        "read_index": (dict(state_pool=POOL), dict(state_pool=POOL, read_index=torch.tensor([2]))),
+        "write_index": (
+            dict(state_pool=POOL, read_index=torch.tensor([2])),
+            dict(state_pool=POOL, read_index=torch.tensor([2]), write_index=torch.tensor([1])),
+        ),
+    },
+    "recurrent": EVERY_SEQUENCE
+    | {
+        "gv": ({}, dict(gv=GV)),
+        "initial_state": ({}, dict(initial_state=STATE)),
+        "output_final_state": ({}, dict(output_final_state=True)),
+        "state_layout": (
+            dict(output_final_state=True),
+            dict(output_final_state=True, state_layout="vk"),
+        ),
+    },
+    "decode": EVERY_SEQUENCE
+    | {
+        "gv": ({}, dict(gv=GV)),
+        "state_pool": ({}, dict(state_pool=2 * POOL)),
+        "read_index": ({}, dict(read_index=torch.tensor([2]))),
+        "write_index": (
+            dict(read_index=torch.tensor([0])),
+            dict(read_index=torch.tensor([0]), write_index=torch.tensor([1])),
+        ),
+        "state_layout": (WITH_SQUARE_STATE, dict(WITH_SQUARE_STATE, state_layout="vk")),
+    },
+    "cumsum": {
+        "g": ({}, dict(g=2 * G)),
+        "scale": ({}, dict(scale=0.5)),
+        "gate": ({}, SOFTPLUS),
+        "A_log": (SOFTPLUS, dict(SOFTPLUS, A_log=2 * A_LOG)),
+        "dt_bias": (SOFTPLUS, dict(SOFTPLUS, dt_bias=DT_BIAS)),
+        "lower_bound": (BOUNDED, dict(BOUNDED, lower_bound=-3.0)),
+        "reverse": ({}, dict(reverse=True)),
+        "chunk_size": ({}, dict(chunk_size=16)),
+        "cu_seqlens": ({}, dict(cu_seqlens=CU)),
+        "dtype": ({}, dict(dtype=torch.bfloat16)),
+    },
+    "gate": {
+        "g": ({}, dict(g=2 * G)),
+        "gate": ({}, SOFTPLUS),
+        "A_log": (SOFTPLUS, dict(SOFTPLUS, A_log=2 * A_LOG)),
+        "dt_bias": (SOFTPLUS, dict(SOFTPLUS, dt_bias=DT_BIAS)),
+        "lower_bound": (BOUNDED, dict(BOUNDED, lower_bound=-3.0)),
+        "cu_seqlens": ({}, dict(cu_seqlens=torch.tensor([0, 15]))),  # the rest is padding
+        "dtype": ({}, dict(dtype=torch.bfloat16)),
+    },
+    "l2norm": {
+        "x": ({}, dict(x=2 * Q)),
+        "cu_seqlens": ({}, dict(cu_seqlens=torch.tensor([0, 15]))),
+        "dtype": ({}, dict(dtype=torch.bfloat16)),
+    },
+    "kkt": {
+        "k": ({}, dict(k=2 * KEYS)),
+        "g": ({}, dict(g=None)),
+        "beta": ({}, dict(beta=None)),
+        "chunk_size": ({}, dict(chunk_size=32)),
+        "cu_seqlens": ({}, dict(cu_seqlens=CU)),
+        "dtype": ({}, dict(dtype=torch.bfloat16)),
+    },
+    "scores": {
+        "q": ({}, dict(q=2 * Q)),
+        "k": ({}, dict(k=2 * KEYS)),
+        "g": ({}, dict(g=None)),
+        "scale": ({}, dict(scale=0.5)),
+        "chunk_size": ({}, dict(chunk_size=32)),
+        "cu_seqlens": ({}, dict(cu_seqlens=CU)),
+        "dtype": ({}, dict(dtype=torch.bfloat16)),
+    },
+    "inverse": {
+        "a": ({}, dict(a=2 * SQUARE)),
+        "cu_seqlens": ({}, dict(cu_seqlens=CU)),
+        "dtype": ({}, dict(dtype=torch.bfloat16)),
+    },
+    "wy": {
+        "k": ({}, dict(k=2 * KEYS)),
+        "a": ({}, dict(a=2 * SQUARE)),
+        "v": ({}, dict(v=None)),
+        "g": ({}, dict(g=None)),
+        "beta": ({}, dict(beta=None)),
+        "q": ({}, dict(q=None)),
+        "output_kg": ({}, dict(output_kg=False)),
+        "cu_seqlens": ({}, dict(cu_seqlens=CU)),
+        "dtype": ({}, dict(dtype=torch.bfloat16)),
+    },
+}
+# Arguments that say how, not what: any bit that they changed would be an error.
+COPY = {"cu_seqlens_cpu": (dict(cu_seqlens=CU), dict(cu_seqlens=CU, cu_seqlens_cpu=CU.clone()))}
+SAME_BITS = {name: COPY for name in BASE}
+SAME_BITS["delta_rule"] = COPY | {
+    "split": ({}, dict(split="off")),
+    "recompute": ({}, dict(recompute=False)),
+}
+
+
+def both(function, pair):
+    return [run(function, **changes) for changes in pair]
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(f, a) for f, table in EFFECTS.items() for a in table]
+)
+def test_an_argument_has_its_effect(function, argument):
+    first, second = both(function, EFFECTS[function][argument])
+    assert not same(first, second)
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(f, a) for f, table in SAME_BITS.items() for a in table]
+)
+def test_an_argument_that_says_how_changes_no_bit(function, argument):
+    first, second = both(function, SAME_BITS[function][argument])
+    assert same(first, second)
+
+
+@pytest.mark.parametrize("function", BASE)
+def test_a_named_implementation_is_the_one_that_runs(function, capfd, monkeypatch):
+    default = run(function)
+    monkeypatch.setenv("DELTIC_LOG", "dispatch")
+    plain = run(function, impl="cpu.plain")
+    chosen = {line.split()[2] for line in capfd.readouterr().err.splitlines() if "chosen" in line}
+    assert chosen == {"cpu.plain:"}
+    for x, y in zip(default, plain, strict=True):
+        assert x is y is None or torch.allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+# ---- What each argument refuses ---------------------------------------------------------------
+
+LISTS = {
+    "cu_seqlens": (dict(cu_seqlens=torch.tensor([0, T + 1])), ValueError, "cu_seqlens: expected"),
+    "cu_seqlens_cpu": (dict(cu_seqlens_cpu=CU), ValueError, "expected none without cu_seqlens"),
+    "impl": (dict(impl="none"), ValueError, "impl: expected one of"),
+}
+GATES = {
+    "gate": (dict(gate="relu"), ValueError, "gate: expected one of 'log_decay'"),
+    "A_log": (dict(A_log=A_LOG), ValueError, "A_log: expected none with the gate form log_decay"),
+    "dt_bias": (dict(dt_bias=DT_BIAS), ValueError, "dt_bias: expected none with the gate form"),
+    "lower_bound": (dict(lower_bound=-1.0), ValueError, "expected none without the gate form"),
+}
+OUTPUT = {"dtype": (dict(dtype=torch.int8), TypeError, "dtype: expected fp32, bf16 or fp16")}
+CHUNK = {"chunk_size": (dict(chunk_size=48), ValueError, "chunk_size: expected 16, 32 or 64")}
+SCALE = {"scale": (dict(scale=float("nan")), ValueError, "scale: expected a finite number")}
+FINAL = {
+    "initial_state": (dict(initial_state=POOL), ValueError, "initial_state: expected shape"),
+    "output_final_state": (dict(output_final_state="no"), TypeError, "expected a bool, got 'no'"),
+}
+POOLS = {
+    "read_index": (
+        dict(state_pool=POOL, read_index=torch.tensor([7])),
+        ValueError,
+        "read_index: expected",
+    ),
+    "write_index": (
+        dict(state_pool=POOL, read_index=torch.tensor([0]), write_index=torch.tensor([0.0])),
+        TypeError,
+        "write_index: expected int32 or int64",
+    ),
+}
+EVERY_REFUSAL = (
+    {name: (dict([(name, None)]), ValueError, f"{name}: expected a tensor") for name in "qkv"}
+    | {
+        "beta": (dict(beta=BETA[0]), ValueError, "beta: expected shape"),
+        "g": (dict(g=G[0]), ValueError, "g: expected shape"),
+        "beta_form": (dict(beta_form="tanh"), ValueError, "beta_form: expected one of"),
+        "qk_l2norm": (dict(qk_l2norm="no"), TypeError, "qk_l2norm: expected a bool, got 'no'"),
+        "state_layout": (dict(state_layout="hv"), ValueError, "state_layout: expected one of"),
+    }
+    | LISTS
+    | GATES
+    | SCALE
+)
+COLUMNS = {"gv": (dict(gv=G), ValueError, "gv: expected shape")}
+REFUSALS = {
+    "delta_rule": EVERY_REFUSAL
+    | FINAL
+    | CHUNK
+    | POOLS
+    | {
+        "split": (dict(split=0), ValueError, "split: expected a number of tokens above 0"),
+        "recompute": (dict(recompute="no"), TypeError, "recompute: expected a bool, got 'no'"),
+        "checkpoints": (dict(checkpoints=5), ValueError, r"checkpoints: expected \(cu, tokens"),
+        "state_pool": (dict(state_pool=POOL[..., 0]), ValueError, "state_pool: expected shape"),
+    },
+    "recurrent": EVERY_REFUSAL | FINAL | COLUMNS,
+    "decode": EVERY_REFUSAL
+    | POOLS
+    | COLUMNS
+    | {
+        "state_pool": (dict(state_pool=None), ValueError, "state_pool: expected a tensor, got none")
+    },
+    "cumsum": {"g": (dict(g=G[0]), ValueError, "g: expected shape")}
+    | LISTS
+    | GATES
+    | SCALE
+    | CHUNK
+    | OUTPUT
+    | {"reverse": (dict(reverse=1), TypeError, "reverse: expected a bool, got 1")},
+    "gate": {"g": (dict(g=G[0]), ValueError, "g: expected shape")} | LISTS | GATES | OUTPUT,
+    "l2norm": {"x": (dict(x=None), ValueError, "x: expected a tensor, got none")} | LISTS | OUTPUT,
+    "kkt": {
+        "k": (dict(k=Q[0]), ValueError, "k: expected shape"),
+        "g": (dict(g=-rand(1, T, 3), beta=None), ValueError, "g: expected a number of value heads"),
+        "beta": (dict(beta=rand(1, T, 3), g=None), ValueError, "beta: expected a number of value"),
+    }
+    | LISTS
+    | CHUNK
+    | OUTPUT,
+    "scores": {
+        "q": (dict(q=Q[0]), ValueError, "q: expected shape"),
+        "k": (dict(k=Q[0]), ValueError, "k: expected shape"),
+        "g": (dict(g=-rand(1, T, 3)), ValueError, "g: expected a number of value heads"),
+    }
+    | LISTS
+    | SCALE
+    | CHUNK
+    | OUTPUT,
+    "inverse": {"a": (dict(a=SQUARE[..., :5]), ValueError, "a: expected a width of 16, 32 or 64")}
+    | LISTS
+    | OUTPUT,
+    "wy": {
+        "k": (dict(k=Q[0]), ValueError, "k: expected shape"),
+        "a": (dict(a=SQUARE[..., :5]), ValueError, "a: expected"),
+        "v": (dict(v=VALUES[:, :3]), ValueError, "v: expected shape"),
+        "g": (dict(g=-rand(1, T, 3)), ValueError, "g: expected shape"),
+        "beta": (dict(beta=rand(1, T, 3)), ValueError, "beta: expected shape"),
+        "q": (dict(q=Q[:, :3]), ValueError, "q: expected shape"),
+        "output_kg": (dict(output_kg="no"), TypeError, "output_kg: expected a bool, got str"),
+    }
+    | LISTS
+    | OUTPUT,
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"), [(f, a) for f, table in REFUSALS.items() for a in table]
+)
+def test_a_wrong_argument_is_refused_by_name(function, argument):
+    changes, kind, text = REFUSALS[function][argument]
+    pool = POOL.clone()
+    with pytest.raises(kind, match=text) as error:
+        run(function, **changes)
+    assert str(error.value).startswith(
+        f"{OPERATION.get(function, function)}: {argument}: expected "
+    )
+    assert ", got " in str(error.value) and torch.equal(pool, POOL)
+
+
+@pytest.mark.parametrize("function", BASE)
+def test_the_tables_have_every_argument(function):
+    arguments = set(inspect.signature(getattr(deltic, function)).parameters)
+    assert set(EFFECTS[function]) | set(SAME_BITS[function]) | {"impl"} == arguments
+    assert set(REFUSALS[function]) == arguments
+
+
+# ---- Combinations -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("split", "off"),
+        ("chunk_size", 32),
+        ("recompute", False),
+        ("checkpoints", CHECKPOINTS),
+        ("state_pool", POOL),
+        ("read_index", torch.tensor([0])),
+        ("write_index", torch.tensor([0])),
+    ],
+)
+def test_the_recurrent_form_behind_delta_rule_ignores_nothing(argument, value):
+    beta = rand(1, T, HV, V)
+    o, _ = deltic.delta_rule(Q, KEYS, VALUES, beta=beta)
+    assert torch.equal(o, deltic.recurrent(Q, KEYS, VALUES, beta=beta)[0])
+    with pytest.raises(
+        ValueError, match=f"^forward: {argument}: expected .* beta per value column"
+    ):
+        deltic.delta_rule(Q, KEYS, VALUES, beta=beta, **{argument: value})
+
+
+@pytest.mark.parametrize("argument", ["read_index", "write_index"])
+def test_an_index_needs_a_pool(argument):
+    with pytest.raises(
+        ValueError, match=f"^forward: {argument}: expected none without a state pool"
+    ):
+        deltic.delta_rule(Q, KEYS, VALUES, **{argument: torch.tensor([0])})
+
+
+def test_a_pool_has_no_final_state():
+    with pytest.raises(ValueError, match="forward: output_final_state: expected none with a state"):
+        deltic.delta_rule(Q, KEYS, VALUES, state_pool=POOL.clone(), output_final_state=True)
+
+
+def test_tensors_that_are_written_require_no_gradient():
+    pool = POOL.clone().requires_grad_()
+    for function, op in (("delta_rule", "forward"), ("decode", "decode")):
+        with pytest.raises(ValueError, match=f"{op}: state_pool: expected none where gradients"):
+            run(function, state_pool=pool)
+    with pytest.raises(ValueError, match="checkpoints.states: expected a tensor that requires no"):
+        run("delta_rule", checkpoints=(*ENTRY, torch.zeros(2, HV, K, V).requires_grad_()))
+    with torch.no_grad():
+        run("decode", state_pool=pool)
+
+
+@pytest.mark.parametrize("function", ["delta_rule", "recurrent", "decode", "cumsum", "scores"])
+def test_a_number_is_no_tensor(function):
+    """torch would read the number and drop the gradient."""
+    with pytest.raises(TypeError, match=": scale: expected a float, got a tensor"):
+        run(function, scale=torch.tensor(0.5, requires_grad=True))
+    with pytest.raises(TypeError, match=": scale: expected a float, got str"):
+        run(function, scale="1")
+
+
+def test_checkpoints_of_other_kinds():
+    states = CHECKPOINTS[3]
+    for given, text in (
+        ((*ENTRY, None), "checkpoints.states: expected a tensor, got none"),
+        ((None,) * 4, "checkpoints.cu: expected a tensor, got none"),
+        ((*ENTRY[:2], [1], states), "checkpoints.slots: expected a tensor, got list"),
+    ):
+        with pytest.raises(TypeError, match=f"^forward: {text}"):
+            deltic.delta_rule(Q, KEYS, VALUES, checkpoints=given)

@@ -1,0 +1,111 @@
+"""The examples run, with sizes that take seconds, and do what they say."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support import ROOT
+
+EXAMPLES = ROOT / "examples" / "python"
+HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
+SMALL = ("--steps", "50", "--batch", "4", "--length", "96", "--width", "32", "--layers", "2")
+SMALL += ("--heads", "2", "--threads", "1")
+
+
+def run(name, *arguments, status=0):
+    """An example's output; it must end with this status."""
+    environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
+    found = subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=environment,
+    )
+    assert found.returncode == status, found.stdout + found.stderr
+    return found.stdout + found.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder that training left, and what it printed."""
+    folder = tmp_path_factory.mktemp("out")
+    plot = () if HAS_MATPLOTLIB else ("--no-plot",)
+    return folder, run("train_tiny_lm.py", *SMALL, *plot, "--out", folder)
+
+
+def bits(text):
+    return [
+        float(x) for x in re.search(r"([\d.]+) bits/byte before, ([\d.]+) after", text).groups()
+    ]
+
+
+def test_training_learns(trained):
+    folder, text = trained
+    before, after = bits(text)
+    assert before == 8.0 and after < 5.7
+    assert "50/50" in text and (folder / "tiny_lm.pt").exists()
+    if HAS_MATPLOTLIB:
+        assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    else:
+        assert "needs matplotlib" in run("train_tiny_lm.py", *SMALL, status=1)
+
+
+def test_training_is_repeatable(trained, tmp_path):
+    """The numbers on the way, times aside, and the weights."""
+    import torch
+
+    again = run("train_tiny_lm.py", *SMALL, "--out", tmp_path, "--no-plot")
+    assert bits(again) == bits(trained[1]) and not (tmp_path / "loss.png").exists()
+    weights = [
+        torch.load(folder / "tiny_lm.pt", weights_only=True)["weights"]
+        for folder in (trained[0], tmp_path)
+    ]
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_generation_agrees_with_a_full_pass(trained, temperature):
+    given = ("--checkpoint", trained[0] / "tiny_lm.pt", "--temperature", temperature)
+    text = run("generate.py", *given, "--prompt", "state", "--tokens", 70, "--check")
+    assert text.startswith("state") and "check: 70 of 70 bytes the same without a cache" in text
+    assert re.search(r"prefill: 5 bytes in [\d.]+ ms; decoding: [\d,]+ bytes/s", text)
+
+
+def test_the_check_of_generation_can_fail(trained, tmp_path):
+    """A cache that forgets is seen."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(EXAMPLES)!r})\n"
+        "import generate\n"
+        "update = generate.Cache.update\n"
+        "def forget(self, recurrent_state=None, *args, **kwargs):\n"
+        "    recurrent_state = None if recurrent_state is None else recurrent_state * 0.5\n"
+        "    return update(self, recurrent_state, *args, **kwargs)\n"
+        "generate.Cache.update = forget\n"
+        f"sys.exit(generate.main(['--checkpoint', {str(trained[0] / 'tiny_lm.pt')!r}, '--check']))"
+    )
+    script = tmp_path / "forget.py"
+    script.write_text(code)
+    assert "the two passes differ" in run(script, status=1)
+
+
+def test_messages(tmp_path):
+    assert "no checkpoint" in run("generate.py", "--checkpoint", tmp_path / "none", status=1)
+    short = tmp_path / "short.txt"
+    short.write_text("few words")
+    text = run("train_tiny_lm.py", "--text", short, "--no-plot", status=1)
+    assert "the text has 9 bytes" in text
+
+
+def test_hugging_face_model():
+    pytest.importorskip("transformers", minversion="5.16")
+    given = ("--length", "70", "--tokens", "4", "--repeats", "1", "--threads", "1")
+    text = run("huggingface_compare.py", *given)
+    assert "written tokens: 4 of 4 the same" in text
+    differences = [float(x) for x in re.findall(r"largest difference ([\d.e-]+)", text)]
+    assert len(differences) == 2 and 0 < max(differences) < 1e-4
+    assert "qwen3_next: torch_chunk_gated_delta_rule -> deltic." in text
+    assert len(re.findall(r"^(prefill|training|writing) +[\d.]+", text, re.MULTILINE)) == 3
