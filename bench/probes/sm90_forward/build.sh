@@ -1,7 +1,10 @@
 #!/bin/sh
-# Builds build/probe. CUTLASS: folder with CUTLASS's include files (the nvidia-cutlass package has them under source/include).
+# Builds build/probe: the forward's own sources and the program that checks and times it.
 set -e
 cd "$(dirname "$0")"
 mkdir -p build
+root=../../..
 ${NVCC:-nvcc} -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a -Xptxas -v,-warn-spills \
-  -I"${CUTLASS:?folder with CUTLASS include files}" -cudart static "$@" main.cu -o "${OUTPUT:-build/probe}"
+  -I$root/src -I$root/include -cudart static "$@" main.cu $root/src/cuda/device.cpp \
+  $root/src/cuda/sm90/forward/launch.cu $root/src/cuda/sm90/forward/instantiations/*.cu \
+  -o "${OUTPUT:-build/probe}"

@@ -1,6 +1,6 @@
-// Stand-alone check and timing of the forward probe: `probe check | small | time | rows | segments
-// | once`.
-#include <cudaTypedefs.h>
+// Stand-alone check and timing of the forward on Hopper through its door: `probe check | small |
+// time | rows | gdn FILE | once`.
+#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,11 +11,13 @@
 #include <string>
 #include <vector>
 
-#include "kernel.cuh"
-#include "segments.cuh"
+#include "core/error.h"
+#include "cuda/sm90/forward/launch.h"
 
-using namespace deltic::gpu;
+using deltic::Gate;
+using deltic::Problem;
 using bf16 = __nv_bfloat16;
+enum class GateForm { kLogDecay, kSoftplus, kBounded };  // as deltic_gate_form
 
 #define CHECK(x)                                                                      \
   do {                                                                                \
@@ -27,23 +29,19 @@ using bf16 = __nv_bfloat16;
   } while (0)
 
 struct Config {
-  Gate gate = Gate::kChannel;
+  Gate gate = Gate::channel;
   GateForm form = GateForm::kBounded;
+  bool is_raw = false;  // keys and queries of length one, beta in (0, 1): norm and sigmoid off
 };
 struct Tensors {
   bf16 *q, *k, *v, *g, *beta, *o;
   float *a_log, *dt_bias, *state_in, *state_out;
   int* cu;
   int tokens, heads, value_heads, seqs;
+  int width = 128;  // K = V
   std::vector<int> lens;
-  void* workspace;
-};
-// A call in segments of so many chunks.
-struct Split {
-  int segments = 0, transfers = 0;
-  int *cu = nullptr, *first = nullptr;
-  float *transfer = nullptr, *state_in = nullptr, *state_out = nullptr;
-  std::vector<int> last;  // segment of each sequence that ends it
+  void* workspace = nullptr;
+  size_t workspace_bytes = 0;
 };
 
 // --- inputs --------------------------------------------------------------------------------------
@@ -55,7 +53,18 @@ __device__ float uniform(uint64_t i) { return (hash32(i) + 0.5f) * (1.f / 429496
 __device__ float normal(uint64_t i) {
   return sqrtf(-2.f * logf(uniform(2 * i))) * cospif(2.f * uniform(2 * i + 1));
 }
-enum Fill { kNormal, kGateMix, kGateSlow, kGateSoftplus, kGateDeep, kCorrelated, kStateFill };
+enum Fill {
+  kNormal,
+  kUnit,
+  kUniform,
+  kGateRow,
+  kGateMix,
+  kGateSlow,
+  kGateSoftplus,
+  kGateDeep,
+  kCorrelated,
+  kStateFill
+};
 // width: elements per head (128, or 1 for gates per head)
 template <class X>
 __global__ void fill(X* p, int64_t n, uint64_t seed, int kind, int heads, int width) {
@@ -66,6 +75,9 @@ __global__ void fill(X* p, int64_t n, uint64_t seed, int kind, int heads, int wi
     int channel = i % width, head = (i / width) % heads;
     bool slow = head % 4 == 0 || (width > 1 && channel % 4 == 0);
     float x = r;
+    if (kind == kUnit) x = r * .08838835f;
+    if (kind == kUniform) x = u;
+    if (kind == kGateRow) x = head % 4 == 0 ? 0.f : -log1pf(expf(-r)) / 16.f;
     if (kind == kGateMix)
       x = u < .3f    ? -1e-4f
           : u < .6f  ? -5.f * uniform(s + 7)
@@ -87,19 +99,20 @@ __global__ void reference(Tensors t, Config cfg, float scale, float lower_bound,
   __shared__ double k[128], q[128], e[128], red[2];
   int head = blockIdx.x % t.value_heads, seq = blockIdx.x / t.value_heads, d = threadIdx.x;
   int qk_head = head / (t.value_heads / t.heads);
-  double* S = state + (int64_t(blockIdx.x) * 128 + d) * 128;  // [V][K]
-  for (int i = 0; i < 128; i++)
-    S[i] = t.state_in ? double(t.state_in[(int64_t(blockIdx.x) * 128 + d) * 128 + i]) : 0.;
+  const int w = blockDim.x;
+  double* S = state + (int64_t(blockIdx.x) * w + d) * w;  // [V][K]
+  for (int i = 0; i < w; i++)
+    S[i] = t.state_in ? double(t.state_in[(int64_t(blockIdx.x) * w + d) * w + i]) : 0.;
   for (int n = t.cu[seq]; n < t.cu[seq + 1]; n++) {
-    int64_t at = (int64_t(n) * t.value_heads + head) * 128 + d;
-    int64_t qk = (int64_t(n) * t.heads + qk_head) * 128 + d;
+    int64_t at = (int64_t(n) * t.value_heads + head) * w + d;
+    int64_t qk = (int64_t(n) * t.heads + qk_head) * w + d;
     __syncthreads();
     k[d] = double(float(t.k[qk])), q[d] = double(float(t.q[qk]));
     double g = 0;
-    if (cfg.gate != Gate::kNone) {
-      bool per_head = cfg.gate == Gate::kHead;
-      g = double(float(t.g[per_head ? at / 128 : at]));
-      double bias = double(t.dt_bias[per_head ? head : head * 128 + d]);
+    if (cfg.gate != Gate::none) {
+      bool per_head = cfg.gate == Gate::head;
+      g = double(float(t.g[per_head ? at / w : at]));
+      double bias = double(t.dt_bias[per_head ? head : head * w + d]);
       double a = exp(double(t.a_log[head]));
       if (cfg.form == GateForm::kBounded) g = lower_bound / (1. + exp(-a * (g + bias)));
       if (cfg.form == GateForm::kSoftplus) g = -a * log1p(exp(g + bias));
@@ -108,155 +121,72 @@ __global__ void reference(Tensors t, Config cfg, float scale, float lower_bound,
     __syncthreads();
     if (d < 2) {
       double s = 1e-6;
-      for (int i = 0; i < 128; i++) s += d ? q[i] * q[i] : k[i] * k[i];
-      red[d] = 1. / sqrt(s);
+      for (int i = 0; i < w; i++) s += d ? q[i] * q[i] : k[i] * k[i];
+      red[d] = cfg.is_raw ? 1. : 1. / sqrt(s);
     }
     __syncthreads();
-    double beta = 1. / (1. + exp(-double(float(t.beta[int64_t(n) * t.value_heads + head]))));
+    double beta = double(float(t.beta[int64_t(n) * t.value_heads + head]));
+    if (!cfg.is_raw) beta = 1. / (1. + exp(-beta));
     double dot = 0;
-    for (int i = 0; i < 128; i++) S[i] *= e[i], dot += S[i] * k[i] * red[0];
+    for (int i = 0; i < w; i++) S[i] *= e[i], dot += S[i] * k[i] * red[0];
     double u = beta * (double(float(t.v[at])) - dot), out = 0;
-    for (int i = 0; i < 128; i++) S[i] += k[i] * red[0] * u, out += S[i] * q[i] * red[1];
+    for (int i = 0; i < w; i++) S[i] += k[i] * red[0] * u, out += S[i] * q[i] * red[1];
     o[at] = out * scale;
   }
 }
 
 // --- launch --------------------------------------------------------------------------------------
-CUtensorMap make_map(const bf16* p, int tokens, int heads) {
-  static PFN_cuTensorMapEncodeTiled_v12000 encode = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult r;
-    CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
-                                           &r));
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
-  }();
-  CUtensorMap m;
-  cuuint64_t dims[3] = {128, cuuint64_t(heads), cuuint64_t(tokens)};
-  cuuint64_t strides[2] = {256, cuuint64_t(heads) * 256};
-  cuuint32_t box[3] = {64, 1, 64}, ones[3] = {1, 1, 1};
-  CUresult r = encode(&m, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<bf16*>(p), dims, strides,
-                      box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (r != CUDA_SUCCESS) std::printf("tensor map: error %d\n", int(r)), std::exit(1);
-  return m;
-}
+deltic_split g_split = DELTIC_SPLIT_OFF;
 
-int g_ctas = 132, g_ring = 8;
-float g_carry_us = 0, g_prepare_us = 0;  // other costs for the policy, for experiments
-
-int64_t align(int64_t n) { return (n + 1023) / 1024 * 1024; }
-struct Workspace {
-  int64_t flags, prefix, handoff, ring, bytes;
-};
-Workspace workspace_of(int seqs) {
-  Workspace w;
-  w.flags = 1024;
-  w.prefix = w.flags + align(flag_words(g_ctas) * 4);
-  w.handoff = w.prefix + align((seqs + 1) * 4);
-  w.ring = w.handoff + int64_t(g_ctas) * kWidth * kWidth * 4;
-  w.bytes = w.ring + int64_t(g_ctas) * g_ring * sizeof(Packet);
-  return w;
+deltic::Rows rows_of(void* data, deltic::DType type, int64_t heads, int64_t width) {
+  return {data, type, true, 0, heads * width, width};
 }
-
-template <Gate kGate, GateForm kForm>
-void launch_kernel(const Tensors& t, Params p, cudaStream_t stream) {
-  auto kernel = delta_forward<kGate, kForm>;
-  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes));
-  auto map = [&](bf16* x, int heads) { return make_map(x, t.tokens, heads); };
-  Costs costs = costs_of(kGate);
-  if (g_carry_us > 0) costs = {g_carry_us, g_prepare_us};
-  make_plan<512><<<1, 512, 0, stream>>>(p, costs, g_ctas);
-  kernel<<<g_ctas, kThreads, kSmemBytes, stream>>>(
-      map(t.q, t.heads), map(t.k, t.heads), map(t.v, t.value_heads),
-      map(kGate == Gate::kChannel ? t.g : t.v, t.value_heads), map(t.o, t.value_heads), p);
-  CHECK(cudaGetLastError());
-}
-Params params_of(const Tensors& t, float scale, float lower_bound, int seqs) {
-  const Workspace w = workspace_of(seqs);
-  auto* base = static_cast<uint8_t*>(t.workspace);
-  Params p{};
-  p.cu_seqlens = t.cu, p.beta = t.beta, p.a_log = t.a_log, p.dt_bias = t.dt_bias, p.o = t.o;
-  p.g_head = t.g;
-  p.state_in = t.state_in, p.state_out = t.state_out, p.scale = scale;
-  p.lower_bound = lower_bound;
-  p.num_seqs = seqs, p.num_heads = t.heads, p.num_value_heads = t.value_heads;
-  p.ring_slots = g_ring;
-  p.plan = reinterpret_cast<Plan*>(base);
-  p.flags = reinterpret_cast<uint32_t*>(base + w.flags);
-  p.chunk_prefix = reinterpret_cast<int*>(base + w.prefix);
-  p.handoff = reinterpret_cast<float*>(base + w.handoff);
-  p.ring = reinterpret_cast<Packet*>(base + w.ring);
+Problem problem_of(const Tensors& t, Config cfg, float scale, float lower_bound) {
+  using deltic::DType;
+  Problem p;
+  const int w = t.width;
+  p.device = DELTIC_CUDA;
+  p.B = 1, p.T = t.tokens, p.N = t.seqs, p.H = t.heads, p.HV = t.value_heads, p.K = p.V = w;
+  p.packed = true;
+  p.gate = cfg.gate, p.gate_form = deltic_gate_form(int(cfg.form));
+  p.beta_kind = deltic::BetaKind::head;
+  p.beta_form = cfg.is_raw ? DELTIC_BETA_VALUE : DELTIC_BETA_SIGMOID;
+  p.l2norm = !cfg.is_raw, p.v_first = true;
+  p.scale = scale, p.lower_bound = lower_bound;
+  p.split = g_split;
+  p.q = rows_of(t.q, DType::bf16, t.heads, w), p.k = rows_of(t.k, DType::bf16, t.heads, w);
+  p.v = rows_of(t.v, DType::bf16, t.value_heads, w);
+  p.o = rows_of(t.o, DType::bf16, t.value_heads, w);
+  p.beta = rows_of(t.beta, DType::bf16, t.value_heads, 1);
+  if (cfg.gate == Gate::head) p.g = rows_of(t.g, DType::bf16, t.value_heads, 1);
+  if (cfg.gate == Gate::channel) p.g = rows_of(t.g, DType::bf16, t.value_heads, w);
+  if (cfg.form != GateForm::kLogDecay && cfg.gate != Gate::none) {
+    p.A_log.data = t.a_log, p.A_log.present = p.A_log.contiguous = true;
+    p.dt_bias.data = t.dt_bias, p.dt_bias.present = p.dt_bias.contiguous = true;
+  }
+  p.cu = {t.cu, true, false, t.seqs + 1, 0, 1, 0};
+  auto states = [&](float* data) {
+    return deltic::States{
+        data, DType::f32, data != nullptr, t.seqs, int64_t(t.value_heads) * w * w, int64_t(w) * w,
+        1,    w};
+  };
+  p.state_in = states(t.state_in), p.state_out = states(t.state_out);
   return p;
 }
-void launch_gate(const Tensors& t, Config cfg, const Params& p, cudaStream_t stream) {
-  if (cfg.gate == Gate::kNone)
-    launch_kernel<Gate::kNone, GateForm::kLogDecay>(t, p, stream);
-  else if (cfg.gate == Gate::kHead && cfg.form == GateForm::kLogDecay)
-    launch_kernel<Gate::kHead, GateForm::kLogDecay>(t, p, stream);
-  else if (cfg.gate == Gate::kHead && cfg.form == GateForm::kSoftplus)
-    launch_kernel<Gate::kHead, GateForm::kSoftplus>(t, p, stream);
-  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kLogDecay)
-    launch_kernel<Gate::kChannel, GateForm::kLogDecay>(t, p, stream);
-  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kSoftplus)
-    launch_kernel<Gate::kChannel, GateForm::kSoftplus>(t, p, stream);
-  else if (cfg.gate == Gate::kChannel && cfg.form == GateForm::kBounded)
-    launch_kernel<Gate::kChannel, GateForm::kBounded>(t, p, stream);
-  else
-    std::printf("no such instantiation\n"), std::exit(1);
-}
-void launch(const Tensors& t, Config cfg, float scale, float lower_bound, cudaStream_t stream,
-            const Split* split = nullptr) {
-  if (!split || !split->segments) {
-    launch_gate(t, cfg, params_of(t, scale, lower_bound, t.seqs), stream);
-    return;
+void run_problem(const Problem& p, Tensors& t, cudaStream_t stream) {
+  if (const char* reason = deltic::gpu::forward::refuse(p))
+    std::printf("refused: %s\n", reason), std::exit(1);
+  const size_t bytes = deltic::gpu::forward::workspace_bytes(p);
+  if (bytes > t.workspace_bytes) {
+    if (t.workspace) CHECK(cudaFree(t.workspace));
+    CHECK(cudaMalloc(&t.workspace, bytes));
+    CHECK(cudaMemset(t.workspace, 0xab, bytes));
+    t.workspace_bytes = bytes;
   }
-  const int64_t state = int64_t(t.value_heads) * kWidth * kWidth;
-  Params p = params_of(t, scale, lower_bound, split->transfers);
-  p.cu_seqlens = split->cu, p.is_transfer = true, p.state_out = split->transfer;
-  launch_gate(t, cfg, p, stream);
-  CHECK(cudaFuncSetAttribute(merge_segments, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             sizeof(MergeSmem)));
-  const MergeParams m{split->transfer, split->first,  t.state_in,
-                      split->state_in, t.value_heads, split->transfers};
-  merge_segments<<<dim3(kWidth / kMergeRows, t.value_heads, t.seqs), kWidth, sizeof(MergeSmem),
-                   stream>>>(m);
-  CHECK(cudaGetLastError());
-  p = params_of(t, scale, lower_bound, split->segments);
-  p.cu_seqlens = split->cu, p.state_in = split->state_in, p.state_out = split->state_out;
-  launch_gate(t, cfg, p, stream);
-  for (int i = 0; i < t.seqs; i++)
-    CHECK(cudaMemcpyAsync(t.state_out + i * state, split->state_out + split->last[i] * state,
-                          state * 4, cudaMemcpyDeviceToDevice, stream));
+  deltic::gpu::forward::run(p, t.workspace, stream);
 }
-Split make_split(const Tensors& t, int chunks) {
-  Split s;
-  if (chunks == 0) return s;
-  std::vector<int> cu{0}, first;
-  int start = 0;
-  for (int len : t.lens) {
-    first.push_back(int(cu.size()) - 1);
-    for (int at = 0; at == 0 || at < len; at += chunks * kChunk)
-      cu.push_back(start + std::min(len, at + chunks * kChunk));
-    start += len;
-    s.last.push_back(int(cu.size()) - 2);
-  }
-  first.push_back(int(cu.size()) - 1);
-  s.segments = int(cu.size()) - 1;
-  s.transfers = t.seqs == 1 ? s.segments - 1 : s.segments;  // the last segment needs none
-  const int64_t state = int64_t(t.value_heads) * kWidth * kWidth * 4;
-  CHECK(cudaMalloc(&s.cu, cu.size() * 4));
-  CHECK(cudaMalloc(&s.first, first.size() * 4));
-  CHECK(cudaMemcpy(s.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
-  CHECK(cudaMemcpy(s.first, first.data(), first.size() * 4, cudaMemcpyHostToDevice));
-  CHECK(cudaMalloc(&s.transfer, 2 * s.segments * state));
-  CHECK(cudaMalloc(&s.state_in, s.segments * state));
-  CHECK(cudaMalloc(&s.state_out, s.segments * state));
-  return s;
-}
-void free_split(Split& s) {
-  for (void* p :
-       {(void*)s.cu, (void*)s.first, (void*)s.transfer, (void*)s.state_in, (void*)s.state_out})
-    CHECK(cudaFree(p));
+void launch(Tensors& t, Config cfg, float scale, float lower_bound, cudaStream_t stream) {
+  run_problem(problem_of(t, cfg, scale, lower_bound), t, stream);
 }
 
 struct Fills {
@@ -264,35 +194,37 @@ struct Fills {
   bool state = true;
 };
 Tensors make_tensors(std::vector<int> lens, int heads, int value_heads, Config cfg, Fills f,
-                     uint64_t seed) {
+                     uint64_t seed, int width = 128) {
   Tensors t{};
+  t.width = width;
   std::vector<int> cu{0};
   for (int n : lens) cu.push_back(cu.back() + n);
   t.lens = lens;
   t.tokens = cu.back(), t.heads = heads, t.value_heads = value_heads, t.seqs = int(lens.size());
-  int64_t nk = int64_t(t.tokens) * heads * 128, n = int64_t(t.tokens) * value_heads * 128;
-  int64_t m = int64_t(t.seqs) * value_heads * 128 * 128;
+  int64_t nk = int64_t(t.tokens) * heads * width, n = int64_t(t.tokens) * value_heads * width;
+  int64_t m = int64_t(t.seqs) * value_heads * width * width;
   auto gen = [&](bf16*& p, int64_t count, int kind, int s, int h, int width) {
     CHECK(cudaMalloc(&p, count * 2));
     fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, h, width);
   };
-  gen(t.q, nk, kNormal, 1, heads, 128), gen(t.k, nk, f.k, 2, heads, 128);
-  gen(t.v, n, kNormal, 3, value_heads, 128);
-  if (cfg.gate == Gate::kHead)
-    gen(t.g, n / 128, f.g, 4, value_heads, 1);
+  gen(t.q, nk, kNormal, 1, heads, width);
+  gen(t.k, nk, cfg.is_raw ? kUnit : f.k, 2, heads, width);
+  gen(t.v, n, kNormal, 3, value_heads, width);
+  if (cfg.gate == Gate::head)
+    gen(t.g, n / width, f.g, 4, value_heads, 1);
   else
-    gen(t.g, n, f.g, 4, value_heads, 128);
-  gen(t.beta, n / 128, kNormal, 5, value_heads, 1), gen(t.o, n, kNormal, 6, value_heads, 128);
+    gen(t.g, n, f.g, 4, value_heads, width);
+  gen(t.beta, n / width, cfg.is_raw ? kUniform : kNormal, 5, value_heads, 1),
+      gen(t.o, n, kNormal, 6, value_heads, width);
   auto genf = [&](float*& p, int64_t count, int kind, int s) {
     CHECK(cudaMalloc(&p, count * 4));
-    fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, value_heads, 128);
+    fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, value_heads, width);
   };
-  genf(t.a_log, value_heads, kStateFill, 7), genf(t.dt_bias, value_heads * 128, kStateFill, 8);
+  genf(t.a_log, value_heads, kStateFill, 7), genf(t.dt_bias, value_heads * width, kStateFill, 8);
   if (f.state) genf(t.state_in, m, kStateFill, 9);
   genf(t.state_out, m, kNormal, 10);
   CHECK(cudaMalloc(&t.cu, cu.size() * 4));
   CHECK(cudaMemcpy(t.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
-  CHECK(cudaMalloc(&t.workspace, workspace_of(t.seqs + t.tokens / 64 + 1).bytes));
   CHECK(cudaDeviceSynchronize());
   return t;
 }
@@ -319,72 +251,122 @@ double rms_error(const std::vector<X>& x, const std::vector<double>& ref) {
 }
 
 bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int value_heads, Fills f,
-           double limit, int segment = 0) {
-  Tensors t = make_tensors(lens, heads, value_heads, cfg, f, 42);
-  Split split = make_split(t, segment);
-  int64_t n = int64_t(t.tokens) * value_heads * 128, m = int64_t(t.seqs) * value_heads * 128 * 128;
-  float scale = 1.f / std::sqrt(128.f), lb = -5.f;
+           double limit, deltic_split split = DELTIC_SPLIT_OFF, int w = 128) {
+  Tensors t = make_tensors(lens, heads, value_heads, cfg, f, 42, w);
+  int64_t n = int64_t(t.tokens) * value_heads * w, m = int64_t(t.seqs) * value_heads * w * w;
+  float scale = 1.f / std::sqrt(float(w)), lb = -5.f;
   double *rs, *ro;
   CHECK(cudaMalloc(&rs, m * 8));
   CHECK(cudaMalloc(&ro, n * 8));
-  auto run = [&](std::vector<bf16>& o, std::vector<float>& s) {
+  g_split = split;
+  auto run_as = [&](const Problem& p, std::vector<bf16>& o, std::vector<float>& s) {
     CHECK(cudaMemset(t.o, 0xff, n * 2));
     CHECK(cudaMemset(t.state_out, 0xff, m * 4));
-    launch(t, cfg, scale, lb, nullptr, &split);
+    run_problem(p, t, nullptr);
     CHECK(cudaDeviceSynchronize());
     o = fetch(t.o, n), s = fetch(t.state_out, m);
   };
-  reference<<<t.seqs * value_heads, 128>>>(t, cfg, scale, lb, rs, ro);
-  std::vector<bf16> o1, o2, o3;
-  std::vector<float> s1, s2, s3;
+  const Problem plain = problem_of(t, cfg, scale, lb);
+  auto run = [&](std::vector<bf16>& o, std::vector<float>& s) { run_as(plain, o, s); };
+  reference<<<t.seqs * value_heads, w>>>(t, cfg, scale, lb, rs, ro);
+  std::vector<bf16> o1, o2;
+  std::vector<float> s1, s2;
   run(o1, s1);
   double eo = rms_error(o1, fetch(ro, n)), es = rms_error(s1, fetch(rs, m));
   run(o2, s2);
-  // Other roles: the bits must not depend on who prepares and who carries what.
-  const float c = g_carry_us, pr = g_prepare_us;
-  const int ctas = g_ctas, ring = g_ring;
-  g_carry_us = 1.f, g_prepare_us = 9.f, g_ring = 4, g_ctas = 29;
-  run(o3, s3);
-  g_carry_us = c, g_prepare_us = pr, g_ring = ring, g_ctas = ctas;
   auto equal = [&](auto& a, auto& b) {
     return std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
   };
-  bool same = equal(o1, o2) && equal(s1, s2), roles = equal(o1, o3) && equal(s1, s3);
-  // Packing: the last sequence alone.
-  bool alone = true;
-  if (lens.size() > 1 && !segment) {
+  bool same = equal(o1, o2) && equal(s1, s2), alone = true, forms = true;
+  // Packing: the last sequence alone, from its place in the same tensors.
+  if (lens.size() > 1 && split != DELTIC_SPLIT_AUTO) {
     const int last = int(lens.size()) - 1, from = t.tokens - lens[last];
     int host[2] = {from, t.tokens};
-    Tensors u = t;
-    u.seqs = 1;
-    CHECK(cudaMalloc(&u.cu, 8));
-    CHECK(cudaMemcpy(u.cu, host, 8, cudaMemcpyHostToDevice));
-    int64_t skip = int64_t(last) * value_heads * 128 * 128;
-    if (u.state_in) u.state_in += skip;
-    u.state_out += skip;
-    CHECK(cudaMemset(t.o, 0xff, n * 2));
-    launch(u, cfg, scale, lb, nullptr);
-    CHECK(cudaDeviceSynchronize());
-    auto o = fetch(t.o, n);
-    auto s = fetch(t.state_out, m);
-    int64_t at = int64_t(from) * value_heads * 128;
-    alone = std::memcmp(&o[at], &o1[at], (n - at) * 2) == 0 &&
-            std::memcmp(&s[skip], &s1[skip], (m - skip) * 4) == 0;
-    CHECK(cudaFree(u.cu));
+    int* cu;
+    CHECK(cudaMalloc(&cu, 8));
+    CHECK(cudaMemcpy(cu, host, 8, cudaMemcpyHostToDevice));
+    const int64_t skip = int64_t(last) * value_heads * w * w, at = int64_t(from) * value_heads * w;
+    Problem p = plain;
+    p.N = 1, p.cu.data = cu, p.cu.n0 = 2;
+    if (p.state_in) p.state_in.data = static_cast<float*>(p.state_in.data) + skip;
+    p.state_out.data = static_cast<float*>(p.state_out.data) + skip;
+    run_as(p, o2, s2);
+    alone = std::memcmp(&o2[at], &o1[at], (n - at) * 2) == 0 &&
+            std::memcmp(&s2[skip], &s1[skip], (m - skip) * 4) == 0;
+    CHECK(cudaFree(cu));
+  }
+  {  // 64-bit lengths; a pool with slots backwards; K-first final states; padding behind
+    const int seqs = t.seqs;
+    std::vector<int64_t> cu{0};
+    for (int len : lens) cu.push_back(cu.back() + len);
+    std::vector<int> slots(seqs);
+    for (int i = 0; i < seqs; i++) slots[i] = seqs - 1 - i;
+    int64_t* dcu;
+    int* dslots;
+    CHECK(cudaMalloc(&dcu, cu.size() * 8));
+    CHECK(cudaMalloc(&dslots, seqs * 4));
+    CHECK(cudaMemcpy(dcu, cu.data(), cu.size() * 8, cudaMemcpyHostToDevice));
+    CHECK(cudaMemcpy(dslots, slots.data(), seqs * 4, cudaMemcpyHostToDevice));
+    Problem p = plain;
+    p.cu.data = dcu, p.cu.is64 = true;
+    p.state_out.s_k = w, p.state_out.s_v = 1;
+    p.is_pool = true;
+    p.write_index = {dslots, true, false, seqs, 0, 1, 0};
+    std::vector<int> identity(seqs);
+    for (int i = 0; i < seqs; i++) identity[i] = i;
+    int* dread;
+    CHECK(cudaMalloc(&dread, seqs * 4));
+    CHECK(cudaMemcpy(dread, identity.data(), seqs * 4, cudaMemcpyHostToDevice));
+    p.read_index = {dread, true, false, seqs, 0, 1, 0};
+    run_as(p, o2, s2);
+    forms = equal(o1, o2);
+    for (int i = 0; i < seqs; i++)
+      for (int h = 0; h < value_heads; h++)
+        for (int k = 0; k < w; k++)
+          for (int v = 0; v < w; v++) {
+            const int64_t a = (int64_t(i) * value_heads + h) * w * w + v * w + k;
+            const int64_t b = (int64_t(slots[i]) * value_heads + h) * w * w + k * w + v;
+            forms &= std::memcmp(&s1[a], &s2[b], 4) == 0;
+          }
+    // The last sequence skipped, and the tokens of the one before it padding.
+    if (seqs > 2 && split != DELTIC_SPLIT_AUTO) {
+      slots[seqs - 1] = identity[seqs - 1] = -1;
+      CHECK(cudaMemcpy(dslots, slots.data(), seqs * 4, cudaMemcpyHostToDevice));
+      CHECK(cudaMemcpy(dread, identity.data(), seqs * 4, cudaMemcpyHostToDevice));
+      run_as(p, o2, s2);
+      const int64_t at = cu[seqs - 1] * value_heads * w;
+      forms &= std::memcmp(o1.data(), o2.data(), at * 2) == 0;
+      for (int64_t i = at; i < n; i++) forms &= float(o2[i]) == 0.f;
+      p = plain, p.N = seqs - 1, p.cu.n0 = seqs;
+      run_as(p, o2, s2);
+      forms &= std::memcmp(o1.data(), o2.data(), at * 2) == 0;
+      for (int64_t i = at; i < n; i++) forms &= float(o2[i]) == 0.f;
+    }
+    CHECK(cudaFree(dcu));
+    CHECK(cudaFree(dslots));
+    CHECK(cudaFree(dread));
+  }
+  if (lens.size() == 2 && lens[0] == lens[1] && split == DELTIC_SPLIT_OFF) {  // a dense batch
+    Problem p = plain;
+    p.packed = false, p.B = 2, p.T = lens[0], p.cu = {};
+    for (deltic::Rows* rows : {&p.q, &p.k, &p.v, &p.o, &p.g, &p.beta}) rows->sb = p.T * rows->st;
+    run_as(p, o2, s2);
+    forms &= equal(o1, o2) && equal(s1, s2);
   }
   // Every token from the middle of each sequence on replaced: the same bits before.
-  int64_t row = int64_t(value_heads) * 128, krow = int64_t(heads) * 128;
+  int64_t row = int64_t(value_heads) * w, krow = int64_t(heads) * w;
   int start = 0;
   for (int len : lens) {
     int from = start + len / 2;
     int64_t count = start + len - from;
     if (count) {
       for (bf16* p : {t.q, t.k})
-        fill<<<64, 256>>>(p + from * krow, count * krow, 977, kNormal, heads, 128);
-      fill<<<64, 256>>>(t.v + from * row, count * row, 979, kNormal, value_heads, 128);
-      int w = cfg.gate == Gate::kHead ? 1 : 128;
-      fill<<<64, 256>>>(t.g + from * value_heads * w, count * value_heads * w, 978,
-                        cfg.form == GateForm::kLogDecay ? kGateSoftplus : kNormal, value_heads, w);
+        fill<<<64, 256>>>(p + from * krow, count * krow, 977, cfg.is_raw ? kUnit : kNormal, heads,
+                          w);
+      fill<<<64, 256>>>(t.v + from * row, count * row, 979, kNormal, value_heads, w);
+      int gw = cfg.gate == Gate::head ? 1 : w;
+      fill<<<64, 256>>>(t.g + from * value_heads * gw, count * value_heads * gw, 978,
+                        cfg.form == GateForm::kLogDecay ? kGateSoftplus : kNormal, value_heads, gw);
     }
     start += len;
   }
@@ -395,23 +377,23 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
     causal &= std::memcmp(&o1[start * row], &o2[start * row], (len / 2) * row * 2) == 0;
     start += len;
   }
-  bool ok = eo < limit && es < limit && same && causal && roles && alone;
-  std::printf("check %-40s o %.3f %%  state %.3f %%  again %s  roles %s  alone %s  causal %s  %s\n",
-              name, eo * 100, es * 100, same ? "=" : "NO", roles ? "=" : "NO", alone ? "=" : "NO",
+  bool ok = eo < limit && es < limit && same && causal && alone && forms;
+  std::printf("check %-40s o %.3f %%  state %.3f %%  again %s  alone %s  forms %s  causal %s  %s\n",
+              name, eo * 100, es * 100, same ? "=" : "NO", alone ? "=" : "NO", forms ? "=" : "NO",
               causal ? "=" : "NO", ok ? "ok" : "FAIL");
   std::fflush(stdout);
   CHECK(cudaFree(rs));
   CHECK(cudaFree(ro));
-  free_split(split);
   free_tensors(t);
   return ok;
 }
 
+int g_repeats = 21;
 double time_case(std::vector<int> lens, int heads, int value_heads, const char* name, int g_fill,
-                 Config cfg, double anchor, int segment = -1) {
-  int64_t tokens = 0, chunks = 0;
-  for (int n : lens) tokens += n, chunks += (n + 63) / 64;
-  const double bytes = cfg.gate == Gate::kChannel
+                 Config cfg, double anchor, deltic_split split = DELTIC_SPLIT_AUTO) {
+  int64_t tokens = 0;
+  for (int n : lens) tokens += n;
+  const double bytes = cfg.gate == Gate::channel
                            ? double(tokens) * heads * (5 * 256 + 2)
                            : double(tokens) * (heads * 512. + value_heads * 516.);
   // Sets of inputs beyond the 60 MB of L2 together.
@@ -420,26 +402,24 @@ double time_case(std::vector<int> lens, int heads, int value_heads, const char* 
   Fills f;
   f.g = g_fill;
   for (int i = 0; i < sets; i++) t.push_back(make_tensors(lens, heads, value_heads, cfg, f, 7 + i));
-  const int longest = (*std::max_element(lens.begin(), lens.end()) + 63) / 64;
-  if (segment < 0)
-    segment = choose_segment(measured_costs(cfg.gate), int(chunks) * value_heads, longest, g_ctas);
-  std::vector<Split> splits;
-  for (auto& x : t) splits.push_back(make_split(x, segment));
+  g_split = split;
+  const float scale = 1.f / std::sqrt(128.f);
+  for (auto& x : t) launch(x, cfg, scale, -5.f, nullptr);  // sizes the workspace, too
+  const int segment = deltic::gpu::forward::segment_chunks(problem_of(t[0], cfg, scale, -5.f), 132);
   cudaStream_t stream;
   CHECK(cudaStreamCreate(&stream));
   cudaGraph_t graph;
   cudaGraphExec_t exec;
   const int per_graph = 8;
   CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < per_graph; i++)
-    launch(t[i % sets], cfg, 1.f / std::sqrt(128.f), -5.f, stream, &splits[i % sets]);
+  for (int i = 0; i < per_graph; i++) launch(t[i % sets], cfg, scale, -5.f, stream);
   CHECK(cudaStreamEndCapture(stream, &graph));
   CHECK(cudaGraphInstantiate(&exec, graph, 0));
   cudaEvent_t a, b;
   CHECK(cudaEventCreate(&a));
   CHECK(cudaEventCreate(&b));
   std::vector<float> ms;
-  for (int i = 0; i < 26; i++) {
+  for (int i = 0; i < g_repeats + 5; i++) {
     CHECK(cudaEventRecord(a, stream));
     CHECK(cudaGraphLaunch(exec, stream));
     CHECK(cudaEventRecord(b, stream));
@@ -450,30 +430,26 @@ double time_case(std::vector<int> lens, int heads, int value_heads, const char* 
   }
   std::sort(ms.begin(), ms.end());
   const double med = ms[ms.size() / 2];
-  const Plan plan = fetch(static_cast<Plan*>(t[0].workspace), 1)[0];
   std::printf(
-      "time %zu x %6d H %3d/%3d %-8s seg %3d %.4f ms (%.4f..%.4f) %.2f TB/s carriers %d steps %d: "
-      "%.2f us/step, prepare %.2f us  anchor %.3f: %.2fx\n",
+      "time %zu x %6d H %3d/%3d %-8s seg %3d %.4f ms (%.4f..%.4f) %.2f TB/s  anchor %.3f: %.2fx\n",
       lens.size(), lens[0], heads, value_heads, name, segment, med, ms.front(), ms.back(),
-      bytes / med * 1e-9, plan.carriers, plan.steps, med * 1e3 / plan.steps,
-      med * 1e3 * (g_ctas - plan.carriers) / plan.total, anchor, anchor / med);
+      bytes / med * 1e-9, anchor, anchor / med);
   std::fflush(stdout);
   CHECK(cudaGraphExecDestroy(exec));
   CHECK(cudaGraphDestroy(graph));
   CHECK(cudaStreamDestroy(stream));
-  for (auto& x : splits) free_split(x);
   for (auto& x : t) free_tensors(x);
   return med;
 }
 
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "check";
-  int device_sms = 0;
-  CHECK(cudaDeviceGetAttribute(&device_sms, cudaDevAttrMultiProcessorCount, 0));
-  g_ctas = device_sms;
-  const Config kda{}, log{Gate::kChannel, GateForm::kLogDecay},
-      soft{Gate::kChannel, GateForm::kSoftplus}, gdn{Gate::kHead, GateForm::kLogDecay},
-      gdn_soft{Gate::kHead, GateForm::kSoftplus}, none{Gate::kNone, GateForm::kLogDecay};
+  const Config kda{}, log{Gate::channel, GateForm::kLogDecay},
+      soft{Gate::channel, GateForm::kSoftplus}, gdn{Gate::head, GateForm::kLogDecay},
+      gdn_soft{Gate::head, GateForm::kSoftplus}, none{Gate::none, GateForm::kLogDecay},
+      gdn_raw{Gate::head, GateForm::kLogDecay, true},
+      none_raw{Gate::none, GateForm::kLogDecay, true},
+      kda_raw{Gate::channel, GateForm::kLogDecay, true};
   if (what == "small") {  // for the sanitizers
     bool ok = check("bounded, ragged", kda, {70, 1, 0, 130}, 2, 2, {}, 6e-3);
     ok &= check("gdn, ragged, 1/2", gdn, {70, 1, 0, 130}, 1, 2, {.g = kGateMix}, 6e-3);
@@ -499,12 +475,28 @@ int main(int argc, char** argv) {
     ok &= check("per head, -1e-4..-1000, 1 x 1000", gdn, {1000}, 4, 8, {.g = kGateMix}, 6e-3);
     ok &= check("per head, softplus inside, 2 x 1000", gdn_soft, {1000, 1000}, 4, 8, {}, 6e-3);
     ok &= check("no gate, ragged", none, ragged, 2, 4, {}, 6e-3);
-    ok &= check("bounded, 1 x 4096, segments of 8", kda, {4096}, 2, 2, {}, 6e-3, 8);
-    ok &= check("slow, 1 x 4000, segments of 5", log, {4000}, 4, 4, {.g = kGateSlow}, 6e-3, 5);
-    ok &= check("-1e-4..-1000, ragged, segments of 2", log, {700, 1, 0, 65, 300}, 2, 2,
-                {.g = kGateMix}, 6e-3, 2);
-    ok &= check("per head, slow, 1 x 4096, segments of 8", gdn, {4096}, 2, 4, {.g = kGateSlow},
-                6e-3, 8);
+    ok &= check("per head, norm off, ragged, 2/6", gdn_raw, ragged, 2, 6, {.g = kGateRow}, 6e-3);
+    ok &= check("per head, norm off, 1 x 4096, 2/8", gdn_raw, {4096}, 2, 8, {.g = kGateRow}, 6e-3);
+    ok &= check("per head, norm off, 2 x 1000, 20/40", gdn_raw, {1000, 1000}, 20, 40,
+                {.g = kGateRow}, 6e-3);
+    ok &= check("per channel, norm off, ragged", kda_raw, ragged, 4, 4, {.g = kGateSlow}, 6e-3);
+    ok &= check("per head, -5.4 everywhere, 1 x 500", gdn, {500}, 2, 4, {.g = kGateDeep}, 6e-3);
+    ok &=
+        check("bounded, 1 x 4096, by length", kda, {4096}, 2, 2, {}, 6e-3, DELTIC_SPLIT_BY_LENGTH);
+    ok &= check("slow, 1 x 8000, by length", log, {8000}, 4, 4, {.g = kGateSlow}, 6e-3,
+                DELTIC_SPLIT_BY_LENGTH);
+    ok &= check("-1e-4..-1000, ragged, by length", log, {4700, 1, 0, 65, 2300}, 2, 2,
+                {.g = kGateMix}, 6e-3, DELTIC_SPLIT_BY_LENGTH);
+    ok &= check("per head, slow, 1 x 8192, auto", gdn, {8192}, 2, 4, {.g = kGateSlow}, 6e-3,
+                DELTIC_SPLIT_AUTO);
+    ok &= check("per head, norm off, ragged, by length", gdn_raw, {4700, 1, 0, 65, 2300}, 2, 4,
+                {.g = kGateRow}, 6e-3, DELTIC_SPLIT_BY_LENGTH);
+    ok &= check("K = V = 64, per head, ragged", gdn, ragged, 2, 4, {.g = kGateSlow}, 6e-3,
+                DELTIC_SPLIT_OFF, 64);
+    ok &= check("K = V = 64, bounded, 2 x 500", kda, {500, 500}, 2, 2, {}, 6e-3, DELTIC_SPLIT_OFF,
+                64);
+    ok &= check("K = V = 64, softplus, by length", soft, {4100}, 2, 2, {}, 6e-3,
+                DELTIC_SPLIT_BY_LENGTH, 64);
     check("correlated keys, slow, 1 x 500 (info)", log, {500}, 4, 4,
           {.g = kGateSlow, .k = kCorrelated}, 1);
     std::printf("%s\n", ok ? "ALL OK" : "SOME FAILED");
@@ -516,44 +508,23 @@ int main(int argc, char** argv) {
       int heads;
       double anchor;
     };
-    for (int i = 2; i + 1 < argc; i += 2) {
-      if (argv[i][0] == 'r') g_ring = std::atoi(argv[i + 1]);
-      if (argv[i][0] == 'c') g_carry_us = std::atof(argv[i + 1]), g_prepare_us = 2.6f;
-      if (argv[i][0] == 'p') g_prepare_us = std::atof(argv[i + 1]);
-    }
     const Row rows[] = {{{8192}, 96, 1.395}, {{8192}, 64, 1.183}, {{8192}, 32, .974},
                         {{8192}, 8, .813},   {{32768}, 8, 3.174}, {{131072}, 4, 12.08}};
     for (const Row& r : rows) time_case(r.lens, r.heads, r.heads, "random", kNormal, kda, r.anchor);
     for (int i = 0; i < 4; i++)
       time_case(rows[i].lens, rows[i].heads, rows[i].heads, "slow", kGateSlow, log, rows[i].anchor);
+    time_case({8192}, 96, 96, "softplus", kNormal, soft, 1.395);
+    for (int tokens = 256; tokens <= 131072; tokens *= 4)  // growth
+      time_case({tokens}, 16, 16, "growth", kNormal, kda, 0);
+    time_case({8192}, 16, 32, "none", kGateRow, none_raw, .232);
+    time_case({8192}, 16, 32, "gdn raw", kGateRow, gdn_raw, .232, DELTIC_SPLIT_OFF);
+    time_case({8192}, 16, 64, "gdn raw", kGateRow, gdn_raw, .357, DELTIC_SPLIT_OFF);
+    time_case({8192, 8192, 8192, 8192}, 16, 32, "gdn raw", kGateRow, gdn_raw, .401);
     time_case({8192}, 16, 32, "gdn slow", kGateSlow, gdn, .232);
     time_case({8192}, 16, 64, "gdn slow", kGateSlow, gdn, .357);
     time_case({8192, 8192, 8192, 8192}, 16, 32, "gdn slow", kGateSlow, gdn, .401);
     time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236);
   }
-#ifdef DELTIC_TRACE
-  if (what == "trace") {  // clock reads of the first carrier and the last preparer
-    const int heads = argc > 2 ? std::atoi(argv[2]) : 96;
-    const bool is_gdn = argc > 3;
-    const Config cfg = is_gdn ? gdn : kda;
-    Tensors t = make_tensors({4096}, heads, heads, cfg, {.g = is_gdn ? kGateSlow : kNormal}, 1);
-    for (int i = 0; i < 3; i++) launch(t, cfg, .1f, -5.f, nullptr);
-    CHECK(cudaDeviceSynchronize());
-    std::vector<long long> h(132 * 4 * 64 * 16);
-    CHECK(cudaMemcpyFromSymbol(h.data(), g_trace, h.size() * 8));
-    auto line = [&](int cta, int wg, int n, int points, long long zero) {
-      std::printf("cta %3d %d item %2d:", cta, wg, n);
-      for (int i = 0; i < points; i++)
-        std::printf(" %6lld", h[((cta * 4 + wg) * 64 + n) * 16 + i] - zero);
-      std::printf("\n");
-    };
-    for (int n = 12; n < 16; n++)
-      for (int wg : {0, 2}) line(0, wg, n, wg ? 4 : 10, h[12 * 16]);
-    for (int n = 4; n < 9; n++)
-      for (int wg : {0, 1, 2})
-        line(131, wg, n, wg == 0 ? 8 : wg == 1 ? 4 : 9, h[((131 * 4) * 64 + 4) * 16]);
-  }
-#endif
   if (what == "rows") {  // KDA rows with FlashKDA's times
     struct Row {
       std::vector<int> lens;
@@ -589,21 +560,42 @@ int main(int argc, char** argv) {
     std::printf("geometric mean over FlashKDA, %zu rows: %.2fx\n", std::size(rows),
                 std::exp(product / std::size(rows)));
   }
-  if (what == "segments") {
-    for (int seg : {0, 8, 12, 16, 24, 32, 43, 64})
-      time_case({8192}, 8, 8, "random", kNormal, kda, .813, seg);
-    for (int seg : {0, 16, 32, 64, 128})
-      time_case({32768}, 8, 8, "random", kNormal, kda, 3.17, seg);
-    for (int seg : {64, 128, 256, 512})
-      time_case({131072}, 4, 4, "random", kNormal, kda, 12.08, seg);
-    for (int seg : {16, 32, 64, 128})
-      time_case({32768}, 2, 8, "gdn slow", kGateSlow, gdn, .236, seg);
+  if (what ==
+      "gdn") {  // FILE with lines `best heads value_heads length ...`: rows of other kernels
+    std::FILE* file = std::fopen(argc > 2 ? argv[2] : "gdn_rows.txt", "r");
+    if (!file) return std::printf("no file of rows\n"), 1;
+    g_repeats = 11;
+    struct Done {
+      double ratio;
+      std::string line;
+    };
+    std::vector<Done> done;
+    char line[512];
+    double product = 0;
+    while (std::fgets(line, sizeof line, file)) {
+      double best;
+      int heads, value_heads, used, at = 0, n;
+      std::vector<int> lens;
+      if (std::sscanf(line, "%lf %d %d%n", &best, &heads, &value_heads, &at) != 3) continue;
+      while (std::sscanf(line + at, "%d%n", &n, &used) == 1) lens.push_back(n), at += used;
+      const double ms = time_case(lens, heads, value_heads, "gdn", kGateRow, gdn_raw, best);
+      product += std::log(best / ms);
+      done.push_back({best / ms, line});
+    }
+    std::fclose(file);
+    std::sort(done.begin(), done.end(), [](auto& a, auto& b) { return a.ratio < b.ratio; });
+    for (size_t i = 0; i < done.size() && i < 40; i++)
+      std::printf("%.2fx %s", done[i].ratio, done[i].line.c_str());
+    std::printf("geometric mean over the best other, %zu rows: %.3fx, median %.2fx\n", done.size(),
+                std::exp(product / done.size()), done[done.size() / 2].ratio);
   }
   if (what == "once") {
     const int heads = argc > 2 ? std::atoi(argv[2]) : 96;
-    Tensors t = make_tensors({4096}, heads, heads, kda, {.state = false}, 1);
-    launch(t, kda, .1f, -5.f, nullptr);
-    launch(t, kda, .1f, -5.f, nullptr);
+    const Config cfg = argc > 3 ? gdn_raw : kda;
+    Tensors t = make_tensors({8192}, heads, heads, cfg,
+                             {.g = argc > 3 ? kGateRow : kNormal, .state = false}, 1);
+    launch(t, cfg, .1f, -5.f, nullptr);
+    launch(t, cfg, .1f, -5.f, nullptr);
     CHECK(cudaDeviceSynchronize());
   }
   return 0;

@@ -1,24 +1,12 @@
-// Thin wrappers over the PTX that the forward probe uses: barriers, bulk copies, matrix
-// instructions, packed bf16.
+// PTX of sm_90 around a kernel's products: barriers, flags, bulk copies, chained launches,
+// approximate functions, packed bf16, warp products.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
-#include <cutlass/arch/reg_reconfig.h>
 
 #include <cstdint>
-#include <cute/arch/mma_sm90_gmma.hpp>
-#include <utility>
 
 namespace deltic::gpu {
-
-#ifdef DELTIC_TRACE
-__device__ long long g_trace[132 * 4 * 64 * 16];  // [CTA][warpgroup][item][point]
-#define TRACE(wg, n, i)                                      \
-  if (threadIdx.x % 128 == ((wg) == 1 ? 96 : 0) && (n) < 64) \
-  g_trace[((blockIdx.x * 4 + (wg)) * 64 + (n)) * 16 + (i)] = clock64()
-#else
-#define TRACE(wg, n, i)
-#endif
 
 __device__ inline uint32_t smem_u32(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -48,6 +36,10 @@ __device__ inline void barrier_wait(uint64_t* b, uint32_t parity) {
 __device__ inline void named_sync(int id, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_arrive(int id, int threads) {
+  __syncwarp();
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -94,28 +86,41 @@ __device__ inline void bulk_load(void* dst, const void* src, int bytes, uint64_t
 // Inputs and outputs pass through L2 once; the ring of packets is to stay there.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy gives for evict_first
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
+constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
+__device__ inline void bulk_store(void* dst, const void* src, int bytes) {
+  asm volatile(
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\n"
+      "cp.async.bulk.commit_group;" ::"l"(__cvta_generic_to_global(dst)),
+      "r"(smem_u32(src)), "r"(bytes), "l"(kEvictLast)
+      : "memory");
+}
+// Everything this thread stored by bulk copies is written, not only read.
+__device__ inline void bulk_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 __device__ inline void store_packet(void* p, uint32_t v) {
   asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(p)),
                "r"(v), "l"(kEvictLast)
                : "memory");
 }
 
-// --- bulk tensor copies, maps of (channel, head, token)
+// --- bulk tensor copies, maps of (channel, head, token, batch)
 // --------------------------------------------
+template <uint64_t kPolicy = kEvictFirst>
 __device__ inline void tensor_load(void* dst, const CUtensorMap* map, int channel, int head,
-                                   int token, uint64_t* bar) {
+                                   int token, int batch, uint64_t* bar) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-      "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(smem_u32(dst)),
-      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(smem_u32(bar)), "l"(kEvictFirst)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(smem_u32(dst)),
+      "l"(map), "r"(channel), "r"(head), "r"(token), "r"(batch), "r"(smem_u32(bar)), "l"(kPolicy)
       : "memory");
 }
 __device__ inline void tensor_store(const CUtensorMap* map, const void* src, int channel, int head,
-                                    int token) {
+                                    int token, int batch) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], "
-      "[%4], %5;\ncp.async.bulk.commit_group;" ::"l"(map),
-      "r"(channel), "r"(head), "r"(token), "r"(smem_u32(src)), "l"(kEvictFirst)
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint "
+      "[%0, {%1, %2, %3, %4}], [%5], %6;\ncp.async.bulk.commit_group;" ::"l"(map),
+      "r"(channel), "r"(head), "r"(token), "r"(batch), "r"(smem_u32(src)), "l"(kEvictFirst)
       : "memory");
 }
 __device__ inline void tensor_store_wait_read() {
@@ -139,6 +144,14 @@ __device__ inline int thread_index() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
   return t;
 }
+
+// --- launches one after the other
+// The next launch of the stream may start; it waits itself for what it reads.
+__device__ inline void grid_release() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// The launch before is complete, and what it wrote is visible.
+__device__ inline void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // --- numbers
 // ---------------------------------------------------------------------------------------
@@ -204,6 +217,16 @@ __device__ inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t addr) {
                : "r"(addr)
                : "memory");
 }
+__device__ inline void stmatrix_x4(uint32_t addr, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+__device__ inline void stmatrix_x4_trans(uint32_t addr, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(addr),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
 __device__ inline void store_shared(uint32_t addr, uint32_t v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
 }
@@ -215,49 +238,6 @@ __device__ inline uint32_t load_shared(uint32_t addr) {
 // Byte offset of 16 bytes in a 64-channel half tile.
 __device__ inline uint32_t swizzled(int row, int chunk16) {
   return row * 128 + ((chunk16 ^ (row & 7)) << 4);
-}
-
-// --- wgmma: A in registers (64 rows of V), B in shared memory, fp32 accumulators
-// ---------------------
-namespace gmma = cute::SM90::GMMA;
-using MmaN64 = gmma::MMA_64x64x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::K>;
-using MmaN128 = gmma::MMA_64x128x16_F32BF16BF16_RS<gmma::Major::K, gmma::Major::MN>;
-
-using ScoreN32 = gmma::MMA_64x32x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
-using ScoreN64 = gmma::MMA_64x64x16_F32BF16BF16_SS<gmma::Major::K, gmma::Major::K>;
-
-template <int N>
-__device__ inline void fence_operands(float (&r)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) cute::warpgroup_fence_operand(r[i]);
-}
-// 128-byte swizzle; strides in bytes.
-__device__ inline uint64_t tile_desc(uint32_t addr, uint32_t lead, uint32_t stride) {
-  return uint64_t((addr & 0x3FFFF) >> 4) | (uint64_t(lead >> 4) << 16) |
-         (uint64_t(stride >> 4) << 32) | (uint64_t(1) << 62);
-}
-// The same tile some bytes further on.
-__device__ inline uint64_t desc_at(uint64_t desc, uint32_t bytes) {
-  return (desc & 0xffffffff00000000ull) | (uint32_t(desc) + (bytes >> 4));
-}
-template <class Mma, int N, int... I>
-__device__ inline void wgmma_(float (&d)[N], const uint32_t* a, uint64_t b, bool keep,
-                              std::integer_sequence<int, I...>) {
-  Mma::fma(a[0], a[1], a[2], a[3], b, d[I]..., keep ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
-}
-template <class Mma, int N>
-__device__ inline void wgmma(float (&d)[N], const uint32_t* a, uint64_t b, bool keep = true) {
-  wgmma_<Mma>(d, a, b, keep, std::make_integer_sequence<int, N>{});
-}
-
-template <class Mma, int N, int... I>
-__device__ inline void wgmma_(float (&d)[N], uint64_t a, uint64_t b, bool keep,
-                              std::integer_sequence<int, I...>) {
-  Mma::fma(a, b, d[I]..., keep ? gmma::ScaleOut::One : gmma::ScaleOut::Zero);
-}
-template <class Mma, int N>
-__device__ inline void wgmma(float (&d)[N], uint64_t a, uint64_t b, bool keep = true) {
-  wgmma_<Mma>(d, a, b, keep, std::make_integer_sequence<int, N>{});
 }
 
 }  // namespace deltic::gpu

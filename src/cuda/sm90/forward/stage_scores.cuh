@@ -1,22 +1,24 @@
 // Norms, scores and the inverse of a chunk (warpgroups 2 and 3 of a preparing CTA, every other
 // chunk each). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1.
 #pragma once
-#include "load_item.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward/stage_load.cuh"
 
-namespace deltic::gpu {
+namespace deltic::gpu::forward {
 
 struct Lane {
   int id, g, x;
   __device__ explicit Lane(int tid) : id(tid % 32), g(id / 4), x(id % 4) {}
 };
 
-// Row scales of the warp's 16 tokens from diagonals of k k^T, q q^T; the diagonal of Aqk.
-template <class AnyScores>
-__device__ inline void token_norms(AnyScores& s, const Stage& stage, const uint8_t* k_tile,
-                                   const uint8_t* q_tile, float scale, int warp, const Lane& ln) {
+// Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the
+// lane that has the token's.
+template <class Use>
+__device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_tile, int warp,
+                                       const Lane& ln, Use use) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    const int slab = 2 * warp + i, token = 8 * slab + ln.g;
+    const int slab = 2 * warp + i;
     const uint32_t base = (8 * slab + ln.id % 8) * 128;
     float kq[4] = {}, qq[4] = {};
 #pragma unroll
@@ -33,21 +35,33 @@ __device__ inline void token_norms(AnyScores& s, const Stage& stage, const uint8
       }
     }
     // The diagonal of 8 x 8 lies in lane 4 g + g / 2.
-    if (ln.x == ln.g >> 1) {
-      const int n = ln.g & 1;
-      const bool is_in = token < stage.item.rest;
-      const float kk = (n ? kq[1] : kq[0]) + 1e-6f, rk = is_in ? rsqrtf(kk) : 1.f;
-      const float rq = is_in ? rsqrtf((n ? qq[1] : qq[0]) + 1e-6f) : 1.f;
-      s.v_scale[token] = is_in ? -kk * rk : 1.f;
-      s.row_scale[token] = stage.beta[token] * rk * rk;
-      s.o_scale[token] = scale * rq;
-      if constexpr (std::is_same_v<AnyScores, Scores>) {
-        const float d = is_in ? (n ? kq[3] : kq[2]) : 0.f;
-        *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
-            __float2bfloat16_rn(d);
-      }
-    }
+    const int n = ln.g & 1;
+    if (ln.x == ln.g >> 1)
+      use(8 * slab + ln.g, n ? kq[1] : kq[0], n ? qq[1] : qq[0], n ? kq[3] : kq[2]);
   }
+}
+// Row scales and the diagonal of Aqk.
+__device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t* k_tile,
+                                   const uint8_t* q_tile, const Params& params, int warp,
+                                   const Lane& ln) {
+  token_diagonals(k_tile, q_tile, warp, ln, [&](int token, float kk, float qq, float qk) {
+    const bool is_in = token < stage.item.rest, has_norm = is_in && params.has_norm;
+    const float rk = has_norm ? rsqrtf(kk + 1e-6f) : 1.f;
+    s.v_scale[token] = has_norm ? (kk + 1e-6f) * rk : 1.f;
+    s.row_scale[token] = stage.beta[token] * rk * rk;
+    s.o_scale[token] = params.scale * (has_norm ? rsqrtf(qq + 1e-6f) : 1.f);
+    *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
+        __float2bfloat16_rn(is_in ? qk : 0.f);
+  });
+}
+__device__ inline void head_norms(HeadScores& s, const Stage& stage, const uint8_t* k_tile,
+                                  const uint8_t* q_tile, float scale, int warp, const Lane& ln) {
+  token_diagonals(k_tile, q_tile, warp, ln, [&](int token, float kk, float qq, float) {
+    const bool is_in = token < stage.item.rest;
+    s.k_scale[token] = is_in ? rsqrtf(kk + 1e-6f) : 1.f;
+    s.q_scale[token] = is_in ? scale * rsqrtf(qq + 1e-6f) : scale;
+    s.column[token] = stage.g_sum[token] + (is_in ? .5f * log2_approx(kk + 1e-6f) : 0.f);
+  });
 }
 
 // Two scores of adjacent columns: to L with the row's scale (warps 0, 1), or to Aqk (warps 2, 3).
@@ -219,27 +233,29 @@ __device__ inline void invert(float* l, int barrier) {
   }
 }
 
-// -T with its scales (columns) and the scales of v and o to the packet; zeros above the diagonal.
-template <class AnyScores>
-__device__ inline void write_inverse(const AnyScores& s, Packet* out) {
+// T with its scales (columns) and the factors of v and o to the packet; zeros above the diagonal.
+__device__ inline void write_inverse(const Scores& s, Packet<GateKind::kChannel>::Rest& out) {
   const int tid = thread_index() % 128, col = 4 * (tid % 16);
-  out->scales[tid] = tid < kChunk ? s.v_scale[tid] : s.o_scale[tid - kChunk];
+  if (tid < kChunk)
+    out.v_factor[factor_place(tid)] = s.v_scale[tid];
+  else
+    out.o_factor[factor_place(tid - kChunk)] = s.o_scale[tid - kChunk];
   const float4 c = *reinterpret_cast<const float4*>(&s.row_scale[col]);
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
     const float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
-    const float x = left >= 0 ? -a.x * c.x : 0.f, y = left >= 1 ? -a.y * c.y : 0.f;
-    const float z = left >= 2 ? -a.z * c.z : 0.f, w = left >= 3 ? -a.w * c.w : 0.f;
-    *reinterpret_cast<uint2*>(out->rest.t + swizzled(row, col / 8) + 2 * (col % 8)) =
+    const float x = left >= 0 ? a.x * c.x : 0.f, y = left >= 1 ? a.y * c.y : 0.f;
+    const float z = left >= 2 ? a.z * c.z : 0.f, w = left >= 3 ? a.w * c.w : 0.f;
+    *reinterpret_cast<uint2*>(out.solved.t + swizzled(row, col / 8) + 2 * (col % 8)) =
         make_uint2(pack_bf16(x, y), pack_bf16(z, w));
   }
 }
-__device__ inline void write_scores(const Scores& s, Packet* out) {
+__device__ inline void write_scores(const Scores& s, Packet<GateKind::kChannel>::Rest& out) {
   const int tid = thread_index() % 128;
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    reinterpret_cast<uint4*>(out->rest.aqk)[128 * i + tid] =
+    reinterpret_cast<uint4*>(out.solved.aqk)[128 * i + tid] =
         reinterpret_cast<const uint4*>(s.aqk)[128 * i + tid];
 }
 
@@ -250,21 +266,44 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
   const uint64_t a = tile_desc(smem_u32(s.level[i].rows), 16, 1024);
   const uint64_t b = tile_desc(smem_u32(s.level[i].columns), 16, 1024);
   fence_operands(acc);
-  cute::warpgroup_arrive();
+  wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++)
-    wgmma<ScoreN32>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
-                    desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
-  cute::warpgroup_commit_batch();
-  cute::warpgroup_wait<0>();
+    wgmma<__nv_bfloat16, Major::k, Major::k>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
+                                             desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
+  wgmma_commit();
+  wgmma_wait<0>();
   fence_operands(acc);
   barrier_arrive(&s.level_empty[i]);
+}
+
+// One warp: where item n is, for load_channel_item.
+__device__ inline void find_channel_item(PrepareSmem& s, const Params& params, int n, int st) {
+  const Where w = where_is(
+      s, params, params.chunk_prefix, [&](int i) { return span_in_memory(params, i); }, n);
+  if (thread_index() % 32 == 0) s.where[st] = w;
+  __syncwarp();
+}
+// The same warp: all of item n into place st, which is free. The next one's place is looked up
+// while loads are under way.
+template <GateForm kForm, bool kWideGate>
+__device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
+                                         const InputMaps& maps, int n, int st, int num_items) {
+  const Where w = s.where[st];
+  __syncwarp();
+  if (thread_index() % 32 == 0) load_tiles<GateKind::kChannel, kWideGate>(s, maps, w, st);
+  __syncwarp();
+  Fetched fetched;
+  begin_item<GateKind::kChannel>(s.stage[st], params, w, fetched);
+  if (n + 2 < num_items) find_channel_item(s, params, n + 2, st);
+  finish_channel_item<kForm>(s.stage[st], params, fetched);
+  arrive_item(&s.raw_full[st]);
 }
 
 // Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
 // levels are urgent (their buffers are few); what waits for memory comes after them, while the
 // other warpgroup has its turn.
-template <GateForm kForm>
+template <GateForm kForm, bool kWideGate>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
   const int which = threadIdx.x / 128 - 2, barrier = 2 + which;
@@ -285,9 +324,8 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     __syncwarp();
   };
   if (threadIdx.x % 128 >= 96 && which < num_items) {
-    Fetched fetched;
-    begin_item<Gate::kChannel, kForm>(s, params, maps, which, which, fetched);
-    finish_item<Gate::kChannel, kForm>(s, params, which, fetched);
+    find_channel_item(s, params, which, which);
+    load_channel_item<kForm, kWideGate>(s, params, maps, which, which, num_items);
   }
   named_sync(barrier, kScoreThreads);
   wait_place(which);
@@ -296,16 +334,13 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     const int st = which, tid = thread_index() % 128, warp = tid / 32;
     const Lane ln(tid);
     const Stage& stage = s.stage[st];
-    TRACE(2, n, 0);
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
-    TRACE(2, n, 1);
-    Packet* const out = stage.item.packet;
+    auto& out = *reinterpret_cast<Packet<GateKind::kChannel>*>(stage.item.packet);
     uint32_t* const ready = stage.item.ready;
     const int step = stage.item.step;
-    token_norms(sc, stage, s.k[st], s.q[st], params.scale, warp, ln);
+    token_norms(sc, stage, s.k[st], s.q[st], params, warp, ln);
     named_sync(barrier, kScoreThreads);  // scales of all tokens
     barrier_arrive(&s.raw_empty[st]);
-    TRACE(2, n, 2);
     // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
     // more.
     barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
@@ -315,34 +350,26 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       multiply_level(s, l, acc);
       put_local_level(sc, acc, l, warp, ln);
     }
-    TRACE(2, n, 3);
     multiply_level(s, 4, acc);
     put_level16(sc, acc, warp, ln);
     multiply_level(s, 5, acc);
     put_level32(sc, acc, warp, ln);
     barrier_arrive(&s.turn[which ^ 1]);
-    TRACE(2, n, 4);
     named_sync(barrier, kScoreThreads);  // L complete
-    TRACE(2, n, 5);
     if (tid < 96) {
       invert(sc.l, barrier + 2);
     } else if (n + 2 < num_items) {
-      Fetched fetched;
       barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
-      begin_item<Gate::kChannel, kForm>(s, params, maps, n + 2, st, fetched);
-      finish_item<Gate::kChannel, kForm>(s, params, st, fetched);
+      load_channel_item<kForm, kWideGate>(s, params, maps, n + 2, st, num_items);
     }
-    TRACE(2, n, 6);
     named_sync(barrier, kScoreThreads);  // the inverse is complete
-    write_inverse(sc, out);
-    write_scores(sc, out);
-    TRACE(2, n, 7);
+    write_inverse(sc, out.rest);
+    write_scores(sc, out.rest);
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
     named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known
-    TRACE(2, n, 8);
     if (tid == 96) store_release(ready, step + 1);
     wait_place(n + 2);
   }
 }
 
-}  // namespace deltic::gpu
+}  // namespace deltic::gpu::forward

@@ -1,8 +1,8 @@
 // Warpgroups, registers and shared memory of the two roles.
 #pragma once
-#include "params.h"
+#include "cuda/sm90/forward/params.h"
 
-namespace deltic::gpu {
+namespace deltic::gpu::forward {
 
 // Preparing CTA: warpgroups 0, 1 form operands; 2, 3 (every other chunk each) load, scores,
 // inverse. Carrying CTA:  warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads; 3
@@ -25,27 +25,31 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
 };
 struct Item {      // one chunk of one head to prepare
   int rest, step;  // tokens in the chunk; which of its carrier's packets it is
-  Packet* packet;
+  uint8_t* packet;
   uint32_t *ready, *consumed;
+  const void* g;  // the chunk's first row of gates, where they come by ordinary loads
+};
+struct Span {  // of a piece
+  int token, length, batch;
+};
+struct Where {  // is that chunk
+  int token, batch, rest, head, qk_head, step, carrier;
 };
 struct Stage {
   Item item;
-  float slope;         // bounded, softplus
-  float beta[kChunk];  // 0 past the end
+  float slope;                     // bounded, softplus
+  alignas(16) float beta[kChunk];  // 0 past the end
   union {
-    alignas(16) float bias[kWidth];     // Gate::kChannel: slope times bias
-    struct {                            // else
-      alignas(16) float g_sum[kChunk];  // cumulative log2 decay
-      uint32_t f[kChunk], h[kChunk];    // exp(G), exp(G_last - G), twice bf16
-    };
+    alignas(16) float bias[kWidth];   // GateKind::kChannel: slope times bias
+    alignas(16) float g_sum[kChunk];  // else: cumulative log2 decay
   };
 };
 struct Scores {
   float l[kChunk * kPitch];  // L, then its inverse block by block in place
   uint8_t aqk[kHalf];        // above the diagonal zero
   float row_scale[kChunk];   // beta/|k|^2: of rows of L, of columns of the inverse
-  float v_scale[kChunk];     // -|k|
-  float o_scale[kChunk];
+  float v_scale[kChunk];     // |k|
+  float o_scale[kChunk];     // scale/|q|
 };
 struct PrepareSmem {
   alignas(1024) uint8_t k[kRawStages][kTile], q[kRawStages][kTile], g[kRawStages][kTile];
@@ -53,6 +57,7 @@ struct PrepareSmem {
   alignas(1024) Scores scores[2];
   float total[2][4][kWidth];  // decay of 16 tokens
   Stage stage[kRawStages];
+  Where where[kRawStages];  // of the item to be loaded next
   Plan plan;
   uint64_t raw_full[kRawStages], raw_empty[kRawStages];
   uint64_t level_full[kLevelBuffers], level_empty[kLevelBuffers];
@@ -62,40 +67,50 @@ static_assert(sizeof(PrepareSmem) <= 232448);
 
 // Gates per head, or none: four warpgroups, each with chunks of its own.
 constexpr int kHeadGroups = 4;
-struct HeadScores {
-  float l[kChunk * kPitch];
-  float row_scale[kChunk], v_scale[kChunk], o_scale[kChunk];
+constexpr int kTablePieces = 511;  // pieces whose place is kept in shared memory
+struct alignas(1024) HeadScores {
+  union {
+    float l[kChunk * kPitch];        // L, then its inverse
+    Packet<GateKind::kHead> packet;  // then what leaves, until the copy out has read it
+  };
+  float k_scale[kChunk];  // 1/|k|
+  float q_scale[kChunk];  // scale/|q|
+  float column[kChunk];   // cumulative log2 decay and log2 |k|: a column's exponent, negative
 };
 struct HeadSmem {
   alignas(1024) uint8_t k[kHeadGroups][kTile], q[kHeadGroups][kTile];
   HeadScores scores[kHeadGroups];
-  Stage stage[kHeadGroups];
+  Stage stage[kHeadGroups][2];
+  Where where[kHeadGroups][2];
+  int prefix[kTablePieces + 1];
+  Span spans[kTablePieces + 1];
   Plan plan;
   uint64_t raw_full[kHeadGroups];
 };
 static_assert(sizeof(HeadSmem) <= 232448);
 
-constexpr int kKeyStages = 3, kRestStages = 2;
-struct Part {            // of a job, in places of the carrier's positions
-  int token;             // first token of the chunk at position 0 if the job began there
-  int rest;              // tokens of the job from there on
-  int head, first, end;  // positions: first, after the last
+struct Part {  // of a job, in places of the carrier's positions
+  int token;   // first token of the chunk at position 0 if the job began there
+  int rest;    // tokens of the job from there on
+  int head, batch;
+  int first, end;  // positions: first, after the last
 };
+// Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their
+// place.
+constexpr int kKeyStages = 3, kValueStages = 4;
+template <GateKind kGate>
 struct CarrySmem {
-  alignas(1024) PacketKeys keys[kKeyStages];
-  alignas(1024) uint8_t v[kKeyStages][2][kHalf];  // [warpgroup]
-  alignas(1024) uint8_t o[2][kHalf];
-  alignas(1024) uint8_t kr[kRestStages][kTile];
-  uint8_t t[kRestStages][kHalf];
-  uint8_t aqk[kRestStages][kHalf];
-  float decay[kRestStages][kWidth];
-  float scales[kKeyStages][2 * kChunk];
+  static constexpr int kRestStages = kGate == GateKind::kChannel ? 2 : 3;
+  alignas(1024) uint8_t k[kKeyStages][kTile], q[kKeyStages][kTile];  // per channel: with decays
+  alignas(1024) uint8_t v[kValueStages][2][kHalf];                   // [warpgroup]
+  alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
   Part part[2];
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
   uint64_t rest_full[kRestStages], rest_empty[kRestStages];
+  uint64_t v_full[kValueStages], v_empty[kValueStages];
 };
-static_assert(sizeof(CarrySmem) <= 232448);
-constexpr int kSmemBytes = sizeof(PrepareSmem) > sizeof(CarrySmem) ? sizeof(PrepareSmem)
-                                                                   : sizeof(CarrySmem);
+constexpr int kSmemBytes = 232448;  // all that an SM gives a CTA
+static_assert(sizeof(CarrySmem<GateKind::kChannel>) <= kSmemBytes);
+static_assert(sizeof(CarrySmem<GateKind::kHead>) <= kSmemBytes);
 
-}  // namespace deltic::gpu
+}  // namespace deltic::gpu::forward

@@ -8,10 +8,10 @@
 #pragma once
 #include <type_traits>
 
-#include "ptx.cuh"
-#include "smem.h"
+#include "cuda/ptx/async.cuh"
+#include "cuda/sm90/forward/smem.h"
 
-namespace deltic::gpu {
+namespace deltic::gpu::forward {
 
 constexpr float kLog2e = 1.4426950408889634f;
 template <int i>
@@ -82,7 +82,18 @@ __device__ inline void far_columns(const Rows& r, float2 f, uint32_t columns, ui
   }
 }
 
-template <GateForm kForm>
+// Two channels' gates of a token, fp32 or a 16-bit type.
+__device__ inline float2 load_gates(const Values& g, const void* chunk, int token, int channel) {
+  const int64_t at = token * g.st + channel;
+  if (g.type == Number::kF32)
+    return __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(chunk) + at));
+  const uint32_t x =
+      __ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(chunk) + at));
+  if (g.type == Number::kBf16) return make_float2(bf16_lo(x), bf16_hi(x));
+  return __half22float2(*reinterpret_cast<const __half2*>(&x));
+}
+
+template <GateForm kForm, bool kWideGate>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
   const int tid = threadIdx.x, warp = tid / 32;
   const int half = warp & 1, b = warp >> 1;  // 64 channels; 16 tokens
@@ -99,12 +110,10 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
 #pragma unroll 1
   for (int n = 0; n < num_items; n++) {
     const int st = n % kRawStages;
-    TRACE(0, n, 0);
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
-    TRACE(0, n, 1);
     const Stage& stage = s.stage[st];
-    Packet* const out = stage.item.packet;
-    uint8_t* const packet = reinterpret_cast<uint8_t*>(out) + half * kHalf + 16 * b * 128;
+    auto* const out = reinterpret_cast<Packet<GateKind::kChannel>*>(stage.item.packet);
+    uint8_t* const packet = stage.item.packet + half * kHalf + 16 * b * 128;
     const int rest = stage.item.rest - 16 * b;
     const uint32_t raw = half * kHalf + 16 * b * 128;
     const uint32_t k_addr = smem_u32(s.k[st]) + raw, q_addr = smem_u32(s.q[st]) + raw;
@@ -118,10 +127,17 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
 #pragma unroll
     for (int t = 0; t < 16; t++) {
       const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-      const uint32_t g = load_shared(g_addr + at);
+      float2 g = make_float2(0.f, 0.f);
+      if constexpr (kWideGate) {
+        if (t < rest && channel < params.key_width)
+          g = load_gates(params.g_channel, stage.item.g, 16 * b + t, channel);
+      } else {
+        const uint32_t x = load_shared(g_addr + at);
+        g = make_float2(bf16_lo(x), bf16_hi(x));
+      }
       r.k[t] = load_shared(k_addr + at), r.q[t] = load_shared(q_addr + at);
-      r.fs[t][0] = decay_of<kForm>(bf16_lo(g), slope, bias.x, bound);
-      r.fs[t][1] = decay_of<kForm>(bf16_hi(g), slope, bias.y, bound);
+      r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
+      r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
     }
     barrier_arrive(&s.raw_empty[st]);
     if (rest < 16) {  // past the end: k = q = 0, decay 1
@@ -129,7 +145,6 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       for (int t = 0; t < 16; t++)
         if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
     }
-    TRACE(0, n, 2);
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
     auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
     fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) {
@@ -144,13 +159,11 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) {
       local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
-    TRACE(0, n, 3);
     *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) = make_float2(r.fs[15][0], r.fs[15][1]);
     named_sync(1, kRowThreads);  // totals of all four blocks
     auto total = [&](int i) {
       return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
     };
-    TRACE(0, n, 4);
     // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away
     // from the boundary has the other's total as factor.
 #pragma unroll 1
@@ -169,9 +182,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       fence_async_proxy();
       barrier_arrive(&s.level_full[1 + far]);
     }
-    TRACE(0, n, 5);
     barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
-    TRACE(0, n, 6);
     float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -182,18 +193,17 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
 #pragma unroll
     for (int t = 0; t < 16; t++) {
       const uint32_t f = pack_bf16(r.fs[t][0] * p0, r.fs[t][1] * p1);
-      put(offsetof(Packet, keys.kd), t, mul_bf16x2(r.k[t], f));
-      put(offsetof(Packet, keys.qd), t, mul_bf16x2(r.q[t], f));
-      put(offsetof(Packet, rest.kr), t,
+      put(0, t, mul_bf16x2(r.k[t], f));
+      put(kTile, t, mul_bf16x2(r.q[t], f));
+      put(2 * kTile, t,
           mul_bf16x2(r.k[t], pack_bf16((t < 15 ? r.te[t][0] : 1.f) * s0,
                                        (t < 15 ? r.te[t][1] : 1.f) * s1)));
     }
     if (b == 0)
-      *reinterpret_cast<float2*>(&out->rest.decay[channel]) =
+      *reinterpret_cast<float2*>(&out->rest.decay[decay_place(channel)]) =
           make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
     barrier_arrive(&s.rows_done[n & 1]);
-    TRACE(0, n, 7);
   }
 }
 
-}  // namespace deltic::gpu
+}  // namespace deltic::gpu::forward

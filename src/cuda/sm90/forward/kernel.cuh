@@ -1,0 +1,109 @@
+// Delta-rule forward, K and V up to 128: one persistent launch, one CTA per SM. The first CTAs
+// carry states, the others prepare packets for them; README.md has the schedule.
+#pragma once
+#include "cuda/sm90/forward/stage_carry.cuh"
+#include "cuda/sm90/forward/stage_heads.cuh"
+
+namespace deltic::gpu::forward {
+
+// All CTAs: o of padding and of skipped sequences is 0; empty sequences hand their state on.
+__device__ inline void fill_rest(const Params& params, const Plan& plan) {
+  const int hv = params.num_value_heads;
+  auto clear = [&](int batch, int token, int count) {
+    const Output& o = params.o;
+    for (int64_t j = blockIdx.x; j < int64_t(count) * hv; j += gridDim.x)
+      for (int i = threadIdx.x; i < params.value_width; i += kThreads)
+        o.data[batch * o.sb + (token + j / hv) * o.st + (j % hv) * o.sh + i] =
+            __float2bfloat16_rn(0.f);
+  };
+  if (plan.padding < params.num_tokens) clear(0, plan.padding, params.num_tokens - plan.padding);
+  if (params.is_pool)
+    for (int i = 0; i < plan.num_pieces; i++)
+      if (params.pieces[i].zero > 0)
+        clear(params.pieces[i].batch, params.pieces[i].token, params.pieces[i].zero);
+  if (params.state_out.data)
+    for (int64_t j = blockIdx.x; j < int64_t(plan.num_pieces) * hv; j += gridDim.x) {
+      const Piece piece = params.pieces[j / hv];
+      if (piece.length > 0 || piece.write_slot < 0) continue;
+      const StateView &in = params.state_in, &out = params.state_out;
+      for (int i = threadIdx.x; i < params.key_width * params.value_width; i += kThreads) {
+        const int k = i / params.value_width, v = i % params.value_width;
+        const int64_t from =
+            piece.read_slot * in.s_slot + (j % hv) * in.s_head + k * in.s_k + v * in.s_v;
+        const int64_t to =
+            piece.write_slot * out.s_slot + (j % hv) * out.s_head + k * out.s_k + v * out.s_v;
+        const float x = piece.read_slot >= 0 ? load_number(in.data, in.type, from) : 0.f;
+        if (out.type == Number::kF32)
+          static_cast<float*>(out.data)[to] = x;
+        else
+          static_cast<__nv_bfloat16*>(out.data)[to] = __float2bfloat16_rn(x);
+      }
+    }
+}
+
+template <GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
+__global__ __launch_bounds__(kThreads, 1) void delta_forward(
+    const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
+    const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_g,
+    const __grid_constant__ CUtensorMap map_o, const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) uint8_t raw[];
+  grid_wait();  // the plan
+  const Plan plan = *params.plan;
+  const int wg = threadIdx.x / 128;
+  if (!kTransfer) fill_rest(params, plan);
+  constexpr int group = kTransfer ? 2 : 1;
+  const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
+  auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(raw);
+  PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
+  HeadSmem& sh = *reinterpret_cast<HeadSmem*>(raw);
+  if (threadIdx.x == 0) {
+    if (is_carrier) {
+      init_carry_barriers<kGate, kTransfer>(sc);
+    } else if constexpr (kGate == GateKind::kChannel) {
+      sp.plan = plan;
+      for (int i = 0; i < kRawStages; i++)
+        barrier_init(&sp.raw_full[i], 33),
+            barrier_init(&sp.raw_empty[i], kRowThreads + kScoreThreads);
+      for (int i = 0; i < kLevelBuffers; i++)
+        barrier_init(&sp.level_full[i], kRowThreads),
+            barrier_init(&sp.level_empty[i], kScoreThreads);
+      for (int i = 0; i < 2; i++)
+        barrier_init(&sp.rows_done[i], kRowThreads), barrier_init(&sp.place_free[i], 1),
+            barrier_init(&sp.turn[i], kScoreThreads);
+    } else {
+      sh.plan = plan;
+      for (int i = 0; i < kHeadGroups; i++) barrier_init(&sh.raw_full[i], 33);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+  if constexpr (kGate == GateKind::kHead)
+    if (!is_carrier && plan.num_pieces <= kTablePieces)
+      for (int i = threadIdx.x; i <= plan.num_pieces; i += kThreads) {
+        sh.prefix[i] = params.chunk_prefix[i];
+        if (i < plan.num_pieces) sh.spans[i] = span_in_memory(params, i);
+      }
+  __syncthreads();
+  const int preparer = blockIdx.x - group * plan.carriers;
+  const int preparers = gridDim.x - group * plan.carriers;
+  const int num_items = (plan.total - preparer + preparers - 1) / preparers;
+  // The compiler gives a branch the registers it asks for only if the largest comes first.
+  if (is_carrier && wg < 2) {
+    more_registers<kCarryRegs>();
+    carry_state<kGate, kTransfer>(sc, params, &map_o);
+  } else if (is_carrier) {
+    fewer_registers<kLoadRegs>();
+    if (threadIdx.x == 256)
+      load_packets<kGate, kTransfer>(sc, params, plan, {&map_q, &map_k, &map_v},
+                                     blockIdx.x / group);
+  } else if constexpr (kGate != GateKind::kChannel) {
+    prepare_heads(sh, params, {&map_q, &map_k, &map_g}, num_items);
+  } else if (wg < 2) {
+    more_registers<kRowRegs>();
+    prepare_rows<kForm, kWideGate>(sp, params, num_items);
+  } else {
+    fewer_registers<kScoreRegs>();
+    prepare_scores<kForm, kWideGate>(sp, params, {&map_q, &map_k, &map_g}, num_items);
+  }
+}
+
+}  // namespace deltic::gpu::forward

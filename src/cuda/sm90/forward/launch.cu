@@ -1,0 +1,256 @@
+// Host side of the forward: what it takes, its workspace, tensor maps, the order of launches.
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+#include <span>
+
+#include "core/error.h"
+#include "cuda/device.h"
+#include "cuda/sm90/forward/instantiate.h"
+#include "cuda/sm90/forward/launch.h"
+#include "cuda/sm90/forward/stage_merge.cuh"
+
+namespace deltic::gpu::forward {
+namespace {
+
+constexpr int kRing = 8;  // packets per carrier: 4 starve it, 32 leave L2
+constexpr int kMinSegmentChunks = 32;
+
+bool is_16_bytes(const Rows& rows, int64_t heads, int64_t tokens, int64_t batches) {
+  const auto fits = [&](int64_t stride, int64_t size) {
+    return size <= 1 || (stride > 0 && stride * size_of(rows.dtype) % 16 == 0);
+  };
+  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.sh, heads) &&
+         fits(rows.st, tokens) && fits(rows.sb, batches);
+}
+Number number_type(DType type) {
+  return type == DType::f32 ? Number::kF32 : type == DType::bf16 ? Number::kBf16 : Number::kF16;
+}
+// g per channel as tiles of bf16.
+bool has_gate_tiles(const Problem& p) {
+  return p.gate == Gate::channel && p.g.dtype == DType::bf16 && is_16_bytes(p.g, p.HV, 2, p.B);
+}
+
+GateKind kind_of(const Problem& p) {
+  return p.gate == Gate::channel ? GateKind::kChannel : GateKind::kHead;
+}
+int num_sms(const Problem& p) {
+  const Device* d = device(p.device_index);
+  return d ? d->num_sms : 1;
+}
+int64_t chunks_in(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
+
+// Places in the workspace, in bytes.
+struct Workspace {
+  int64_t plan[2], pieces, prefix, first, flags, handoff, ring, transfer, segment_state, bytes;
+  int max_pieces, segment;
+};
+Workspace workspace_of(const Problem& p) {
+  Workspace w{};
+  const int64_t sms = num_sms(p), state = kWidth * kWidth * 4;
+  w.segment = segment_chunks(p, int(sms));
+  const int64_t chunks = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
+  w.max_pieces = int(p.N + (w.segment > 0 ? chunks / w.segment + 1 : 0));
+  int64_t at = 0;
+  const auto take = [&](int64_t bytes) {
+    const int64_t place = at;
+    at += (bytes + 1023) / 1024 * 1024;
+    return place;
+  };
+  w.plan[0] = take(sizeof(Plan)), w.plan[1] = take(sizeof(Plan));
+  w.pieces = take(w.max_pieces * int64_t(sizeof(Piece)));
+  w.prefix = take((w.max_pieces + 1) * 4), w.first = take((p.N + 1) * 4);
+  w.flags = take(flag_words(int(sms)) * 4);
+  w.handoff = take(sms * state);
+  w.ring = take(sms * kRing *
+                int64_t(kind_of(p) == GateKind::kChannel ? sizeof(Packet<GateKind::kChannel>)
+                                                         : sizeof(Packet<GateKind::kHead>)));
+  if (w.segment > 0) {
+    w.transfer = take(2 * w.max_pieces * p.HV * state);
+    w.segment_state = take(w.max_pieces * p.HV * state);
+  }
+  w.bytes = at;
+  return w;
+}
+
+// (channel, head, token, batch); boxes of 64 channels and 64 tokens. What lies outside reads as 0
+// and is not written.
+CUtensorMap make_map(const Rows& rows, const Problem& p, int64_t width, int64_t heads,
+                     void* fallback) {
+  static const auto encode = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
+                                                cudaEnableDefault, &result),
+               "cuTensorMapEncodeTiled");
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
+  }();
+  const bool is_empty = p.T == 0 || p.B == 0;  // nothing is read through the map
+  const auto size = [](int64_t n) { return cuuint64_t(std::max<int64_t>(n, 1)); };
+  const auto stride = [&](int64_t s, int64_t n) {
+    return cuuint64_t(n > 1 ? s * 2 : (width * 2 + 15) / 16 * 16);
+  };
+  const cuuint64_t dims[4] = {cuuint64_t(width), size(heads), size(p.T), size(p.B)};
+  const cuuint64_t strides[3] = {stride(rows.sh, heads), stride(rows.st, p.T),
+                                 stride(rows.sb, p.B)};
+  const cuuint32_t box[4] = {64, 1, kChunk, 1}, ones[4] = {1, 1, 1, 1};
+  CUtensorMap map;
+  const CUresult error =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, is_empty ? fallback : rows.data, dims,
+             strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (error != CUDA_SUCCESS) {
+    fail(DELTIC_RUNTIME_ERROR, "forward: cuTensorMapEncodeTiled failed with error ", int(error));
+  }
+  return map;
+}
+
+IndexList list_of(const Indices& i) { return {i.present ? i.data : nullptr, i.is64, i.s0}; }
+Values values_of(const Rows& r) {
+  return {r.present ? r.data : nullptr, number_type(r.dtype), r.sb, r.st, r.sh};
+}
+StateView view_of(const States& s) {
+  return {s.present ? s.data : nullptr, number_type(s.dtype), s.s_slot, s.s_head, s.s_k, s.s_v};
+}
+
+Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
+  Params d{};
+  if (p.beta_kind != BetaKind::none) d.beta = values_of(p.beta);
+  if (p.gate == Gate::head) d.g_head = values_of(p.g);
+  if (p.gate == Gate::channel && !has_gate_tiles(p)) d.g_channel = values_of(p.g);
+  if (p.A_log) d.a_log = {p.A_log.data, number_type(p.A_log.dtype)};
+  if (p.dt_bias) d.dt_bias = {p.dt_bias.data, number_type(p.dt_bias.dtype)};
+  d.o = {static_cast<__nv_bfloat16*>(p.o.data), p.o.sb, p.o.st, p.o.sh};
+  d.state_in = view_of(p.state_in), d.state_out = view_of(p.state_out);
+  d.scale = p.scale, d.lower_bound = p.lower_bound;
+  d.beta_scale = p.beta_form == DELTIC_BETA_2SIGMOID ? 2.f : 1.f;
+  d.num_batches = int(p.B), d.num_tokens = int(p.T), d.num_sequences = int(p.N);
+  d.num_heads = int(p.H), d.num_value_heads = int(p.HV);
+  d.key_width = int(p.K), d.value_width = int(p.V);
+  d.has_norm = p.l2norm;
+  d.has_sigmoid = p.beta_kind != BetaKind::none && p.beta_form != DELTIC_BETA_VALUE;
+  d.form = p.gate_form == DELTIC_GATE_BOUNDED    ? GateForm::kBounded
+           : p.gate_form == DELTIC_GATE_SOFTPLUS ? GateForm::kSoftplus
+                                                 : GateForm::kLogDecay;
+  d.is_packed = p.packed, d.is_pool = p.is_pool;
+  d.cu_seqlens = list_of(p.cu);
+  // One list serves both directions if only one is given.
+  d.read_index = list_of(p.read_index ? p.read_index : p.write_index);
+  d.write_index = list_of(p.write_index ? p.write_index : p.read_index);
+  d.num_read_slots = int(p.state_in.slots), d.num_write_slots = int(p.state_out.slots);
+  d.segment_chunks = w.segment;
+  d.max_pieces = w.max_pieces, d.ring_slots = kRing;
+  d.plan = reinterpret_cast<Plan*>(base + w.plan[0]);
+  d.pieces = reinterpret_cast<Piece*>(base + w.pieces);
+  d.chunk_prefix = reinterpret_cast<int*>(base + w.prefix);
+  d.first_piece = reinterpret_cast<int*>(base + w.first);
+  d.flags = reinterpret_cast<uint32_t*>(base + w.flags);
+  d.handoff = reinterpret_cast<float*>(base + w.handoff);
+  d.ring = base + w.ring;
+  d.transfer = reinterpret_cast<float*>(base + w.transfer);
+  d.segment_state = reinterpret_cast<float*>(base + w.segment_state);
+  return d;
+}
+
+template <GateForm kForm, bool kTransfer>
+void launch_channel(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
+  if (has_gate_tiles(p))
+    launch<GateKind::kChannel, kForm, false, kTransfer>(d, maps, num_sms(p), stream);
+  else
+    launch<GateKind::kChannel, kForm, true, kTransfer>(d, maps, num_sms(p), stream);
+}
+template <bool kTransfer>
+void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
+  if (kind_of(p) == GateKind::kHead)
+    launch<GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, num_sms(p), stream);
+  else if (d.form == GateForm::kLogDecay)
+    launch_channel<GateForm::kLogDecay, kTransfer>(p, d, maps, stream);
+  else if (d.form == GateForm::kBounded)
+    launch_channel<GateForm::kBounded, kTransfer>(p, d, maps, stream);
+  else
+    launch_channel<GateForm::kSoftplus, kTransfer>(p, d, maps, stream);
+}
+
+}  // namespace
+
+const char* refuse(const Problem& p) {
+  if (p.op != DELTIC_FORWARD) return "it has the forward alone";
+  if (p.save != DELTIC_SAVE_NONE) return "it keeps nothing for a backward pass";
+  if (p.checked) return "it has no checked mode";
+  if (p.q.dtype != DType::bf16) return "q, k and v are not bf16";
+  if (p.K > kWidth || p.V > kWidth || p.K % 8 != 0 || p.V % 8 != 0)
+    return "K or V is above 128 or no multiple of 8";
+  if (p.chunk != kChunk) return "its chunks have 64 tokens";
+  if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value channel";
+  if (p.ckpt) return "it stores no checkpoints";
+  if (p.split == DELTIC_SPLIT_SEGMENTS) return "segments of a given length";
+  for (const Rows* rows : {&p.beta, &p.g})
+    if (*rows && rows->dtype == DType::f64) return "beta or g is fp64";
+  for (const Param* flat : {&p.A_log, &p.dt_bias})
+    if (*flat && (!flat->contiguous || flat->dtype == DType::f64))
+      return "A_log or dt_bias is not contiguous, or fp64";
+  for (const States* states : {&p.state_in, &p.state_out})
+    if (*states && states->dtype != DType::f32 && states->dtype != DType::bf16)
+      return "a state is neither fp32 nor bf16";
+  if (p.write_index.n1 > 0) return "states after every token";
+  for (const Rows* rows : {&p.q, &p.k})
+    if (!is_16_bytes(*rows, p.H, 2, p.B))
+      return "a stride or address of q or k is no multiple of 16 bytes";
+  for (const Rows* rows : {&p.v, &p.o})
+    if (!is_16_bytes(*rows, p.HV, 2, p.B))
+      return "a stride or address of v or o is no multiple of 16 bytes";
+  // Gates per channel that are not bf16 tiles are read by pairs.
+  if (p.gate == Gate::channel &&
+      (p.g.sh % 2 || p.g.st % 2 || p.g.sb % 2 ||
+       reinterpret_cast<uintptr_t>(p.g.data) % (2 * size_of(p.g.dtype)) != 0))
+    return "a stride of g is odd";
+  return refuse_before_sm90(p);
+}
+
+int segment_chunks(const Problem& p, int sms) {
+  if (p.split == DELTIC_SPLIT_OFF || p.N == 0 || p.T == 0) return 0;
+  // Every sequence in the same pieces, whatever else is in the call.
+  if (p.split == DELTIC_SPLIT_BY_LENGTH) return int(std::max<int64_t>(kMinSegmentChunks, 4 * p.HV));
+  const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
+  // Lengths of packed sequences are not known here: half as long again as the mean.
+  const int64_t mean = (all + p.N - 1) / p.N;
+  const int64_t longest = p.packed && p.N > 1 ? std::min(all, mean + mean / 2) : mean;
+  return choose_segment(measured_costs(kind_of(p)), int(all * p.HV), int(longest), sms);
+}
+
+size_t workspace_bytes(const Problem& p) { return size_t(workspace_of(p).bytes); }
+
+void run(const Problem& p, void* workspace, void* stream_handle) {
+  if (p.N == 0 && p.T == 0) return;
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  const Workspace w = workspace_of(p);
+  auto* const base = static_cast<uint8_t*>(workspace);
+  Params d = params_of(p, w, base);
+  Maps maps;
+  maps.q = make_map(p.q, p, p.K, p.H, base), maps.k = make_map(p.k, p, p.K, p.H, base);
+  maps.v = make_map(p.v, p, p.V, p.HV, base), maps.o = make_map(p.o, p, p.V, p.HV, base);
+  maps.g = has_gate_tiles(p) ? make_map(p.g, p, p.K, p.HV, base) : maps.v;
+  if (w.segment > 0) {
+    Params t = d;
+    t.is_transfer = true, t.plan = reinterpret_cast<Plan*>(base + w.plan[1]);
+    launch_kind<true>(p, t, maps, stream);
+    check_cuda(cudaFuncSetAttribute(merge_segments, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    sizeof(MergeSmem)),
+               "forward: shared memory");
+    check_cuda(launch_after(merge_segments,
+                            dim3(kWidth / kMergeRows, unsigned(p.HV),
+                                 unsigned(std::min<int64_t>(p.N, 1024))),
+                            kWidth, int(sizeof(MergeSmem)), stream, d),
+               "forward: states between segments");
+  }
+  launch_kind<false>(p, d, maps, stream);
+}
+
+const Implementation& implementation() {
+  static const Implementation entry{"cuda.sm90.forward", missing_sm90, refuse, workspace_bytes,
+                                    [](const Problem& p, std::span<std::byte> workspace,
+                                       void* stream) { run(p, workspace.data(), stream); }};
+  return entry;
+}
+
+}  // namespace deltic::gpu::forward

@@ -1,0 +1,182 @@
+// What a launch of the forward is given: packets, pieces of sequences, tensors, workspace. Plain
+// data; strides in elements.
+#pragma once
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace deltic::gpu::forward {
+
+enum class GateKind { kHead, kChannel };  // one decay per head (or none), per channel
+enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
+enum class Number { kF32, kBf16, kF16 };
+
+constexpr int kChunk = 64, kWidth = 128;  // tokens per chunk; K and V are filled up to this
+constexpr int kHalf = kChunk * 64 * 2;    // 64 tokens x 64 channels, 128-byte rows and swizzle
+constexpr int kTile = 2 * kHalf;
+
+// Per-token factors of one chunk as the carrying threads read them: lane x of four needs columns
+// 8 j + 2 x and the next, j = 0 .. 7, in a row; blocks of four are exchanged between lanes so that
+// the four lanes' 16-byte loads fall on different banks.
+__host__ __device__ constexpr int factor_place(int column) {
+  const int x = column % 8 / 2, j = column / 8;
+  return 16 * x + 4 * ((j / 2) ^ (x / 2)) + 2 * (j % 2) + column % 2;
+}
+// Of a channel, the same with 16 pairs per lane.
+__host__ __device__ constexpr int decay_place(int channel) {
+  const int x = channel % 8 / 2, j = channel / 8;
+  return 32 * x + 4 * ((j / 2) ^ x) + 2 * (j % 2) + channel % 2;
+}
+// Of a pair of columns.
+__host__ __device__ constexpr int pair_place(int column) {
+  return 8 * (column % 8 / 2) + column / 8;
+}
+
+// What the carrying CTA needs of one chunk and head, as it wants it in shared memory.
+struct Solved {
+  uint8_t t[kHalf];    // the inverse with its scales
+  uint8_t aqk[kHalf];  // q k^T with decays, i >= j
+};
+template <GateKind>
+struct Packet;
+// Gates per channel: operands with decays in them; norms are factors of v and o. With D =
+// beta/|k|^2 and L = k k^T with decays (i > j), unnormalised, T = (I + D L)^-1 D and
+// v_new/|k| = T (|k| v - k S).
+template <>
+struct Packet<GateKind::kChannel> {
+  struct Keys {
+    uint8_t k[kTile];  // k exp(G)
+    uint8_t q[kTile];  // q exp(G)
+  } keys;
+  struct alignas(1024) Rest {
+    uint8_t kr[kTile];  // k exp(G_last - G)
+    Solved solved;
+    float decay[kWidth];     // exp(G_last)
+    float v_factor[kChunk];  // |k|
+    float o_factor[kChunk];  // scale/|q|
+  } rest;
+};
+// Gates per head, or none: the carrier takes k and q as they are and multiplies accumulators; T and
+// Aqk are those of spec.md, all norms and scales in them.
+template <>
+struct Packet<GateKind::kHead> {
+  struct alignas(1024) Rest {
+    Solved solved;
+    float ks_factor[kChunk];            // exp(G)/|k|, of k S
+    float qs_factor[kChunk];            // exp(G) scale/|q|, of q S
+    uint32_t v_new_factor[kChunk / 2];  // exp(G_last - G)/|k|, bf16 pairs
+    float decay[4];                     // exp(G_last), four times
+  } rest;
+};
+template <GateKind kGate>
+constexpr int kRestBytes = kGate == GateKind::kChannel ? 33 * 1024 : 2 * kHalf + 656;
+static_assert(sizeof(Packet<GateKind::kChannel>) == 65 * 1024);
+static_assert(sizeof(Packet<GateKind::kHead>) == 17 * 1024);
+static_assert(offsetof(Packet<GateKind::kHead>::Rest, decay) + 16 == kRestBytes<GateKind::kHead>);
+
+// A sequence, or one segment of it.
+struct Piece {
+  int token, length;          // in the T dimension
+  int batch;                  // in the B dimension
+  int read_slot, write_slot;  // of the sequence's states; -1: zero, nowhere
+  int zero;                   // skipped sequence: tokens whose o is 0; length is 0
+  int segment, is_last;       // of the sequence
+};
+// Who does what; written by the planning kernel, the same for every CTA of a launch.
+struct Plan {
+  int total;     // chunks of all jobs; a job is (piece, value head), in this order
+  int carriers;  // times one CTA (transfer: two) carry a state; the others prepare
+  int steps;     // chunks per carrier: carrier i has positions [i steps, (i + 1) steps)
+  int num_pieces;
+  int padding;  // first token of the T dimension that belongs to no sequence
+};
+
+struct Values {  // [B,T,HV]
+  const void* data;
+  Number type;
+  int64_t sb, st, sh;
+};
+struct Flat {  // A_log, dt_bias; contiguous
+  const void* data;
+  Number type;
+};
+struct StateView {  // [slot, HV, ...]; fp32 or bf16
+  void* data;
+  Number type;
+  int64_t s_slot, s_head, s_k, s_v;
+};
+struct IndexList {
+  const void* data;
+  bool is64;
+  int64_t stride;
+};
+struct Output {  // [B,T,HV,V] bf16
+  __nv_bfloat16* data;
+  int64_t sb, st, sh;
+};
+
+struct Params {
+  Values beta, g_head;  // without data: 1; decay 1
+  Values g_channel;     // [B,T,HV,K], where it does not come as bf16 tiles
+  Flat a_log, dt_bias;
+  Output o;
+  StateView state_in, state_out;
+  float scale, lower_bound, beta_scale;
+  int num_batches, num_tokens, num_sequences, num_heads, num_value_heads, key_width, value_width;
+  bool has_norm, has_sigmoid;
+  GateForm form;  // kHead
+  // Lengths and slots, for the planning kernel.
+  bool is_packed, is_pool;
+  IndexList cu_seqlens, read_index, write_index;
+  int num_read_slots, num_write_slots;
+  int segment_chunks;  // of a piece; 0: sequences stay whole
+  // Transfer (S_out = M S_in + E) of all pieces but the last of each sequence: every carrier is two
+  // CTAs that read the same packets, one for E (state from 0), one for M (values 0, state from the
+  // identity); no o.
+  bool is_transfer;
+  // Workspace. States in it are fp32, [V,K] of 128 x 128.
+  int max_pieces;
+  int ring_slots;  // packets per carrier, a power of two
+  Plan* plan;
+  Piece* pieces;         // [max_pieces]
+  int* chunk_prefix;     // [max_pieces + 1] chunks before each piece
+  int* first_piece;      // [N + 1]
+  uint32_t* flags;       // ready [CTAs][kMaxRing], consumed [CTAs][32], handoff [CTAs][32]
+  uint8_t* ring;         // [CTAs][ring_slots] packets
+  float* handoff;        // [CTAs][V,K] states that go from one carrier to another
+  float* transfer;       // [2][max_pieces][HV][V,K]: E, then M transposed; if split
+  float* segment_state;  // [max_pieces][HV][V,K] before each piece; if split
+};
+constexpr int kMaxRing = 32;
+
+__host__ __device__ inline int64_t flag_words(int ctas) { return int64_t(ctas) * (kMaxRing + 64); }
+__device__ inline uint32_t* ready_flag(const Params& p, int carrier, int slot) {
+  return p.flags + carrier * kMaxRing + slot;
+}
+// Of carrying CTAs: group * carrier + which of the group.
+__device__ inline uint32_t* consumed_flag(const Params& p, int cta) {
+  return p.flags + gridDim.x * kMaxRing + cta * 32;
+}
+__device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
+  return p.flags + gridDim.x * (kMaxRing + 32) + cta * 32;
+}
+__host__ __device__ inline int group_of(const Params& p) { return p.is_transfer ? 2 : 1; }
+
+// A number's bits, and the number: apart, so that several loads are under way before one is used.
+__device__ inline uint32_t load_bits(const void* data, Number type, int64_t at) {
+  return type == Number::kF32 ? __ldg(static_cast<const unsigned*>(data) + at)
+                              : __ldg(static_cast<const unsigned short*>(data) + at);
+}
+__device__ inline float number_of(uint32_t bits, Number type) {
+  return type == Number::kF32    ? __uint_as_float(bits)
+         : type == Number::kBf16 ? __uint_as_float(bits << 16)
+                                 : __half2float(__ushort_as_half((unsigned short)bits));
+}
+__device__ inline float load_number(const void* data, Number type, int64_t at) {
+  return number_of(load_bits(data, type, at), type);
+}
+
+}  // namespace deltic::gpu::forward

@@ -1,0 +1,209 @@
+// Roles and order of work. Pure functions of the chunk counts and the number of CTAs.
+//
+// Jobs (sequence, value head) stand in a row of `total` chunks. Carrier i owns positions
+// [i steps, (i + 1) steps) and needs one packet per step. A job across a border is carried by two
+// CTAs one after the other (wrap-around rule): its first chunks at the start of carrier i + 1, its
+// last at the end of carrier i, so the parts never overlap in time because no job is longer than
+// `steps`; the fp32 state goes over through global memory, which changes no bit.
+#pragma once
+#include "cuda/ptx/async.cuh"
+#include "cuda/sm90/forward/params.h"
+
+namespace deltic::gpu::forward {
+
+struct Costs {  // microseconds of one SM per chunk
+  float carry, prepare;
+};
+// For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
+// times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
+// carriers are few).
+__host__ __device__ inline Costs costs_of(GateKind gate) {
+  return gate == GateKind::kChannel ? Costs{2.3f, 3.8f} : Costs{2.2f, 2.0f};
+}
+// As measured, for choosing segments.
+__host__ __device__ inline Costs measured_costs(GateKind gate) {
+  return gate == GateKind::kChannel ? Costs{2.2f, 5.2f} : Costs{2.2f, 2.4f};
+}
+
+__host__ __device__ inline int steps_of(int total, int longest, int carriers) {
+  const int even = (total + carriers - 1) / carriers;
+  return even > longest ? even : longest;
+}
+// Time of a split of the CTAs, for choosing: the slower of the two roles.
+__host__ __device__ inline float split_time(Costs c, int total, int longest, int carriers,
+                                            int group, int ctas) {
+  const float carry = c.carry * steps_of(total, longest, carriers);
+  const float prepare = c.prepare * total / (ctas - group * carriers);
+  return carry > prepare ? carry : prepare;
+}
+// Fewest carriers among the best splits.
+__host__ __device__ inline int choose_carriers(Costs c, int total, int longest, int group,
+                                               int ctas) {
+  int best = 1;
+  float time = split_time(c, total, longest, 1, group, ctas);
+  for (int n = 2; group * n < ctas; n++) {
+    const float t = split_time(c, total, longest, n, group, ctas);
+    if (t < time) time = t, best = n;
+  }
+  return best;
+}
+
+// a / b for 0 <= a / b < 2^22: a third of the instructions of an exact division.
+__device__ inline int divide(int a, int b) {
+  int q = int(float(a) * __frcp_rn(float(b)));
+  const int r = a - q * b;
+  if (r < 0) q--;
+  if (r >= b) q++;
+  return q;
+}
+
+struct Place {  // of one chunk of one job
+  int piece, head, chunk;
+  int begin, end;  // chunks of the job that this carrier has
+  int count;       // chunks of the job
+};
+// table: of chunks before each piece, in shared or global memory.
+__device__ inline Place locate(const Plan& plan, const int* table, int jobs_per_piece,
+                               int position) {
+  const int q = divide(position, jobs_per_piece);
+  int lo = 0, hi = plan.num_pieces;  // prefix[lo] <= q < prefix[hi]
+  while (hi - lo > 1) {
+    const int mid = (lo + hi) / 2;
+    if (table[mid] <= q)
+      lo = mid;
+    else
+      hi = mid;
+  }
+  Place p;
+  p.piece = lo;
+  const int first = table[lo], rel = position - jobs_per_piece * first;
+  p.count = table[lo + 1] - first;
+  const int job = divide(rel, p.count), off = rel - job * p.count;
+  p.head = job;
+  const int start = position - off, border = (divide(start, plan.steps) + 1) * plan.steps;
+  const int here = min(p.count, border - start), later = p.count - here;
+  if (off < here)
+    p.begin = later, p.end = p.count, p.chunk = later + off;
+  else
+    p.begin = 0, p.end = later, p.chunk = off - here;
+  return p;
+}
+
+__device__ inline Place place_of(const Params& params, const Plan& plan, int position) {
+  return locate(plan, params.chunk_prefix, opaque(params.num_value_heads), position);
+}
+
+// Packets are prepared step by step, all carriers of a step in turn; the last carrier may have
+// fewer steps than the others.
+struct StepOf {
+  int step, carrier;
+};
+__device__ inline StepOf item_at(const Plan& plan, int index) {
+  const int full = divide(plan.total, plan.steps), more = plan.total - full * plan.steps;
+  const int wide =
+      more * (full + 1);  // packets of the steps in which the last carrier is there too
+  const bool is_wide = index < wide;
+  const int i = is_wide ? index : index - wide, n = is_wide ? full + 1 : full, step = divide(i, n);
+  return {is_wide ? step : more + step, i - step * n};
+}
+
+__device__ inline int64_t load_index(const IndexList& list, int64_t i) {
+  return list.is64 ? __ldg(static_cast<const int64_t*>(list.data) + i * list.stride)
+                   : __ldg(static_cast<const int*>(list.data) + i * list.stride);
+}
+__device__ inline int slot_of(const IndexList& list, int i, int slots) {
+  if (!list.data) return i;
+  const int64_t slot = load_index(list, i);
+  return slot >= 0 && slot < slots ? int(slot) : -1;
+}
+// Sequence i as one piece. Lengths that make no sense are cut to the tensors.
+__device__ inline Piece sequence_at(const Params& p, int i) {
+  Piece s{};
+  if (p.is_packed) {
+    const int64_t t = p.num_tokens, begin = load_index(p.cu_seqlens, i);
+    const int64_t end = load_index(p.cu_seqlens, i + 1);
+    s.token = int(min(max(begin, int64_t(0)), t));
+    s.length = int(min(max(end, int64_t(s.token)), t)) - s.token;
+  } else {
+    s.batch = i, s.length = p.num_tokens;
+  }
+  s.read_slot = p.state_in.data ? slot_of(p.read_index, i, p.num_read_slots) : -1;
+  s.write_slot = p.state_out.data ? slot_of(p.write_index, i, p.num_write_slots) : -1;
+  if (p.is_pool && s.read_slot < 0 && s.write_slot < 0) s.zero = s.length, s.length = 0;
+  s.is_last = true;
+  return s;
+}
+__device__ inline int chunks_of(int tokens) { return (tokens + kChunk - 1) / kChunk; }
+
+// One CTA: pieces, chunk counts, roles, and flags back to zero.
+template <int kThreads>
+__global__ void make_plan(const __grid_constant__ Params params, Costs costs, int ctas) {
+  __shared__ int s_pieces[kThreads], s_chunks[kThreads], s_longest;
+  __shared__ float s_time[kThreads];
+  const int tid = threadIdx.x, n = params.num_sequences, cut = params.segment_chunks;
+  grid_wait();     // nobody reads the workspace any more
+  grid_release();  // the launch of the kernel is under way meanwhile
+  for (int i = tid; i < flag_words(ctas) / 4; i += kThreads)
+    reinterpret_cast<uint4*>(params.flags)[i] = uint4{0, 0, 0, 0};
+  if (tid == 0) s_longest = 0;
+  __syncthreads();
+  // Thread t has the sequences [t per, (t + 1) per); `use` gets every piece and its chunks.
+  const int per = (n + kThreads - 1) / kThreads;
+  auto each_piece = [&](auto use) {
+    for (int i = tid * per; i < min(n, (tid + 1) * per); i++) {
+      const Piece whole = sequence_at(params, i);
+      const int chunks = chunks_of(whole.length);
+      const int count = cut > 0 && chunks > 0 ? (chunks + cut - 1) / cut : 1;
+      for (int j = 0; j < count; j++) {
+        Piece piece = whole;
+        if (count > 1) {
+          piece.token += j * cut * kChunk;
+          piece.length = min(whole.length - j * cut * kChunk, cut * kChunk);
+          piece.segment = j, piece.is_last = j + 1 == count;
+        }
+        const bool has_work = !params.is_transfer || !piece.is_last;
+        use(i, j, piece, has_work ? chunks_of(piece.length) : 0);
+      }
+    }
+  };
+  int pieces = 0, sum = 0, longest = 0;
+  each_piece([&](int, int, const Piece&, int chunks) {
+    pieces++, sum += chunks, longest = max(longest, chunks);
+  });
+  s_pieces[tid] = pieces, s_chunks[tid] = sum;
+  atomicMax(&s_longest, longest);
+  __syncthreads();
+  for (int d = 1; d < kThreads; d *= 2) {  // inclusive scans
+    const int x = tid >= d ? s_pieces[tid - d] : 0, y = tid >= d ? s_chunks[tid - d] : 0;
+    __syncthreads();
+    s_pieces[tid] += x, s_chunks[tid] += y;
+    __syncthreads();
+  }
+  int at = s_pieces[tid] - pieces, before = s_chunks[tid] - sum;
+  each_piece([&](int i, int j, const Piece& piece, int chunks) {
+    if (j == 0) params.first_piece[i] = at;
+    params.pieces[at] = piece, params.chunk_prefix[at] = before;
+    at++, before += chunks;
+  });
+  const int total = s_chunks[kThreads - 1] * params.num_value_heads, group = group_of(params);
+  s_time[tid] = tid >= 1 && group * tid < ctas
+                    ? split_time(costs, total, s_longest, tid, group, ctas)
+                    : INFINITY;
+  __syncthreads();
+  if (tid == 0) {
+    const int count = s_pieces[kThreads - 1];
+    params.first_piece[n] = count;
+    params.chunk_prefix[count] = s_chunks[kThreads - 1];
+    int best = 1;
+    for (int i = 2; i < min(ctas, kThreads); i++)
+      if (s_time[i] < s_time[best]) best = i;
+    int padding = params.num_tokens;
+    if (params.is_packed) {
+      const int64_t end = n > 0 ? load_index(params.cu_seqlens, n) : 0;
+      padding = int(min(max(end, int64_t(0)), int64_t(params.num_tokens)));
+    }
+    *params.plan = {total, best, max(steps_of(total, s_longest, best), 1), count, padding};
+  }
+}
+
+}  // namespace deltic::gpu::forward

@@ -1,0 +1,166 @@
+// What a preparing CTA reads.
+#pragma once
+#include "cuda/sm90/forward/plan.cuh"
+#include "cuda/sm90/forward/stage_rows.cuh"
+
+namespace deltic::gpu::forward {
+
+struct InputMaps {
+  const CUtensorMap *q, *k, *g;
+};
+
+// A warp's part of what comes by ordinary loads, between issue and use.
+struct Fetched {
+  uint32_t a_log, beta[2], g[2], bias[4];  // bits
+  int rest;
+};
+
+// The CTA's item n. Items go by step, then carrier, so that all carriers advance together.
+template <class Smem, class SpanOf>
+__device__ inline Where where_is(Smem& s, const Params& params, const int* prefix, SpanOf span_of,
+                                 int n) {
+  const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
+                     opaque(s.plan.num_pieces), 0};
+  const int carriers = group_of(params) * plan.carriers;
+  const StepOf item = item_at(plan, blockIdx.x - carriers + n * (gridDim.x - carriers));
+  const int hv = opaque(params.num_value_heads);
+  const Place p = locate(plan, prefix, hv, item.carrier * plan.steps + item.step);
+  const Span span = span_of(p.piece);
+  return {span.token + p.chunk * kChunk,
+          span.batch,
+          min(span.length - p.chunk * kChunk, kChunk),
+          p.head,
+          divide(p.head, divide(hv, params.num_heads)),
+          item.step,
+          item.carrier};
+}
+__device__ inline Span span_in_memory(const Params& params, int piece) {
+  const Piece* p = params.pieces + piece;
+  return {__ldg(&p->token), __ldg(&p->length), __ldg(&p->batch)};
+}
+// One thread: raw tiles of an item into place st, which is free.
+template <GateKind kGate, bool kWideGate, class Smem>
+__device__ inline void load_tiles(Smem& s, const InputMaps& maps, const Where& w, int st) {
+  uint64_t* bar = &s.raw_full[st];
+  barrier_expect(bar, (kGate == GateKind::kChannel && !kWideGate ? 3 : 2) * kTile);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    if constexpr (kGate == GateKind::kChannel) {
+      if constexpr (!kWideGate)
+        tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
+      tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
+      tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
+    } else {  // the carrier reads them again
+      tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch,
+                                bar);
+      tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch,
+                                bar);
+    }
+  }
+}
+// One warp: what comes by ordinary loads, and the item itself.
+template <GateKind kGate>
+__device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
+  const int lane = threadIdx.x % 32;
+  f.rest = w.rest;
+  if (lane == 0) {
+    const int slot = w.step & (params.ring_slots - 1);  // a power of two
+    stage.item = {w.rest,
+                  w.step,
+                  params.ring + (int64_t(w.carrier) * params.ring_slots + slot) *
+                                    int64_t(sizeof(Packet<kGate>)),
+                  ready_flag(params, w.carrier, slot),
+                  consumed_flag(params, group_of(params) * w.carrier),
+                  nullptr};
+    const Values& g = params.g_channel;
+    if (kGate == GateKind::kChannel && g.data)
+      stage.item.g =
+          static_cast<const uint8_t*>(g.data) +
+          (w.batch * g.sb + w.token * g.st + w.head * g.sh) * (g.type == Number::kF32 ? 4 : 2);
+  }
+  f.a_log = params.a_log.data ? load_bits(params.a_log.data, params.a_log.type, w.head) : 0;
+  const Flat& bias = params.dt_bias;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    f.bias[i] = 0;
+    if (kGate == GateKind::kChannel && bias.data && 4 * lane < params.key_width)
+      f.bias[i] =
+          load_bits(bias.data, bias.type, int64_t(w.head) * params.key_width + 4 * lane + i);
+  }
+  if (kGate == GateKind::kHead && bias.data) f.bias[0] = load_bits(bias.data, bias.type, w.head);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int t = 2 * lane + i;
+    auto load = [&](const Values& v) -> uint32_t {
+      if (!v.data || t >= f.rest) return 0;
+      return load_bits(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh);
+    };
+    f.beta[i] = load(params.beta);
+    f.g[i] = kGate == GateKind::kHead ? load(params.g_head) : 0;
+  }
+}
+__device__ inline float beta_of(const Params& params, const Fetched& f, int i) {
+  if (2 * int(threadIdx.x % 32) + i >= f.rest) return 0.f;
+  if (!params.beta.data) return 1.f;
+  const float x = number_of(f.beta[i], params.beta.type);
+  return params.has_sigmoid ? params.beta_scale * rcp_approx(1.f + exp2_approx(-x * kLog2e)) : x;
+}
+// The same warp, later: beta and the parameters of gates per channel.
+template <GateForm kForm>
+__device__ inline void finish_channel_item(Stage& stage, const Params& params, const Fetched& f) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kForm != GateForm::kLogDecay) {
+    const float slope =
+        -expf(number_of(f.a_log, params.a_log.type)) * (kForm == GateForm::kBounded ? kLog2e : 1.f);
+    if (lane == 0) stage.slope = slope;
+    const float by = kForm == GateForm::kBounded ? slope : kLog2e;
+    *reinterpret_cast<float4*>(&stage.bias[4 * lane]) =
+        make_float4(number_of(f.bias[0], params.dt_bias.type) * by,
+                    number_of(f.bias[1], params.dt_bias.type) * by,
+                    number_of(f.bias[2], params.dt_bias.type) * by,
+                    number_of(f.bias[3], params.dt_bias.type) * by);
+  }
+  *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
+      make_float2(beta_of(params, f, 0), beta_of(params, f, 1));
+}
+// Or beta and the cumulative gates of a head.
+__device__ inline void finish_head_item(Stage& stage, const Params& params, const Fetched& f) {
+  const int lane = threadIdx.x % 32;
+  const float rate = expf(number_of(f.a_log, params.a_log.type));
+  const float bias = number_of(f.bias[0], params.dt_bias.type);
+  float g[2] = {};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if (params.g_head.data && 2 * lane + i < f.rest) {
+      const float x = number_of(f.g[i], params.g_head.type);
+      if (params.form == GateForm::kBounded) {
+        g[i] = params.lower_bound * kLog2e *
+               rcp_approx(1.f + exp2_approx(-rate * kLog2e * (x + bias)));
+      } else if (params.form == GateForm::kSoftplus) {
+        const float y = (x + bias) * kLog2e;
+        g[i] = -rate * (fmaxf(y, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(y))));
+      } else {
+        g[i] = x * kLog2e;
+      }
+      g[i] = fmaxf(g[i], -151.f);  // 2^-151 is 0; the sums keep their precision
+    }
+  }
+  float sum = g[0] + g[1];
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float x = __shfl_up_sync(~0u, sum, d);
+    if (lane >= d) sum += x;
+  }
+  const float before = __shfl_up_sync(~0u, sum, 1);
+  *reinterpret_cast<float2*>(&stage.g_sum[2 * lane]) =
+      make_float2((lane ? before : 0.f) + g[0], sum);
+  *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
+      make_float2(beta_of(params, f, 0), beta_of(params, f, 1));
+}
+// All lanes: what they wrote is there.
+__device__ inline void arrive_item(uint64_t* raw_full) {
+  barrier_arrive(raw_full);
+  __syncwarp();
+}
+
+}  // namespace deltic::gpu::forward
