@@ -25,9 +25,9 @@ constexpr int64_t kBlockRows = 256;
 constexpr int64_t kTileRows = 8;         // tokens of a pass: 8 streams in and 8 out
 constexpr int64_t kMostChannels = 1024;  // of a panel: 4 KB of each row; scratch rows stay in L2
 constexpr int64_t kFewestChannels = 128;
-// Outputs that no cache keeps for their reader. Stored as usual a line is read before it is
-// written: a forward pass of 128 MB takes 25 ms on a core then, 17 ms past the caches, a copy 14
-// ms.
+// Outputs in fp32 that no cache keeps for their reader go past the caches. Stored as usual a line
+// is read before it is written: a forward pass of 128 MB takes 25 ms on a core then, 17 ms this
+// way; a copy takes 14 ms. In bf16 arithmetic takes longer than either.
 constexpr int64_t kStreamedBytes = 16 << 20;
 constexpr int64_t kStepInputs = 8;      // of a state that a few tokens take in and leave in one go
 constexpr int64_t kStateChannels = 64;  // whose states are gathered at once
@@ -52,7 +52,8 @@ class Conv {
     threads_ = static_cast<int>(std::min(useful, std::max<int64_t>(1, blocks_ * panels())));
     has_sums_ = p.is_gradient && (p.dweight || p.dbias);
     const Rows& out = p.is_gradient ? p.dx : p.out;
-    is_streamed_ = out && rows * p.K * size_of(out.dtype) >= kStreamedBytes && is_aligned(out);
+    is_streamed_ = out && out.dtype == DType::f32 && is_aligned(out) &&
+                   rows * p.K * size_of(DType::f32) >= kStreamedBytes;
   }
 
   size_t workspace_bytes() const {
@@ -99,7 +100,7 @@ class Conv {
   struct Local {
     Local(const Conv& conv, Scratch& arena) {
       const size_t before = arena.used();
-      const int64_t pitch = conv.channels_;
+      const int64_t pitch = conv.pitch();
       weight = arena.take<float>(conv.taps_ * pitch);
       bias = arena.take<float>(pitch);
       inputs = arena.take<float>((conv.taps_ - 1) * pitch);
@@ -121,13 +122,15 @@ class Conv {
     size_t bytes;
   };
 
-  // Whether every row begins where a vector may be stored past the caches.
+  // Whether every row begins with a line.
   static bool is_aligned(const Rows& rows) {
-    const int64_t vector = kLanes * size_of(rows.dtype);
-    const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(rows.data));
-    return at % vector == 0 && rows.st % kLanes == 0 && rows.sb % kLanes == 0;
+    constexpr int64_t kLine = 64 / sizeof(float);
+    return reinterpret_cast<uintptr_t>(rows.data) % 64 == 0 && rows.st % kLine == 0 &&
+           rows.sb % kLine == 0;
   }
   int64_t panels() const { return (p_.K + channels_ - 1) / channels_; }
+  // Of scratch rows: a line more than a power of two, so that not all of them share a set of L1.
+  int64_t pitch() const { return channels_ + 16; }
   int64_t sums_floats() const { return has_sums_ ? blocks_ * (taps_ + 1) * padded(p_.K) : 0; }
   static void* row(const Rows& rows, const Sequence& s, int64_t t, int64_t c0) {
     return static_cast<std::byte*>(rows.data) +
@@ -170,14 +173,14 @@ class Conv {
 
   ConvPanel start_panel(int64_t c0, Local& local) const {
     const int64_t n = std::min(channels_, p_.K - c0);
-    load_columns(Columns::of(p_.weight, taps_), c0, n, 0, local.weight, channels_);
+    load_columns(Columns::of(p_.weight, taps_), c0, n, 0, local.weight, pitch());
     if (p_.bias) {
-      load_columns(Columns::of(p_.bias, 1), c0, n, 0, local.bias, channels_);
+      load_columns(Columns::of(p_.bias, 1), c0, n, 0, local.bias, pitch());
     } else {
       std::fill_n(local.bias, n, 0.0f);
     }
     return {.channels = n,
-            .pitch = channels_,
+            .pitch = pitch(),
             .is_silu = p_.activation == DELTIC_ACTIVATION_SILU,
             .is_streamed = is_streamed_,
             .weight = local.weight,
@@ -309,7 +312,7 @@ class Conv {
     Columns one = Columns::of(p_.d_final, s.n, column + 1);
     one.base += column * one.s_column;
     one.num_columns = 1;
-    load_columns(one, c0, n, 0, to, channels_);
+    load_columns(one, c0, n, 0, to, pitch());
     return to;
   }
 
@@ -373,7 +376,7 @@ class Conv {
       for (int64_t i = 0; i < S; ++i) {
         float* to = local.state + i * kStateChannels;
         if (s.length > 0 && i > S - taps_) {
-          std::copy_n(local.early + (i - S + taps_ - 1) * channels_ + c - c0, n, to);
+          std::copy_n(local.early + (i - S + taps_ - 1) * pitch() + c - c0, n, to);
         } else if (load_seed(s, i - S, c, n, to) == nullptr) {
           std::fill_n(to, n, 0.0f);
         }

@@ -185,9 +185,20 @@ HWY_INLINE Vec load_some(const typename Access::Element* from, int64_t count) {
   std::memcpy(whole, from, static_cast<size_t>(count) * sizeof(*from));
   return Access::load(whole);
 }
+// `is_streamed`: past the caches, where a vector is a line; half a line at a time takes four times
+// as long as the usual store.
 template <class Access>
 HWY_INLINE void store_some(Vec x, typename Access::Element* to, int64_t count, bool is_streamed) {
-  if (count == kLanes) return is_streamed ? Access::stream(x, to) : Access::store(x, to);
+  if (count == kLanes) {
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (sizeof(*to) == sizeof(float)) {
+      if (is_streamed) return hn::Stream(x, F32(), to);
+    }
+#else
+    (void)is_streamed;
+#endif
+    return Access::store(x, to);
+  }
   typename Access::Element whole[kLanes];
   Access::store(x, whole);
   std::memcpy(to, whole, static_cast<size_t>(count) * sizeof(*to));
@@ -197,7 +208,7 @@ HWY_INLINE void store_some(Vec x, typename Access::Element* to, int64_t count, b
 struct ConvPanel {
   int64_t channels, pitch;
   bool is_silu;
-  bool is_streamed;     // outputs go past the caches: they are aligned, and too large to stay
+  bool is_streamed;     // whole vectors of fp32 go past the caches
   const float* weight;  // [W] rows
   const float* bias;    // one row
   float* inputs;        // [W-1] rows: the inputs before the next token, oldest first

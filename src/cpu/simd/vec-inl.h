@@ -45,16 +45,15 @@ HWY_INLINE Vec load_bf16(const uint16_t* src) {
 }
 
 // Round to nearest even (Highway 1.0 truncates); NaN stays NaN.
-HWY_INLINE hn::Vec<HalfU16> to_bf16(Vec x) {
+HWY_INLINE void store_bf16(Vec x, uint16_t* dst) {
   const U32 du;
   const auto bits = hn::BitCast(du, x);
   const auto lsb = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
   const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(lsb, hn::Set(du, 0x7FFFu))));
   const auto is_nan = hn::RebindMask(du, hn::IsNaN(x));
   const auto half = hn::IfThenElse(is_nan, hn::Set(du, 0x7FC0u), rounded);
-  return hn::DemoteTo(HalfU16(), hn::BitCast(hn::RebindToSigned<U32>(), half));
+  hn::StoreU(hn::DemoteTo(HalfU16(), hn::BitCast(hn::RebindToSigned<U32>(), half)), HalfU16(), dst);
 }
-HWY_INLINE void store_bf16(Vec x, uint16_t* dst) { hn::StoreU(to_bf16(x), HalfU16(), dst); }
 
 HWY_INLINE Vec load_f16(const uint16_t* src) {
   const auto* p = reinterpret_cast<const hwy::float16_t*>(src);
@@ -71,35 +70,21 @@ HWY_INLINE void store_f16(Vec x, uint16_t* dst) {
 #endif
 }
 
-// A vector's elements in memory, by dtype. `stream` goes past the caches, to a place aligned to the
-// vector's elements; below AVX2 half a vector is less than the 16 bytes that such a store has.
+// A vector's elements in memory, by dtype.
 struct LoadF32 {
   using Element = float;
   static HWY_INLINE Vec load(const float* p) { return hn::LoadU(F32(), p); }
   static HWY_INLINE void store(Vec x, float* p) { hn::StoreU(x, F32(), p); }
-  static HWY_INLINE void stream(Vec x, float* p) { hn::Stream(x, F32(), p); }
 };
 struct LoadBf16 {
   using Element = uint16_t;
   static HWY_INLINE Vec load(const uint16_t* p) { return load_bf16(p); }
   static HWY_INLINE void store(Vec x, uint16_t* p) { store_bf16(x, p); }
-#if HWY_TARGET <= HWY_AVX2
-  static HWY_INLINE void stream(Vec x, uint16_t* p) { hn::Stream(to_bf16(x), HalfU16(), p); }
-#else
-  static HWY_INLINE void stream(Vec x, uint16_t* p) { store(x, p); }
-#endif
 };
 struct LoadF16 {
   using Element = uint16_t;
   static HWY_INLINE Vec load(const uint16_t* p) { return load_f16(p); }
   static HWY_INLINE void store(Vec x, uint16_t* p) { store_f16(x, p); }
-#if HWY_TARGET <= HWY_AVX2
-  static HWY_INLINE void stream(Vec x, uint16_t* p) {
-    hn::Stream(hn::BitCast(HalfU16(), hn::DemoteTo(HalfF16(), x)), HalfU16(), p);
-  }
-#else
-  static HWY_INLINE void stream(Vec x, uint16_t* p) { store(x, p); }
-#endif
 };
 
 // n elements of any dtype to fp32, zeros up to `width`.
