@@ -36,7 +36,7 @@ if(DELTIC_HAS_CUDA)
   add_library(deltic_cuda_flags INTERFACE)
   target_compile_options(deltic_cuda_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr
-      -Xcompiler=-Wall,-Wextra,-Wno-psabi -Xptxas=-warn-spills -lineinfo>)
+      -Xcompiler=-Wall,-Wextra,-Wno-psabi -lineinfo>)
   if(DELTIC_WERROR)
     target_compile_options(deltic_cuda_flags INTERFACE
       $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)

@@ -1,6 +1,7 @@
 // The CUDA backend's lists, best first; the general one last.
 #include "cuda/cuda.h"
 #include "cuda/general.h"
+#include "cuda/sm90/forward/launch.h"
 
 namespace deltic::gpu {
 namespace {
@@ -9,6 +10,7 @@ struct Lists {
   std::vector<Implementation> of[DELTIC_NUM_OPS];
 
   Lists() {
+    of[DELTIC_FORWARD].push_back(forward::implementation());
     for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
       if (has_general(static_cast<deltic_op>(op))) of[op].push_back(general());
     }
