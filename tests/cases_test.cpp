@@ -138,7 +138,7 @@ TEST(Cases, SampleAgreesWithTheOracle) {
 
 TEST(Cases, EveryImplementationHasOne) {
   const auto all = files();
-  for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
+  for (int op = 0; op < DELTIC_CONV; ++op) {  // conv has a test of its own instead of lines
     for (const ImplementationInfo& impl : implementations(static_cast<Op>(op))) {
       if (!impl.runs_here || impl.name == "reference") continue;
       bool taken = false;

@@ -39,6 +39,7 @@ class Options(c.Structure):
         ("checked", c.c_int32),
         ("save", c.c_int32),
         ("impl", c.c_char_p),
+        ("activation", c.c_int32),
     ]
 
 

@@ -85,7 +85,8 @@ typedef enum deltic_op {
   DELTIC_INVERSE = 7,  /* (I + A)^-1 */
   DELTIC_WY = 8,       /* w, u, k exp(G_last - G), q exp(G) */
   DELTIC_BACKWARD = 9, /* the gradients of forward */
-  DELTIC_NUM_OPS = 10
+  DELTIC_CONV = 10,    /* causal depthwise convolution of a few taps, in front of the delta rule */
+  DELTIC_NUM_OPS = 11
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -122,6 +123,12 @@ typedef enum deltic_save {
   DELTIC_SAVE_ALL = 2     /* the state before every chunk, v_new and the inverse: less work later */
 } deltic_save;
 
+/* What `conv` applies to its sums. */
+typedef enum deltic_activation {
+  DELTIC_ACTIVATION_NONE = 0,
+  DELTIC_ACTIVATION_SILU = 1 /* x * sigmoid(x) */
+} deltic_activation;
+
 #define DELTIC_MAX_RANK 6
 
 /* A tensor that somebody else owns. rank 0 means absent. Inputs are never written. */
@@ -154,7 +161,8 @@ typedef struct deltic_options {
   int32_t num_threads; /* 0: the default, see deltic_set_num_threads */
   int32_t checked;     /* 0: as deltic_set_checked or DELTIC_CHECKED says; 1: on; 2: off */
   int32_t save;        /* deltic_save, forward only: what goes into tensors.saved */
-  const char* impl; /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
+  const char* impl;   /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
+  int32_t activation; /* deltic_activation, conv only */
 } deltic_options;
 
 /* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
@@ -272,6 +280,44 @@ typedef struct deltic_block_backward_tensors {
   deltic_tensor dq, dk, dv, dx, dg, dbeta, da, dA_log, ddt_bias; /* out */
 } deltic_block_backward_tensors;
 
+/* clang-format off */
+/* Tensors of the causal depthwise convolution, per sequence and channel d:
+ *
+ *     y_t[d] = activation(bias[d] + sum_{j=0}^{W-1} weight[d][j] * x_{t-W+1+j}[d])
+ *
+ * Inputs before the sequence's first token come from its state, the last S inputs before this call,
+ * most recent last; a missing state is zero. S is at least W - 1; only the last W - 1 are read. The
+ * state left behind is the last S inputs after this call, where the sequence is shorter with what
+ * the state it started from still has to say.
+ * x and out have unit stride in D; weights and states may have any strides. Arithmetic is fp32. */
+/* clang-format on */
+typedef struct deltic_conv_tensors {
+  uint64_t size;                             /* sizeof(deltic_conv_tensors) */
+  deltic_tensor x;                           /* [B,T,D] fp32, bf16 or fp16 */
+  deltic_tensor weight;                      /* [D,W] any float dtype; W is 1 to 8 */
+  deltic_tensor bias;                        /* [D] any float dtype; absent: 0 */
+  deltic_tensor cu_seqlens, cu_seqlens_host; /* as in deltic_tensors; padding rows give 0 */
+  deltic_tensor initial_state;               /* [N,D,S], x's dtype or fp32 */
+  deltic_tensor final_state; /* out, likewise; may be the initial state itself, updated in place */
+  /* Or a pool [slots,D,S], read and written in place; indices as in deltic_tensors. */
+  deltic_tensor state_pool;
+  deltic_tensor read_index, write_index; /* [N] int32 or int64 */
+  deltic_tensor out;                     /* out [B,T,D], x's dtype */
+} deltic_conv_tensors;
+
+/* Tensors of its gradient: the inputs, what came back, and the gradients asked for (rank > 0), each
+ * with its input's shape and a float dtype of its own. dweight and dbias are fp32 sums over blocks
+ * of 256 rows (of B*T), added up in fp64 in order. Pools are not differentiable. */
+typedef struct deltic_conv_backward_tensors {
+  uint64_t size;               /* sizeof(deltic_conv_backward_tensors) */
+  deltic_conv_tensors forward; /* the inputs; no out, final_state or pool */
+  deltic_tensor d_out;         /* [B,T,D] x's dtype; absent: 0 */
+  deltic_tensor d_final_state; /* [N,D,S] any float dtype; absent: 0 */
+  deltic_tensor dx;            /* out, as x and of its dtype */
+  deltic_tensor dweight, dbias;
+  deltic_tensor d_initial_state;
+} deltic_conv_backward_tensors;
+
 typedef deltic_buffer deltic_workspace;
 
 /* What training costs in memory: sizes follow from shapes and options alone. Chunks and segments
@@ -319,6 +365,8 @@ DELTIC_API void deltic_backward_tensors_init(deltic_backward_tensors* tensors);
 DELTIC_API void deltic_block_tensors_init(deltic_block_tensors* tensors);
 DELTIC_API void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors);
 DELTIC_API void deltic_memory_plan_init(deltic_memory_plan* plan);
+DELTIC_API void deltic_conv_tensors_init(deltic_conv_tensors* tensors);
+DELTIC_API void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -345,6 +393,12 @@ DELTIC_API deltic_status deltic_block_backward_explain(int32_t op, const deltic_
 DELTIC_API deltic_status deltic_backward_explain(const deltic_options* options,
                                                  const deltic_backward_tensors* tensors,
                                                  deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_conv_explain(const deltic_options* options,
+                                             const deltic_conv_tensors* tensors,
+                                             deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_conv_backward_explain(const deltic_options* options,
+                                                      const deltic_conv_backward_tensors* tensors,
+                                                      deltic_explain_fn fn, void* user);
 
 /* The memory that backward needs, and forward keeps for it, under a deltic_save. */
 DELTIC_API deltic_status deltic_backward_memory(const deltic_options* options,
@@ -391,6 +445,18 @@ deltic_block_backward_workspace(int32_t op, const deltic_options* options,
 DELTIC_API deltic_status deltic_block_backward(int32_t op, const deltic_options* options,
                                                const deltic_block_backward_tensors* tensors,
                                                const deltic_workspace* workspace, void* stream);
+/* The causal depthwise convolution, of whole sequences or of a few tokens, and its gradient. */
+DELTIC_API deltic_status deltic_conv_workspace(const deltic_options* options,
+                                               const deltic_conv_tensors* tensors, uint64_t* bytes);
+DELTIC_API deltic_status deltic_conv(const deltic_options* options,
+                                     const deltic_conv_tensors* tensors,
+                                     const deltic_workspace* workspace, void* stream);
+DELTIC_API deltic_status deltic_conv_backward_workspace(const deltic_options* options,
+                                                        const deltic_conv_backward_tensors* tensors,
+                                                        uint64_t* bytes);
+DELTIC_API deltic_status deltic_conv_backward(const deltic_options* options,
+                                              const deltic_conv_backward_tensors* tensors,
+                                              const deltic_workspace* workspace, void* stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -49,7 +49,8 @@ enum class Op : int32_t {
   scores = DELTIC_SCORES,
   inverse = DELTIC_INVERSE,
   wy = DELTIC_WY,
-  backward = DELTIC_BACKWARD
+  backward = DELTIC_BACKWARD,
+  conv = DELTIC_CONV
 };
 enum class GateForm : int32_t {
   log_decay = DELTIC_GATE_LOG_DECAY,
@@ -74,6 +75,8 @@ enum class Save : int32_t {
   states = DELTIC_SAVE_STATES,
   all = DELTIC_SAVE_ALL
 };
+// What conv applies to its sums.
+enum class Activation : int32_t { none = DELTIC_ACTIVATION_NONE, silu = DELTIC_ACTIVATION_SILU };
 enum class ErrorKind : int32_t {
   invalid_argument = DELTIC_INVALID_ARGUMENT,
   unsupported = DELTIC_UNSUPPORTED,
@@ -182,8 +185,9 @@ struct Options {
   std::optional<float> lower_bound{};
   int32_t num_threads = 0;
   std::optional<bool> checked{};
-  Save save = Save::none;  // forward only
-  std::string impl{};      // empty: best first
+  Save save = Save::none;                    // forward only
+  std::string impl{};                        // empty: best first
+  Activation activation = Activation::none;  // conv only
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -205,6 +209,7 @@ struct Options {
     o.checked = checked.has_value() ? (*checked ? 1 : 2) : 0;
     o.save = static_cast<int32_t>(save);
     o.impl = impl.empty() ? nullptr : impl.c_str();
+    o.activation = static_cast<int32_t>(activation);
     return o;
   }
 };
@@ -318,6 +323,44 @@ struct BlockBackwardTensors {
   }
 };
 
+// Tensors of the causal depthwise convolution; see deltic_conv_tensors.
+struct ConvTensors {
+  TensorView x{}, weight{}, bias{}, cu_seqlens{}, cu_seqlens_host{}, initial_state{}, final_state{},
+      state_pool{}, read_index{}, write_index{}, out{};
+
+  deltic_conv_tensors c() const {
+    return {sizeof(deltic_conv_tensors),
+            x,
+            weight,
+            bias,
+            cu_seqlens,
+            cu_seqlens_host,
+            initial_state,
+            final_state,
+            state_pool,
+            read_index,
+            write_index,
+            out};
+  }
+};
+
+// Tensors of its gradient; see deltic_conv_backward_tensors.
+struct ConvBackwardTensors {
+  ConvTensors forward{};  // the inputs; no outputs
+  TensorView d_out{}, d_final_state{}, dx{}, dweight{}, dbias{}, d_initial_state{};
+
+  deltic_conv_backward_tensors c() const {
+    return {sizeof(deltic_conv_backward_tensors),
+            forward.c(),
+            d_out,
+            d_final_state,
+            dx,
+            dweight,
+            dbias,
+            d_initial_state};
+  }
+};
+
 // Scratch memory for run functions: 64-byte aligned, grows on demand, reusable from call to call.
 class Workspace {
  public:
@@ -385,6 +428,22 @@ inline size_t block_backward_workspace_bytes(Op op, const Options& options,
   return static_cast<size_t>(bytes);
 }
 
+inline size_t conv_workspace_bytes(const Options& options, const ConvTensors& tensors) {
+  const deltic_options o = options.c();
+  const deltic_conv_tensors t = tensors.c();
+  uint64_t bytes = 0;
+  detail::check(deltic_conv_workspace(&o, &t, &bytes));
+  return static_cast<size_t>(bytes);
+}
+inline size_t conv_backward_workspace_bytes(const Options& options,
+                                            const ConvBackwardTensors& tensors) {
+  const deltic_options o = options.c();
+  const deltic_conv_backward_tensors t = tensors.c();
+  uint64_t bytes = 0;
+  detail::check(deltic_conv_backward_workspace(&o, &t, &bytes));
+  return static_cast<size_t>(bytes);
+}
+
 inline void forward(const Options& options, const Tensors& tensors,
                     const deltic_workspace& workspace, void* stream = nullptr) {
   const deltic_options o = options.c();
@@ -416,6 +475,19 @@ inline void block_backward(Op op, const Options& options, const BlockBackwardTen
   detail::check(deltic_block_backward(static_cast<deltic_op>(op), &o, &t, &workspace, stream));
 }
 
+inline void conv(const Options& options, const ConvTensors& tensors,
+                 const deltic_workspace& workspace, void* stream = nullptr) {
+  const deltic_options o = options.c();
+  const deltic_conv_tensors t = tensors.c();
+  detail::check(deltic_conv(&o, &t, &workspace, stream));
+}
+inline void conv_backward(const Options& options, const ConvBackwardTensors& tensors,
+                          const deltic_workspace& workspace, void* stream = nullptr) {
+  const deltic_options o = options.c();
+  const deltic_conv_backward_tensors t = tensors.c();
+  detail::check(deltic_conv_backward(&o, &t, &workspace, stream));
+}
+
 // The same with a workspace allocated for the call: for CPU tensors, where it costs little.
 inline void forward(const Options& options, const Tensors& tensors) {
   const Workspace w(forward_workspace_bytes(options, tensors));
@@ -436,6 +508,14 @@ inline void block(Op op, const Options& options, const BlockTensors& tensors) {
 inline void block_backward(Op op, const Options& options, const BlockBackwardTensors& tensors) {
   const Workspace w(block_backward_workspace_bytes(op, options, tensors));
   block_backward(op, options, tensors, w.c());
+}
+inline void conv(const Options& options, const ConvTensors& tensors) {
+  const Workspace w(conv_workspace_bytes(options, tensors));
+  conv(options, tensors, w.c());
+}
+inline void conv_backward(const Options& options, const ConvBackwardTensors& tensors) {
+  const Workspace w(conv_backward_workspace_bytes(options, tensors));
+  conv_backward(options, tensors, w.c());
 }
 inline void cumsum(const Options& o, const BlockTensors& t) { block(Op::cumsum, o, t); }
 inline void gate(const Options& o, const BlockTensors& t) { block(Op::gate, o, t); }
@@ -511,6 +591,20 @@ inline std::vector<Choice> explain(const Options& options, const BackwardTensors
   const deltic_options o = options.c();
   const deltic_backward_tensors t = tensors.c();
   detail::check(deltic_backward_explain(&o, &t, detail::collect_choice, &choices));
+  return choices;
+}
+inline std::vector<Choice> explain(const Options& options, const ConvTensors& tensors) {
+  std::vector<Choice> choices;
+  const deltic_options o = options.c();
+  const deltic_conv_tensors t = tensors.c();
+  detail::check(deltic_conv_explain(&o, &t, detail::collect_choice, &choices));
+  return choices;
+}
+inline std::vector<Choice> explain(const Options& options, const ConvBackwardTensors& tensors) {
+  std::vector<Choice> choices;
+  const deltic_options o = options.c();
+  const deltic_conv_backward_tensors t = tensors.c();
+  detail::check(deltic_conv_backward_explain(&o, &t, detail::collect_choice, &choices));
   return choices;
 }
 // What backward needs, and forward keeps for it, under a Save; see deltic_memory_plan.

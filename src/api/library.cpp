@@ -52,6 +52,8 @@ const char* deltic_op_name(int32_t op) {
 void deltic_options_init(deltic_options* options) { init(options); }
 void deltic_tensors_init(deltic_tensors* tensors) { init(tensors); }
 void deltic_backward_tensors_init(deltic_backward_tensors* tensors) { init(tensors); }
+void deltic_conv_tensors_init(deltic_conv_tensors* tensors) { init(tensors); }
+void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors) { init(tensors); }
 void deltic_memory_plan_init(deltic_memory_plan* plan) { init(plan); }
 void deltic_block_tensors_init(deltic_block_tensors* tensors) { init(tensors); }
 void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors) { init(tensors); }

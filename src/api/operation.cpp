@@ -34,6 +34,12 @@ std::span<const deltic_tensor> tensors_of(const deltic_backward_tensors& t) {
 std::span<const deltic_tensor> tensors_of(const deltic_block_backward_tensors& t) {
   return {&t.d_out, static_cast<size_t>(&t.ddt_bias - &t.d_out) + 1};
 }
+std::span<const deltic_tensor> tensors_of(const deltic_conv_tensors& t) {
+  return {&t.x, static_cast<size_t>(&t.out - &t.x) + 1};
+}
+std::span<const deltic_tensor> tensors_of(const deltic_conv_backward_tensors& t) {
+  return {&t.d_out, static_cast<size_t>(&t.d_initial_state - &t.d_out) + 1};
+}
 
 // The device of the first tensor, which the others must share: who can be named depends on it, and
 // the checks on who was named.
@@ -253,5 +259,19 @@ template void run_operation(deltic_op, const deltic_options*, const deltic_block
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*,
                                 const deltic_block_backward_tensors*, deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_conv_tensors*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_conv_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_conv_tensors*,
+                                deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_conv_backward_tensors*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_conv_backward_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*,
+                                const deltic_conv_backward_tensors*, deltic_explain_fn, void*);
 
 }  // namespace deltic

@@ -51,4 +51,20 @@ extern template void explain_operation(deltic_op, const deltic_options*,
                                        const deltic_block_backward_tensors*, deltic_explain_fn,
                                        void*);
 
+extern template void workspace_query(deltic_op, const deltic_options*, const deltic_conv_tensors*,
+                                     uint64_t*);
+extern template void run_operation(deltic_op, const deltic_options*, const deltic_conv_tensors*,
+                                   const deltic_workspace*, void*);
+extern template void explain_operation(deltic_op, const deltic_options*, const deltic_conv_tensors*,
+                                       deltic_explain_fn, void*);
+
+extern template void workspace_query(deltic_op, const deltic_options*,
+                                     const deltic_conv_backward_tensors*, uint64_t*);
+extern template void run_operation(deltic_op, const deltic_options*,
+                                   const deltic_conv_backward_tensors*, const deltic_workspace*,
+                                   void*);
+extern template void explain_operation(deltic_op, const deltic_options*,
+                                       const deltic_conv_backward_tensors*, deltic_explain_fn,
+                                       void*);
+
 }  // namespace deltic

@@ -97,3 +97,30 @@ deltic_status deltic_block_backward_explain(int32_t op, const deltic_options* op
                                             deltic_explain_fn fn, void* user) {
   return guard([&] { explain_operation(block_op(op), options, tensors, fn, user); });
 }
+deltic_status deltic_conv_workspace(const deltic_options* options,
+                                    const deltic_conv_tensors* tensors, uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_CONV, options, tensors, bytes); });
+}
+deltic_status deltic_conv(const deltic_options* options, const deltic_conv_tensors* tensors,
+                          const deltic_workspace* workspace, void* stream) {
+  return guard([&] { run_operation(DELTIC_CONV, options, tensors, workspace, stream); });
+}
+deltic_status deltic_conv_explain(const deltic_options* options, const deltic_conv_tensors* tensors,
+                                  deltic_explain_fn fn, void* user) {
+  return guard([&] { explain_operation(DELTIC_CONV, options, tensors, fn, user); });
+}
+deltic_status deltic_conv_backward_workspace(const deltic_options* options,
+                                             const deltic_conv_backward_tensors* tensors,
+                                             uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_CONV, options, tensors, bytes); });
+}
+deltic_status deltic_conv_backward(const deltic_options* options,
+                                   const deltic_conv_backward_tensors* tensors,
+                                   const deltic_workspace* workspace, void* stream) {
+  return guard([&] { run_operation(DELTIC_CONV, options, tensors, workspace, stream); });
+}
+deltic_status deltic_conv_backward_explain(const deltic_options* options,
+                                           const deltic_conv_backward_tensors* tensors,
+                                           deltic_explain_fn fn, void* user) {
+  return guard([&] { explain_operation(DELTIC_CONV, options, tensors, fn, user); });
+}

@@ -6,8 +6,8 @@
 namespace deltic {
 
 const char* name_of(deltic_op op) {
-  constexpr const char* names[] = {"forward", "decode", "cumsum",  "gate", "l2norm",
-                                   "kkt",     "scores", "inverse", "wy",   "backward"};
+  constexpr const char* names[] = {"forward", "decode",  "cumsum", "gate",     "l2norm", "kkt",
+                                   "scores",  "inverse", "wy",     "backward", "conv"};
   return names[op];
 }
 

@@ -28,6 +28,11 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_blo
 Problem check_call(deltic_op op, const deltic_options* options,
                    const deltic_block_backward_tensors* tensors, const CheckContext& context);
 
+Problem check_call(deltic_op op, const deltic_options* options, const deltic_conv_tensors* tensors,
+                   const CheckContext& context);
+Problem check_call(deltic_op op, const deltic_options* options,
+                   const deltic_conv_backward_tensors* tensors, const CheckContext& context);
+
 // Whether a view shares a byte with memory [data, data + bytes).
 bool overlaps(const deltic_tensor& t, const void* data, uint64_t bytes);
 

@@ -127,10 +127,12 @@ void check_finite_state(const Problem& p, const States& states, const char* name
   }
 }
 
-void check_finite_parameter(const Problem& p, const Param& x, const char* name, int64_t per_head) {
-  for (int64_t i = 0; x && i < p.HV * per_head; ++i) {
+// `count` numbers, `per_unit` for each head or channel.
+void check_finite_parameter(const Problem& p, const Param& x, const char* name, int64_t count,
+                            int64_t per_unit, const char* unit) {
+  for (int64_t i = 0; x && i < count; ++i) {
     if (!std::isfinite(x[i])) {
-      bad(p, name, ": expected finite values, got ", x[i], " at head ", i / per_head);
+      bad(p, name, ": expected finite values, got ", x[i], " at ", unit, " ", i / per_unit);
     }
   }
 }
@@ -167,7 +169,8 @@ void check_finite(const Problem& p) {
   // what came back for scores.
   const bool is_square = p.op == DELTIC_KKT || p.op == DELTIC_SCORES || p.op == DELTIC_INVERSE;
   const int64_t diagonal = p.op == DELTIC_WY || p.op == DELTIC_SCORES ? 1 : 0;
-  const int64_t gate_or_norm_width = p.op == DELTIC_L2NORM || p.gate == Gate::channel ? p.K : 1;
+  const bool is_row = p.op == DELTIC_L2NORM || p.op == DELTIC_CONV;
+  const int64_t gate_or_norm_width = is_row || p.gate == Gate::channel ? p.K : 1;
   const Rows absent;
   const Input inputs[] = {{&p.q, "q", p.H, p.K},
                           {&p.k, "k", p.H, p.K},
@@ -184,8 +187,11 @@ void check_finite(const Problem& p) {
                           {&p.d_u, "d_u", p.HV, p.V},
                           {&p.d_kg, "d_kg", p.HV, p.K},
                           {&p.d_qg, "d_qg", p.HV, p.K}};
-  check_finite_parameter(p, p.A_log, "A_log", 1);
-  check_finite_parameter(p, p.dt_bias, "dt_bias", p.gate == Gate::channel ? p.K : 1);
+  const int64_t bias_width = p.gate == Gate::channel ? p.K : 1;
+  check_finite_parameter(p, p.A_log, "A_log", p.HV, 1, "head");
+  check_finite_parameter(p, p.dt_bias, "dt_bias", p.HV * bias_width, bias_width, "head");
+  check_finite_parameter(p, p.weight, "weight", p.K * p.taps, p.taps, "channel");
+  check_finite_parameter(p, p.bias, "bias", p.K, 1, "channel");
   for (int64_t n = 0; n < p.N; ++n) {
     const Sequence s = sequence(p, n);
     check_finite_state(p, p.state_in, p.is_pool ? "state_pool" : "initial_state", s.read_slot, n);

@@ -108,6 +108,20 @@ class Checker {
       bad("save", "expected none (forward alone saves), got ", o.save);
     }
     p_.save = static_cast<deltic_save>(o.save);
+    one_of("activation", o.activation, DELTIC_ACTIVATION_SILU, "none (0) or silu (1)");
+    if (o.activation != DELTIC_ACTIVATION_NONE && p_.op != DELTIC_CONV) {
+      bad("activation", "expected none (conv alone has one), got ", o.activation);
+    }
+    p_.activation = static_cast<deltic_activation>(o.activation);
+    if (p_.op == DELTIC_CONV) {
+      const auto unused = [&](const char* name, bool is_set) {
+        if (is_set)
+          bad(name, "expected the default (the delta rule's options are not conv's), got another");
+      };
+      unused("gate_form", o.gate_form != 0), unused("beta_form", o.beta_form != 0);
+      unused("qk_l2norm", o.qk_l2norm != 0), unused("state_layout", o.state_layout != 0);
+      unused("scale", o.has_scale != 0), unused("split", o.split > DELTIC_SPLIT_OFF);
+    }
     if (block) {
       const bool takes_gate = p_.op == DELTIC_CUMSUM || p_.op == DELTIC_GATE;
       const bool takes_scale = p_.op == DELTIC_CUMSUM || p_.op == DELTIC_SCORES;
@@ -136,7 +150,8 @@ class Checker {
   }
 
   // A present tensor that is sound by itself, on the call's device.
-  void sound(const deltic_tensor& t, const char* name, bool is_output, bool any_device = false) {
+  void sound(const deltic_tensor& t, const char* name, bool is_output, bool any_device = false,
+             bool any_strides = false) {
     if (t.rank < 0 || t.rank > DELTIC_MAX_RANK) {
       bad(name, "expected a rank of 0 to ", DELTIC_MAX_RANK, ", got ", t.rank);
     }
@@ -171,7 +186,7 @@ class Checker {
       }
     }
     const int32_t last = t.rank - 1;
-    if (t.shape[last] > 1 && t.strides[last] != 1) {
+    if (!any_strides && t.shape[last] > 1 && t.strides[last] != 1) {
       bad(name, "expected stride 1 in the last dimension, got ", t.strides[last]);
     }
     if (numel == 0 || context_.query) return;
@@ -222,11 +237,15 @@ class Checker {
   bool gradient(const deltic_tensor& d, const char* name, const deltic_tensor& of,
                 const char* of_name) {
     if (!given(d, name, true)) return false;
+    same_shape(d, name, of, of_name);
+    return true;
+  }
+  void same_shape(const deltic_tensor& d, const char* name, const deltic_tensor& of,
+                  const char* of_name) const {
     if (of.rank == 0) bad(name, "expected none without ", of_name, ", got a tensor");
     if (d.rank != of.rank || !std::equal(d.shape, d.shape + d.rank, of.shape)) {
       bad(name, "expected shape ", shape_text(of), " as ", of_name, ", got ", shape_text(d));
     }
-    return true;
   }
   void rank4(const deltic_tensor& t, const char* name, const char* letters) const {
     if (t.rank != 4) bad(name, "expected shape ", letters, ", got ", shape_text(t));

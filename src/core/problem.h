@@ -29,7 +29,7 @@ struct Rows {
   }
 };
 
-// A flat parameter (A_log, dt_bias), any shape and strides.
+// A flat parameter (A_log, dt_bias, the weights of conv), any shape and strides.
 struct Param {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -50,7 +50,8 @@ struct Param {
   double operator[](int64_t i) const { return load_f64(data, dtype, at(i)); }
 };
 
-// States by slot: element (slot, h, d, v) is at slot*s_slot + h*s_head + d*s_k + v*s_v.
+// States by slot: element (slot, h, d, v) is at slot*s_slot + h*s_head + d*s_k + v*s_v. The last
+// inputs that conv keeps are such states too: one head, its channels as d, the inputs as v.
 struct States {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -110,6 +111,11 @@ struct Problem {
   Param dA_log, ddt_bias;  // written through at()
   States d_final, d_initial;
   deltic_buffer saved = {};
+
+  // conv: H = HV = 1, K channels, V inputs per channel in a state (0 without one), `taps` weights.
+  int64_t taps = 0;
+  deltic_activation activation = DELTIC_ACTIVATION_NONE;
+  Param weight, bias, dweight, dbias;
 
   int64_t k_head(int64_t value_head) const { return value_head / (HV / H); }
 };

@@ -52,6 +52,7 @@ struct Lists {
     of[DELTIC_DECODE].add(decode_doors(), takes_all);
     of[DELTIC_BACKWARD].add(tile_backward_doors(), takes_bf16_backward);
     of[DELTIC_BACKWARD].add(backward_doors(), refuse_value_wise);
+    of[DELTIC_CONV].add(conv_doors(), takes_all);
     for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i) of[i].add(block_doors(), takes_all);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) of[i].add(plain(static_cast<deltic_op>(i)));
   }

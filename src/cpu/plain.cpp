@@ -10,6 +10,7 @@
 
 #include "core/block_gradients.h"
 #include "core/block_math.h"
+#include "core/conv_math.h"
 #include "core/recurrence.h"
 #include "core/recurrence_backward.h"
 #include "cpu/saved.h"
@@ -144,6 +145,7 @@ const char* refuse_call(const Problem& p) {
 }
 
 size_t workspace_bytes(const Problem& p) {
+  if (p.op == DELTIC_CONV) return 0;
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<float>(p);
   if (p.is_gradient) return block_gradients::workspace_bytes<float>(p);
   if (!is_recurrence(p)) return blocks::workspace_bytes<float>(p);
@@ -152,6 +154,7 @@ size_t workspace_bytes(const Problem& p) {
 
 // Backward here starts from the first token, whatever was kept: the header is all it looks at.
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
+  if (p.op == DELTIC_CONV) return conv::run<float>(p);
   if (p.op == DELTIC_BACKWARD) {
     check_saved_header(p, Arithmetic::recurrence);
     return recurrence_backward::run<float>(p, workspace);

@@ -10,6 +10,7 @@
 
 #include "core/block_gradients.h"
 #include "core/block_math.h"
+#include "core/conv_math.h"
 #include "core/recurrence.h"
 #include "core/recurrence_backward.h"
 
@@ -123,6 +124,7 @@ const char* refuse_call(const Problem& p) {
 }
 
 size_t workspace_bytes(const Problem& p) {
+  if (p.op == DELTIC_CONV) return 0;
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<double>(p);
   if (p.is_gradient) return block_gradients::workspace_bytes<double>(p);
   if (!is_recurrence(p)) return blocks::workspace_bytes<double>(p);
@@ -130,6 +132,7 @@ size_t workspace_bytes(const Problem& p) {
 }
 
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
+  if (p.op == DELTIC_CONV) return conv::run<double>(p);
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::run<double>(p, workspace);
   if (p.is_gradient) return block_gradients::run<double>(p, workspace);
   is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run<double>(p, workspace);

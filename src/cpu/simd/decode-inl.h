@@ -25,17 +25,6 @@ struct StateAt {
   int64_t base, s_k, s_v;
 };
 
-struct LoadF32 {
-  using Element = float;
-  static HWY_INLINE Vec load(const float* p) { return hn::LoadU(F32(), p); }
-  static HWY_INLINE void store(Vec x, float* p) { hn::StoreU(x, F32(), p); }
-};
-struct LoadBf16 {
-  using Element = uint16_t;
-  static HWY_INLINE Vec load(const uint16_t* p) { return load_bf16(p); }
-  static HWY_INLINE void store(Vec x, uint16_t* p) { store_bf16(x, p); }
-};
-
 // One token's rows for one value head, fp32. Rows are padded with zeros.
 struct TokenRows {
   float *k, *q, *decay;                    // [Kp]; q times scale; decay 1 without a gate

@@ -70,6 +70,23 @@ HWY_INLINE void store_f16(Vec x, uint16_t* dst) {
 #endif
 }
 
+// A vector's elements in memory, by dtype.
+struct LoadF32 {
+  using Element = float;
+  static HWY_INLINE Vec load(const float* p) { return hn::LoadU(F32(), p); }
+  static HWY_INLINE void store(Vec x, float* p) { hn::StoreU(x, F32(), p); }
+};
+struct LoadBf16 {
+  using Element = uint16_t;
+  static HWY_INLINE Vec load(const uint16_t* p) { return load_bf16(p); }
+  static HWY_INLINE void store(Vec x, uint16_t* p) { store_bf16(x, p); }
+};
+struct LoadF16 {
+  using Element = uint16_t;
+  static HWY_INLINE Vec load(const uint16_t* p) { return load_f16(p); }
+  static HWY_INLINE void store(Vec x, uint16_t* p) { store_f16(x, p); }
+};
+
 // n elements of any dtype to fp32, zeros up to `width`.
 inline void load_row(const void* data, DType type, int64_t at, int64_t n, int64_t width,
                      float* dst) {
