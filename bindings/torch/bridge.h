@@ -74,6 +74,7 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where);
 //
 //   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
 //   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
+//   activation=silu
 //
 // Threads are those torch would use (in a forked child the library takes one).
 struct Options {

@@ -1,6 +1,7 @@
 """deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, KDA) for torch."""
 
 from ._blocks import cumsum, gate, inverse, kkt, l2norm, scores, wy
+from ._conv import causal_conv1d, causal_conv1d_update
 from ._library import LIBRARY as _LIBRARY
 from ._native import Checkpoints, decode, delta_rule, recurrent
 
@@ -8,6 +9,8 @@ __version__: str = _LIBRARY.deltic_torch_version().decode()
 
 __all__ = [
     "Checkpoints",
+    "causal_conv1d",
+    "causal_conv1d_update",
     "cumsum",
     "decode",
     "delta_rule",

@@ -20,6 +20,8 @@ _NAMES = {
     "ckpt_tokens": "checkpoints.tokens",
     "ckpt_slots": "checkpoints.slots",
     "ckpt_states": "checkpoints.states",
+    "conv.state_pool": "state",
+    "conv.read_index": "state_index",
 }
 _TEXT = re.compile(r"^(?P<op>[a-z0-9_]+): (?P<argument>\w+): (?P<rest>.*)$", re.DOTALL)
 _DTYPE = re.compile(
@@ -91,7 +93,8 @@ def translated(error: RuntimeError) -> Exception:
     match = _TEXT.match(text)
     if match is None:
         return error
-    argument = _NAMES.get(match["argument"], match["argument"])
+    name = match["argument"]
+    argument = _NAMES.get(f"{match['op']}.{name}", _NAMES.get(name, name))
     text = f"{match['op']}: {argument}: {match['rest']}"
     status = LIBRARY.deltic_torch_last_status()
     if status == _UNSUPPORTED:

@@ -82,22 +82,25 @@ def _words(
     return words if impl is None else words + name_word(op, impl)
 
 
+def autocast(x: Tensor) -> Tensor:
+    """A tensor in autocast's dtype."""
+    if not isinstance(x, Tensor):
+        return x  # the operator says what is wrong with it
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's dtype; gates and beta stay as they are."""
-    if not isinstance(q, Tensor):
-        return q, k, v  # the operator says what is wrong with it
-    device = q.device.type
-    if not torch.is_autocast_enabled(device):
+    if not isinstance(q, Tensor) or not torch.is_autocast_enabled(q.device.type):
         return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(x: Tensor) -> Tensor:
-        return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x
-
-    return cast(q), cast(k), cast(v)
+    return autocast(q), autocast(k), autocast(v)
 
 
-def _needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
+def needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
+    """Whether somebody will ask for gradients of a call with these tensors."""
     return torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in tensors
     )
@@ -235,10 +238,10 @@ def delta_rule(
             f"forward: checkpoints: expected (cu, tokens, slots, states), got {len(ckpt)} of them"
         )
     rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
-    needs_grad = _needs_grad(rows)
+    trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
-    if in_place or (checkpoints is not None and not needs_grad):
-        if needs_grad:
+    if in_place or (checkpoints is not None and not trains):
+        if trains:
             raise ValueError(_POOL_HAS_NO_GRADIENT.format("forward"))
         o, final_state = call(
             FORWARD_,
@@ -253,7 +256,7 @@ def delta_rule(
             lower_bound,
             words,
         )
-    elif needs_grad:
+    elif trains:
         words += " save=states" if recompute else " save=all"
         o, final_state, ckpt_states, _ = call(
             differentiable(FORWARD_SAVE),
@@ -318,7 +321,7 @@ def recurrent(
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
     o, final_state = call(
-        differentiable(DECODE) if _needs_grad(rows) else DECODE,
+        differentiable(DECODE) if needs_grad(rows) else DECODE,
         *rows,
         cu_seqlens,
         cu_seqlens_cpu,
@@ -375,7 +378,7 @@ def decode(
     """
     q, k, v = _autocast(q, k, v)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias)
-    if _needs_grad(rows):
+    if needs_grad(rows):
         raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
     o: Tensor = call(
         DECODE_,

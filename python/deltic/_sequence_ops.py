@@ -258,9 +258,19 @@ def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tens
     return ctx.has_final_state
 
 
-def _below_autograd(*inputs: Any) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return BACKWARD(*inputs)
+def below_autograd(op: Any) -> Any:
+    """An operator without what autograd would do around it."""
+
+    def run(*inputs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*inputs)
+
+    return run
+
+
+def is_transformed() -> bool:
+    """Compilers and functorch's transforms know operators; the plain case takes shorter ways."""
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def _gradients(
@@ -278,7 +288,7 @@ def _gradients(
         d_final_state = d_final_state.to(wide(tensors["q"].dtype))
     # With create_graph the operator's own gradient, an error, must stay in the way.
     found = call(
-        BACKWARD if torch.is_grad_enabled() else _below_autograd,
+        BACKWARD if torch.is_grad_enabled() else below_autograd(BACKWARD),
         d_o,
         d_final_state,
         *(tensors[name] for name in _DECODE_TENSORS),
@@ -338,8 +348,7 @@ class _ForwardSave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = FORWARD_SAVE(*inputs)
+        output = below_autograd(FORWARD_SAVE)(*inputs)
         _save_setup(ctx, inputs, output)
         return output
 
@@ -351,8 +360,7 @@ class _Decode(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            output = DECODE(*inputs)
+        output = below_autograd(DECODE)(*inputs)
         _decode_setup(ctx, inputs, output)
         return output
 
@@ -360,10 +368,7 @@ class _Decode(torch.autograd.Function):
 
 
 def differentiable(op: Any) -> Any:
-    """The shortest way to the output and gradients of FORWARD_SAVE or DECODE.
-
-    Compilers and functorch's transforms know the operator; the plain case takes the function.
-    """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    """The shortest way to the output and gradients of FORWARD_SAVE or DECODE."""
+    if is_transformed():
         return op
     return _ForwardSave.apply if op is FORWARD_SAVE else _Decode.apply

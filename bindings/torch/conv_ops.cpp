@@ -1,0 +1,154 @@
+// The causal depthwise convolution and its gradient as operators.
+#include <algorithm>
+#include <string>
+#include <tuple>
+
+#include "bridge.h"
+
+namespace deltic::bridge {
+namespace {
+
+constexpr const char* kOp = "conv";
+
+// A weight of shape [D,1,W], as torch's convolutions have it, is one of [D,W].
+deltic_tensor without_groups(deltic_tensor weight) {
+  if (weight.rank != 3 || weight.shape[1] != 1) return weight;
+  weight.rank = 2;
+  weight.shape[1] = weight.shape[2];
+  weight.strides[1] = weight.strides[2];
+  return weight;
+}
+// One token per sequence may come without a dimension of its own: [B,D] is [B,1,D].
+deltic_tensor with_tokens(deltic_tensor x) {
+  if (x.rank != 2) return x;
+  x.rank = 3;
+  x.shape[2] = x.shape[1], x.strides[2] = x.strides[1];
+  x.shape[1] = 1, x.strides[1] = 0;
+  return x;
+}
+
+struct Inputs {
+  deltic_conv_tensors t{};
+  Options options;
+
+  Inputs(const std::string& words, const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
+         const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu)
+      : options(kOp, words, {}, {}) {
+    deltic_conv_tensors_init(&t);
+    t.x = view(kOp, "x", x), t.weight = without_groups(view(kOp, "weight", weight));
+    t.bias = view(kOp, "bias", bias);
+    t.cu_seqlens = view(kOp, "cu_seqlens", cu_seqlens);
+    t.cu_seqlens_host = view(kOp, "cu_seqlens_host", cu_seqlens_cpu);
+  }
+  // As the initial state, else W - 1 inputs of x's dtype.
+  void plan_final_state() {
+    if (!options.final_state || t.x.rank != 3 || t.weight.rank != 2) return;
+    const bool has_state = t.initial_state.rank == 3;
+    const int64_t N = t.cu_seqlens.rank != 0 ? t.cu_seqlens.shape[0] - 1 : t.x.shape[0];
+    const int64_t S =
+        has_state ? t.initial_state.shape[2] : std::max<int64_t>(t.weight.shape[1] - 1, 1);
+    const int32_t dtype = has_state ? t.initial_state.dtype : t.x.dtype;
+    t.final_state = plan({N, t.x.shape[2], S}, dtype, t.x);
+  }
+  uint64_t workspace_bytes() const {
+    uint64_t bytes = 0;
+    check(deltic_conv_workspace(&options.c, &t, &bytes));
+    return bytes;
+  }
+  void run(uint64_t bytes) const {
+    const Workspace workspace(bytes, t.x);
+    check(deltic_conv(&options.c, &t, workspace.c(), stream_of(t.x)));
+  }
+};
+
+std::tuple<Tensor, Tensor> conv(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
+                                const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+                                const MaybeTensor& cu_seqlens_cpu, const std::string& options) {
+  Inputs in(options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(kOp, "initial_state", initial_state);
+  in.t.out = plan_like(in.t.x);
+  in.plan_final_state();
+  const uint64_t bytes = in.workspace_bytes();
+  Tensor out = allocate(in.t.out, in.t.x), final_state = allocate(in.t.final_state, in.t.x);
+  in.run(bytes);
+  return {out, final_state};
+}
+
+Tensor conv_(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
+             const Tensor& state_pool, const MaybeTensor& read_index,
+             const MaybeTensor& write_index, const MaybeTensor& cu_seqlens,
+             const MaybeTensor& cu_seqlens_cpu, const std::string& options) {
+  Inputs in(options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
+  deltic_tensor planned = plan_like(in.t.x);
+  in.t.x = with_tokens(in.t.x);
+  in.t.state_pool = view(kOp, "state_pool", state_pool);
+  in.t.read_index = view(kOp, "read_index", read_index);
+  in.t.write_index = view(kOp, "write_index", write_index);
+  in.t.out = with_tokens(planned);
+  const uint64_t bytes = in.workspace_bytes();
+  Tensor out = allocate(planned, in.t.x);
+  in.t.out.data = planned.data;
+  in.run(bytes);
+  return out;
+}
+
+// Bit i of `want` asks for the i-th gradient; the others come back empty.
+std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(
+    MaybeTensor d_out, const MaybeTensor& d_final_state, const Tensor& x, const Tensor& weight,
+    const MaybeTensor& bias, const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
+    const MaybeTensor& cu_seqlens_cpu, const std::string& options, int64_t want) {
+  Inputs in(options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = view(kOp, "initial_state", initial_state);
+  deltic_conv_backward_tensors b;
+  deltic_conv_backward_tensors_init(&b);
+  b.forward = in.t;
+  b.d_out = packed_view(kOp, "d_out", d_out);
+  b.d_final_state = view(kOp, "d_final_state", d_final_state);
+  // The weight's own shape, which the library sees without groups.
+  deltic_tensor dweight = plan_like(view(kOp, "weight", weight));
+  const std::pair<deltic_tensor*, const deltic_tensor*> pairs[] = {
+      {&b.dx, &in.t.x},
+      {&b.dweight, &in.t.weight},
+      {&b.dbias, &in.t.bias},
+      {&b.d_initial_state, &in.t.initial_state}};
+  for (int i = 0; i < 4; ++i) {
+    if ((want >> i & 1) != 0 && pairs[i].second->rank != 0)
+      *pairs[i].first = plan_like(*pairs[i].second);
+  }
+  uint64_t bytes = 0;
+  check(deltic_conv_backward_workspace(&in.options.c, &b, &bytes));
+  if (b.dweight.rank == 0) dweight.rank = 0;
+  Tensor dw = allocate(dweight, in.t.x);
+  b.dweight.data = dweight.data;
+  std::tuple<Tensor, Tensor, Tensor, Tensor> gradients{
+      allocate(b.dx, in.t.x), dw, allocate(b.dbias, in.t.x), allocate(b.d_initial_state, in.t.x)};
+  const Workspace workspace(bytes, in.t.x);
+  check(deltic_conv_backward(&in.options.c, &b, workspace.c(), stream_of(in.t.x)));
+  return gradients;
+}
+
+void register_kernels(torch::stable::detail::StableLibrary& m) {
+  m.impl("conv", TORCH_BOX(&conv));
+  m.impl("conv_", TORCH_BOX(&conv_));
+  m.impl("conv_backward", TORCH_BOX(&conv_backward));
+}
+
+#define DELTIC_INPUTS "Tensor x, Tensor weight, Tensor? bias, "
+#define DELTIC_SEQUENCES "Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, str options=''"
+
+STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
+  m.def("conv(" DELTIC_INPUTS "Tensor? initial_state, " DELTIC_SEQUENCES
+        ") -> (Tensor out, Tensor final_state)");
+  m.def("conv_(" DELTIC_INPUTS
+        "Tensor(a!) state_pool, Tensor? read_index, Tensor? write_index, " DELTIC_SEQUENCES
+        ") -> Tensor");
+  m.def("conv_backward(Tensor? d_out, Tensor? d_final_state, " DELTIC_INPUTS
+        "Tensor? initial_state, " DELTIC_SEQUENCES
+        ", int want=15) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor d_initial_state)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(deltic, CPU, m) { register_kernels(m); }
+STABLE_TORCH_LIBRARY_IMPL(deltic, CUDA, m) { register_kernels(m); }
+
+}  // namespace
+}  // namespace deltic::bridge

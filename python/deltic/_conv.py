@@ -1,0 +1,230 @@
+"""The causal depthwise convolution in front of the delta rule, with its gradient."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ._library import call
+from ._native import autocast, name_word, needs_grad
+from ._sequence_ops import (
+    below_autograd,
+    is_transformed,
+    nothing,
+    refuse_gradient,
+    refuse_vmap,
+    wanted,
+)
+
+Activation = Literal["silu"] | None
+
+_CONV = torch.ops.deltic.conv.default
+_CONV_ = torch.ops.deltic.conv_.default
+_CONV_BACKWARD = torch.ops.deltic.conv_backward.default
+_ACTIVATIONS = {None: "", "silu": " activation=silu"}
+
+
+# ---- Fake implementations and gradients ---------------------------------------------------------
+
+
+@torch.library.register_fake("deltic::conv")
+def _conv_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    options: str = "",
+) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(x.shape)
+    if "final" not in options.split():
+        return out, nothing(x)
+    sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    if initial_state is None:
+        return out, x.new_empty((sequences, x.shape[2], max(weight.shape[-1] - 1, 1)))
+    shape = (sequences, x.shape[2], initial_state.shape[2])
+    return out, x.new_empty(shape, dtype=initial_state.dtype)
+
+
+@torch.library.register_fake("deltic::conv_")
+def _conv_in_place_fake(x: Tensor, weight: Tensor, *others: Any, **options: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake("deltic::conv_backward")
+def _conv_backward_fake(
+    d_out: Tensor | None,
+    d_final_state: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    options: str = "",
+    want: int = 15,
+) -> tuple[Tensor, ...]:
+    return tuple(
+        nothing(x) if tensor is None or not want >> i & 1 else tensor.new_empty(tensor.shape)
+        for i, tensor in enumerate((x, weight, bias, initial_state))
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, options = inputs
+    words = options.split()
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+    ctx.options = " ".join(word for word in words if word != "final")
+    ctx.has_final_state = "final" in words
+    if not ctx.has_final_state:
+        ctx.mark_non_differentiable(output[1])
+
+
+def _backward(
+    ctx: Any, d_out: Tensor | None, d_final_state: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad[:4]
+    # With create_graph the operator's own gradient, an error, must stay in the way.
+    found = call(
+        _CONV_BACKWARD if torch.is_grad_enabled() else below_autograd(_CONV_BACKWARD),
+        d_out,
+        d_final_state if ctx.has_final_state else None,
+        *ctx.saved_tensors,
+        ctx.options,
+        wanted(needs),
+    )
+    gradients = [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
+    return (*gradients, None, None, None)
+
+
+torch.library.register_autograd("deltic::conv", _backward, setup_context=_setup)
+refuse_gradient("conv_backward")
+for _name in ("conv", "conv_", "conv_backward"):
+    refuse_vmap(_name)
+
+
+class _Conv(torch.autograd.Function):
+    """The gradient without what torch.library adds to a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        output = below_autograd(_CONV)(*inputs)
+        _setup(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_backward)
+
+
+# ---- Functions ----------------------------------------------------------------------------------
+
+
+def _words(activation: str | None, impl: str | None) -> str:
+    try:
+        words = _ACTIVATIONS[activation]
+    except (KeyError, TypeError):
+        raise ValueError(f"conv: activation: expected None or 'silu', got {activation!r}") from None
+    return words if impl is None else words + name_word("conv", impl)
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """A causal depthwise convolution of a few taps: the short convolution of GDN and KDA layers.
+
+    Per sequence and channel d, with W taps::
+
+        y_t[d] = activation(bias[d] + sum_j weight[d, j] * x_{t-W+1+j}[d])
+
+    Args:
+        x: ``[B, T, D]``, fp32, bf16 or fp16, with stride 1 in D: the transpose of what a
+            model carries as ``[B, D, T]`` after a transpose.
+        weight: ``[D, W]`` or, as in ``torch.nn.Conv1d``, ``[D, 1, W]``; any float dtype and
+            strides; W up to 8.
+        bias: ``[D]``, any float dtype.
+        activation: None or ``"silu"``.
+        initial_state: ``[N, D, S]``, x's dtype or fp32: the last S inputs before this call, most
+            recent last, S at least W - 1; absent means 0.
+        output_final_state: returns the last S inputs after this call: as ``initial_state``, else
+            W - 1 of them in x's dtype.
+        cu_seqlens: ``[N + 1]`` int32 or int64 offsets of packed sequences, with B = 1. Sequences do
+            not see each other; rows past the last offset are padding: y is 0 there.
+        cu_seqlens_cpu: a copy of ``cu_seqlens`` on the CPU, for tensors on a GPU.
+        impl: the name of an implementation, by default the best that takes the call. float64 runs
+            in the oracle only, ``"reference"``.
+
+    Returns:
+        ``y [B, T, D]`` in x's dtype, and the final state or None. Arithmetic is fp32. Everything is
+        differentiable.
+
+    Under autocast x is cast to its dtype, weight and bias are not.
+
+    >>> import torch, deltic
+    >>> x, weight = torch.randn(2, 100, 64), torch.randn(64, 4)
+    >>> y, state = deltic.causal_conv1d(x, weight, activation="silu", output_final_state=True)
+    >>> y.shape, state.shape
+    (torch.Size([2, 100, 64]), torch.Size([2, 64, 3]))
+    >>> bool((state[:, :, 2] == x[:, 99]).all())
+    True
+    """
+    x = autocast(x)
+    words = _words(activation, impl)
+    if output_final_state:
+        words += " final"
+    tensors = (x, weight, bias, initial_state)
+    plain = needs_grad(tensors) and not is_transformed()
+    y, final_state = call(
+        _Conv.apply if plain else _CONV, *tensors, cu_seqlens, cu_seqlens_cpu, words
+    )
+    return y, final_state if output_final_state else None
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: Activation = None,
+    state_index: Tensor | None = None,
+    impl: str | None = None,
+) -> Tensor:
+    """The same for one or a few new tokens per sequence, the states updated in place.
+
+    Args:
+        x: ``[B, D]``, one token per sequence, or ``[B, T, D]``.
+        state: ``[B, D, S]``, x's dtype or fp32: the last S inputs, most recent last; S at least
+            W - 1. With ``state_index`` a pool ``[slots, D, S]``.
+        weight, bias, activation, impl: as in :func:`causal_conv1d`.
+        state_index: ``[B]`` int32 or int64, the slot of each sequence; -1: the sequence is skipped
+            and its y is 0.
+
+    Returns:
+        y, of x's shape. Not differentiable: see :func:`causal_conv1d`.
+
+    >>> import torch, deltic
+    >>> x, weight, state = torch.randn(2, 5, 64), torch.randn(64, 4), torch.zeros(2, 64, 3)
+    >>> steps = [deltic.causal_conv1d_update(x[:, t], state, weight) for t in range(5)]
+    >>> torch.equal(torch.stack(steps, 1), deltic.causal_conv1d(x, weight)[0])
+    True
+    """
+    x = autocast(x)
+    if needs_grad((x, weight, bias, state)):
+        raise ValueError(
+            "conv: state: expected no gradients to be asked for (a state in place is not "
+            "differentiable: use torch.no_grad(), or causal_conv1d), got a tensor that needs one"
+        )
+    y: Tensor = call(
+        _CONV_, x, weight, bias, state, state_index, None, None, None, _words(activation, impl)
+    )
+    return y
