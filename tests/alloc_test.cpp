@@ -239,6 +239,43 @@ TEST(Allocation, BlockGradientAllocatesNothing) {
   }
 }
 
+TEST(Allocation, ConvAllocatesNothing) {
+  constexpr int64_t T = 600, D = 70, W = 4;
+  std::vector<float> x(T * D, 0.1f), out(T * D), dx(T * D), weight(D * W, 0.1f), dweight(D * W);
+  std::vector<float> state(2 * D * W), d_state(2 * D * W);
+  std::vector<int32_t> cu{0, 30, T}, index{1, 0};
+  const ConvTensors inputs{.x = TensorView(x.data(), {1, T, D}),
+                           .weight = TensorView(weight.data(), {D, W}),
+                           .cu_seqlens = TensorView(cu.data(), {3})};
+  ConvTensors tensors = inputs;
+  tensors.state_pool = TensorView(state.data(), {2, D, W});
+  tensors.read_index = TensorView(index.data(), {2});
+  tensors.out = TensorView(out.data(), {1, T, D});
+  ConvBackwardTensors gradients{.forward = inputs,
+                                .d_out = TensorView(out.data(), {1, T, D}),
+                                .dx = TensorView(dx.data(), {1, T, D}),
+                                .dweight = TensorView(dweight.data(), {D, W}),
+                                .d_initial_state = TensorView(d_state.data(), {2, D, W})};
+  gradients.forward.initial_state = TensorView(state.data(), {2, D, W});
+  for (const std::string& impl : runnable(Op::conv)) {
+    if (impl == "reference") continue;  // the oracle may allocate
+    const Options options{.num_threads = 2, .impl = impl, .activation = Activation::silu};
+    const deltic_options o = options.c();
+    const deltic_conv_tensors t = tensors.c();
+    const deltic_conv_backward_tensors b = gradients.c();
+    const Workspace workspace(std::max(conv_workspace_bytes(options, tensors),
+                                       conv_backward_workspace_bytes(options, gradients)));
+    const deltic_workspace w = workspace.c();
+    ASSERT_EQ(deltic_conv(&o, &t, &w, nullptr), DELTIC_OK) << deltic_last_error();
+    ASSERT_EQ(deltic_conv_backward(&o, &b, &w, nullptr), DELTIC_OK) << deltic_last_error();
+    const Watch watch;
+    deltic_conv(&o, &t, &w, nullptr);
+    deltic_conv_backward(&o, &b, &w, nullptr);
+    const long allocations = watch.allocations();
+    EXPECT_EQ(allocations, 0) << impl;
+  }
+}
+
 TEST(Allocation, HalfPrecisionRunAllocatesNothing) {
   for (const std::string& impl : runnable(Op::forward)) {
     if (impl == "reference") continue;

@@ -482,6 +482,37 @@ TEST(Conv, NeighboursChangeNoBit) {
   }
 }
 
+// Large outputs that begin with a line take another way to memory than others: the same bits, and
+// nothing beside them.
+TEST(Conv, WaysToMemoryChangeNoBit) {
+  constexpr int64_t T = 520, D = 8195, kRow = 8208;
+  for (const std::string& impl : fast_ones()) {
+    if (impl == "cpu.plain") continue;  // has one way
+    Call call(with_dtypes({.D = D, .sequences = {{1, T}}, .padding = 0}, DType::f32, DType::f32,
+                          DType::f32));
+    call.forward(impl), call.backward(impl);  // rows of 8195 begin anywhere
+    const Scratch memory(2 * T * kRow * sizeof(float));
+    auto* out = static_cast<float*>(memory.c().data);
+    float* dx = out + T * kRow;
+    const auto aligned = [](float* data) {
+      return TensorView(data, {1, T, D}).with_strides({T * kRow, kRow, 1});
+    };
+    ConvTensors t = call.inputs();
+    conv_backward(call.options(impl, 2),
+                  {.forward = t, .d_out = call.d_out.view(), .dx = aligned(dx)});
+    t.out = aligned(out);
+    conv(call.options(impl, 2), t);
+    for (int64_t row = 0; row < T; ++row) {
+      ASSERT_EQ(0, std::memcmp(out + row * kRow, call.out.data() + row * D * 4, D * 4)) << impl;
+      ASSERT_EQ(0, std::memcmp(dx + row * kRow, call.dx.data() + row * D * 4, D * 4)) << impl;
+      for (int64_t c = D; c < kRow; ++c) {
+        ASSERT_TRUE(std::isnan(out[row * kRow + c]) && std::isnan(dx[row * kRow + c]));
+      }
+    }
+    EXPECT_TRUE(memory.sentinels_intact());
+  }
+}
+
 TEST(Conv, LaterTokensChangeNoBit) {
   for (const std::string& impl : fast_ones()) {
     ConvSetup s =

@@ -530,6 +530,77 @@ void fuzz_block(Bytes& b, deltic_op op) {
       });
 }
 
+// The convolution or its gradient, whose outputs become what came back.
+void fuzz_conv(Bytes& b) {
+  Sizes s = draw_sizes(b);
+  deltic_options options = draw_options(b, s);
+  if (b.below(8) != 0) {  // what the delta rule alone takes
+    options.gate_form = options.beta_form = options.state_layout = options.qk_l2norm = 0;
+    options.has_lower_bound = options.has_scale = 0;
+    options.lower_bound = 0;
+  }
+  options.activation = static_cast<int32_t>(b.below(32) == 0 ? b.odd_number() : b.below(2));
+  deltic_conv_backward_tensors t;
+  deltic_conv_backward_tensors_init(&t);
+  deltic_conv_tensors& f = t.forward;
+  if (b.below(2) == 0) {
+    s.B = 1;
+    s.N = b.below(6);
+    f.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
+  }
+  const int64_t D = s.K * s.H, W = 1 + b.below(8);
+  const int64_t S = W - (W > 1 && b.below(2) == 0 ? 1 : 0) + b.below(3);
+  const int32_t dtype = float_dtype(b);
+  f.x = f.out = contiguous(dtype, {s.B, s.T, D});
+  f.weight = contiguous(float_dtype(b), {D, W});
+  if (b.below(2) == 0) f.weight.strides[0] = 1, f.weight.strides[1] = D;
+  if (b.below(2) == 0) f.bias = contiguous(float_dtype(b), {D});
+  const auto states = [&](int64_t slots) {
+    return contiguous(b.below(2) == 0 ? dtype : DELTIC_F32, {slots, D, S});
+  };
+  const bool is_backward = b.below(2) == 0;
+  if (!is_backward && b.below(3) == 0) {
+    f.state_pool = states(s.N + b.below(8));
+    if (b.below(2) == 0) f.read_index = contiguous(index_dtype(b), {s.N});
+    if (b.below(2) == 0) f.write_index = contiguous(index_dtype(b), {s.N});
+  } else {
+    if (b.below(2) == 0) f.initial_state = states(s.N);
+    if (b.below(2) == 0) f.final_state = states(s.N);
+  }
+  if (is_backward) {
+    if (b.below(4) != 0) t.d_out = f.out;
+    t.d_final_state = f.final_state;
+    f.out = f.final_state = {};
+    if (b.below(4) != 0) t.dx = f.x;
+    if (b.below(4) != 0) t.dweight = f.weight;
+    if (b.below(4) != 0) t.dbias = f.bias;
+    if (b.below(4) != 0) t.d_initial_state = f.initial_state;
+  }
+  std::vector<Field> fields;
+  for (deltic_tensor* x = &f.x; x <= &f.out; ++x) {
+    fields.push_back({x, x == &f.cu_seqlens || x == &f.read_index || x == &f.write_index});
+  }
+  for (deltic_tensor* x = &t.d_out; x <= &t.d_initial_state; ++x) fields.push_back({x, false});
+  for (const Field& field : fields) restride(b, *field.tensor);
+  for (int64_t i = b.below(4) == 0 ? 1 + b.below(2) : 0; i > 0; --i)
+    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
+  const deltic_options* given = &options;
+  call(
+      b, t, fields, s, false,
+      [&](const deltic_conv_backward_tensors* x, uint64_t* bytes) {
+        return is_backward ? deltic_conv_backward_workspace(given, x, bytes)
+                           : deltic_conv_workspace(given, &x->forward, bytes);
+      },
+      [&](const deltic_conv_backward_tensors* x, int* chosen) {
+        return is_backward ? deltic_conv_backward_explain(given, x, on_choice, chosen)
+                           : deltic_conv_explain(given, &x->forward, on_choice, chosen);
+      },
+      [&](const deltic_conv_backward_tensors* x, const deltic_workspace* w) {
+        return is_backward ? deltic_conv_backward(given, x, w, nullptr)
+                           : deltic_conv(given, &x->forward, w, nullptr);
+      });
+}
+
 }  // namespace
 
 void fuzz_descriptors(const uint8_t* data, size_t size) {
@@ -537,6 +608,8 @@ void fuzz_descriptors(const uint8_t* data, size_t size) {
   const auto op = static_cast<deltic_op>(bytes.below(DELTIC_NUM_OPS + 4) % DELTIC_NUM_OPS);
   if (op == DELTIC_FORWARD || op == DELTIC_DECODE) {
     fuzz_sequence_op(bytes, op);
+  } else if (op == DELTIC_CONV) {
+    fuzz_conv(bytes);
   } else {
     fuzz_block(bytes, op);
   }
