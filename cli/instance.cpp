@@ -353,6 +353,8 @@ void Instance::reset() {
   for (const Buffer* b : {&workspace_, &forward_o_, &forward_workspace_, &saved_}) b->fill();
   saved_before_.clear();
   for (const Buffer* b : buffers()) b->upload();
+  // A copy from pageable memory may still be under way, and other streams would not wait for it.
+  if (place_.device == DeviceType::cuda) device::synchronize();
 }
 
 void Instance::fetch() {

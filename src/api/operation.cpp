@@ -10,6 +10,7 @@
 #include "cpu/cpu.h"
 #include "cpu/saved.h"
 #include "cuda/cuda.h"
+#include "reference/reference.h"
 
 namespace deltic {
 namespace {
@@ -65,7 +66,7 @@ struct Call {
     named = named_implementation(op, device_in(tensors), named_in(options));
     CheckContext context;
     context.query = query;
-    context.allow_f64 = named != nullptr && named->only_when_named;
+    context.allow_f64 = named != nullptr && named == &reference::implementation(op);
     context.threads = default_threads();
     context.checked = default_checked(name_of(op));
     problem = check_call(op, options, tensors, context);

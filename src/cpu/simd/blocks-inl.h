@@ -96,7 +96,7 @@ inline void load_sum_decays(const Problem& p, const ChunkPlace& at, int64_t C, i
       for (int64_t t = 0; t < at.length; ++t) {
         float* x = e + t * Kp + c;
         const Vec G = hn::LoadU(d, x);
-        hn::StoreU(hn::Exp(d, clamp_log_decay(hn::Sub(G, before))), d, x);
+        hn::StoreU(exp_of(clamp_log_decay(hn::Sub(G, before))), d, x);
         before = G;
       }
     }

@@ -201,7 +201,7 @@ inline void load_log_decays(const Problem& p, const ChunkPlace& at, int64_t C, i
 inline void exp_decays(float* x, int64_t n) {
   const F32 d;
   for (int64_t i = 0; i < n; i += kLanes) {
-    hn::StoreU(hn::Exp(d, clamp_log_decay(hn::LoadU(d, x + i))), d, x + i);
+    hn::StoreU(exp_of(clamp_log_decay(hn::LoadU(d, x + i))), d, x + i);
   }
 }
 

@@ -168,16 +168,21 @@ inline void scale_row(float* x, int64_t width, float factor) {
   for (int64_t i = 0; i < width; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + i), f), d, x + i);
 }
 
-// Highway's Exp is right up to 88; nothing here asks for more. NaN goes through all of these.
+// Highway's Exp is right up to 88; nothing here asks for more. It makes 0 of NaN, which would hide
+// one: NaN goes through all of these.
+HWY_INLINE Vec exp_of(Vec x) {
+  const F32 d;
+  return hn::IfThenElse(hn::Eq(x, x), hn::Exp(d, x), x);
+}
 HWY_INLINE Vec sigmoid(Vec x) {
   const F32 d;
   const Vec one = hn::Set(d, 1.0f);
-  const Vec e = hn::Exp(d, hn::Neg(hn::Abs(x)));
+  const Vec e = exp_of(hn::Neg(hn::Abs(x)));
   return hn::Div(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), e, one), hn::Add(one, e));
 }
 HWY_INLINE Vec softplus(Vec x) {
   const F32 d;
-  const Vec tail = hn::Log1p(d, hn::Exp(d, hn::Neg(hn::Abs(x))));
+  const Vec tail = hn::Log1p(d, exp_of(hn::Neg(hn::Abs(x))));
   return hn::Add(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x), tail);
 }
 
