@@ -29,14 +29,14 @@ __device__ void for_steps(const Params& p, F&& f) {
 //   role 2:    level 32 and level 8 of the tile's first half
 //   role 3:    level 16 and level 8 of its second half
 template <class Tr>
-__device__ void inside_role(const Params& p, const Products<Tr>& x, const Shared& shared,
-                            int role) {
+__device__ void inside_role(const Params& p, const Products<Tr>& x, unsigned char* smem,
+                            const Shared& shared, int role) {
   float c[4][3][4] = {}, diagonal[4] = {};
   for_steps<Tr>(p, [&](int s) {
 #pragma unroll
     for (int n = 0; n < 4; ++n) x.inside(4 * role + n, s, c[n], diagonal[n]);
   });
-  const Results out(p, shared);
+  const Results out(p, smem, shared);
   const int lane = thread_index() % 32;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -49,14 +49,15 @@ __device__ void inside_role(const Params& p, const Products<Tr>& x, const Shared
 }
 
 template <class Tr>
-__device__ void level_32_role(const Params& p, const Products<Tr>& x, const Shared& shared) {
+__device__ void level_32_role(const Params& p, const Products<Tr>& x, unsigned char* smem,
+                              const Shared& shared) {
   float c[4][4][4] = {}, low[2][1][1][4] = {};
   for_steps<Tr>(p, [&](int s) {
     if (p.W == 64) x.template block<4, 4>(4, 4, 0, s, c);
 #pragma unroll
     for (int n = 0; n < 2; ++n) x.template block<1, 1>(2 * n + 1, 2 * n + 1, 2 * n, s, low[n]);
   });
-  const Results out(p, shared);
+  const Results out(p, smem, shared);
   const int lane = thread_index() % 32;
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
@@ -67,7 +68,8 @@ __device__ void level_32_role(const Params& p, const Products<Tr>& x, const Shar
 }
 
 template <class Tr>
-__device__ void level_16_role(const Params& p, const Products<Tr>& x, const Shared& shared) {
+__device__ void level_16_role(const Params& p, const Products<Tr>& x, unsigned char* smem,
+                              const Shared& shared) {
   float c[2][2][2][4] = {}, low[2][1][1][4] = {};
   for_steps<Tr>(p, [&](int s) {
 #pragma unroll
@@ -77,7 +79,7 @@ __device__ void level_16_role(const Params& p, const Products<Tr>& x, const Shar
       x.template block<1, 1>(group + 1, group + 1, group, s, low[n]);
     }
   });
-  const Results out(p, shared);
+  const Results out(p, smem, shared);
   const int lane = thread_index() % 32;
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -92,7 +94,8 @@ __device__ void level_16_role(const Params& p, const Products<Tr>& x, const Shar
 // Without decays per channel: warp w has group rows w and 7 - w. Blocks above the diagonal are
 // computed too: a branch costs more than they do.
 template <class Tr>
-__device__ void plain_role(const Params& p, const Products<Tr>& x, const Shared& shared, int warp) {
+__device__ void plain_role(const Params& p, const Products<Tr>& x, unsigned char* smem,
+                           const Shared& shared, int warp) {
   constexpr int kColumns = 8;
   const int upper = warp, lower = 7 - warp;
   float ck[kColumns][4] = {}, cq[kColumns][4] = {};
@@ -107,7 +110,7 @@ __device__ void plain_role(const Params& p, const Products<Tr>& x, const Shared&
       if constexpr (Tr::kHasQ) Products<Tr>::multiply(cq[j], q_above, q_below, columns);
     }
   });
-  const Results out(p, shared);
+  const Results out(p, smem, shared);
   const int lane = thread_index() % 32, mask = ~(p.W / 8 - 1);  // of a chunk's groups
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -146,7 +149,7 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     const TokenTile tile = find_tile(p.tokens, index / heads);
     if (tile.length == 0) return;
     const int64_t head = index % heads;
-    if (thread_index() == 0) shared = {tile, head, smem};
+    if (thread_index() == 0) shared = {tile, head};
     load_tile<Tr>(p, tile, head, smem);
     load_row_values(p, tile, head, smem);
   }
@@ -156,17 +159,17 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     // Roles go round the SM's four schedulers from CTA to CTA.
     const int role = (warp + blockIdx.x) % kWarps;
     if (role < 2) {
-      inside_role<Tr>(p, products, shared, role);
+      inside_role<Tr>(p, products, smem, shared, role);
     } else if (role == 2) {
-      level_32_role<Tr>(p, products, shared);
+      level_32_role<Tr>(p, products, smem, shared);
     } else {
-      level_16_role<Tr>(p, products, shared);
+      level_16_role<Tr>(p, products, smem, shared);
     }
   } else {
-    plain_role<Tr>(p, products, shared, warp);
+    plain_role<Tr>(p, products, smem, shared, warp);
   }
   __syncthreads();  // the results are complete
-  finish<Tr>(p, shared);
+  finish<Tr>(p, smem, shared);
 }
 
 }  // namespace deltic::gpu::scores

@@ -12,7 +12,6 @@ namespace deltic::gpu::scores {
 struct Shared {
   TokenTile tile;
   int64_t head;
-  unsigned char* smem;  // its dynamic shared memory
 };
 
 // kkt and scores take the place of the tiles; beta and G of the rows lie behind both.
@@ -21,10 +20,12 @@ struct Results {
   const float *beta, *G;
   int length;  // tokens of the tile
 
-  __device__ Results(const Params& p, const Shared& shared)
-      : kkt(reinterpret_cast<float*>(shared.smem)),
+  // smem: the dynamic shared memory by its name. Read back from memory it would be an address of
+  // any space, and every access a slower one.
+  __device__ Results(const Params& p, unsigned char* smem, const Shared& shared)
+      : kkt(reinterpret_cast<float*>(smem)),
         scores(kkt + (p.kkt.present ? kTile * kPitch : 0)),
-        beta(reinterpret_cast<const float*>(shared.smem + p.rows_at)),
+        beta(reinterpret_cast<const float*>(smem + p.rows_at)),
         G(beta + kTile),
         length(shared.tile.length) {}
 };
@@ -118,8 +119,8 @@ __device__ void store_rows(const Params& p, const Rows& x, bool vectors, const T
 
 // Called by all threads, after a barrier behind put_block.
 template <class Tr>
-__device__ void finish(const Params& p, const Shared& shared) {
-  const Results s(p, shared);
+__device__ void finish(const Params& p, unsigned char* smem, const Shared& shared) {
+  const Results s(p, smem, shared);
   const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const auto out = [&](const Rows& x, bool vectors, int limit, const float* m) {
     with_dtype(x.dtype, [&](auto* tag) {
