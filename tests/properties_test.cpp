@@ -224,6 +224,9 @@ TEST_P(Property, NonFiniteTokenStaysInItsPlace) {
         expect_same(after[2], before[2], what + ": another sequence");
         EXPECT_TRUE(prefix(after[1].o, layer, 128) == prefix(before[1].o, layer, 128))
             << what << ": an earlier chunk";
+        if (std::isnan(value)) {
+          EXPECT_FALSE(after[1].o == before[1].o) << what << ": left no trace";
+        }
         // Head 1 of q and k feeds the value heads 2 and 3.
         const bool is_key = tensor == 'q' || tensor == 'k';
         const size_t row = 24 * element_bytes(layer.dtype);

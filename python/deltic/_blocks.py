@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._library import call
+from ._library import call, register_fake
 from ._native import GATES, Gate, check_numbers, flag_word, name_word, size_word, word_for
 from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, said_in, wanted, wide
 
@@ -33,7 +33,7 @@ def _square(
     )
 
 
-@torch.library.register_fake("deltic::cumsum")
+@register_fake("cumsum")
 def _cumsum_fake(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -48,7 +48,7 @@ def _cumsum_fake(
     return g.new_empty(g.shape, dtype=dtype or wide(g.dtype))
 
 
-@torch.library.register_fake("deltic::gate")
+@register_fake("gate")
 def _gate_fake(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -62,7 +62,7 @@ def _gate_fake(
     return g.new_empty(g.shape, dtype=dtype or wide(g.dtype))
 
 
-@torch.library.register_fake("deltic::l2norm")
+@register_fake("l2norm")
 def _l2norm_fake(
     x: Tensor,
     cu_seqlens: Tensor | None = None,
@@ -76,7 +76,7 @@ def _l2norm_fake(
     )
 
 
-@torch.library.register_fake("deltic::kkt")
+@register_fake("kkt")
 def _kkt_fake(
     k: Tensor,
     g: Tensor | None = None,
@@ -89,7 +89,7 @@ def _kkt_fake(
     return _square(k, g, beta, options, dtype)
 
 
-@torch.library.register_fake("deltic::scores")
+@register_fake("scores")
 def _scores_fake(
     q: Tensor,
     k: Tensor,
@@ -103,7 +103,7 @@ def _scores_fake(
     return _square(k, g, None, options, dtype)
 
 
-@torch.library.register_fake("deltic::inverse")
+@register_fake("inverse")
 def _inverse_fake(
     a: Tensor,
     cu_seqlens: Tensor | None = None,
@@ -114,7 +114,7 @@ def _inverse_fake(
     return a.new_empty(a.shape, dtype=dtype or a.dtype)
 
 
-@torch.library.register_fake("deltic::wy")
+@register_fake("wy")
 def _wy_fake(
     k: Tensor,
     a: Tensor,
@@ -139,7 +139,7 @@ def _wy_fake(
     )
 
 
-@torch.library.register_fake("deltic::block_backward")
+@register_fake("block_backward")
 def _block_backward_fake(
     op: int,
     q: Tensor | None,

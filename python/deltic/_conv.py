@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ._library import call
+from ._library import call, register_fake
 from ._native import autocast, flag_word, name_word, needs_grad
 from ._sequence_ops import (
     below_autograd,
@@ -27,7 +27,7 @@ _ACTIVATIONS = {None: "", "silu": " activation=silu"}
 # ---- Fake implementations and gradients ---------------------------------------------------------
 
 
-@torch.library.register_fake("deltic::conv")
+@register_fake("conv")
 def _conv_fake(
     x: Tensor,
     weight: Tensor,
@@ -47,12 +47,12 @@ def _conv_fake(
     return out, x.new_empty(shape, dtype=initial_state.dtype)
 
 
-@torch.library.register_fake("deltic::conv_")
+@register_fake("conv_")
 def _conv_in_place_fake(x: Tensor, weight: Tensor, *others: Any, **options: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake("deltic::conv_backward")
+@register_fake("conv_backward")
 def _conv_backward_fake(
     d_out: Tensor | None,
     d_final_state: Tensor | None,

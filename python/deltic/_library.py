@@ -1,6 +1,7 @@
 """Loads the operators into torch and turns their errors into Python's."""
 
 import ctypes
+import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,35 @@ def refuse_transforms(op: Any, args: tuple[Any, ...]) -> None:
                 f"{op_name(op)}: torch.func: expected gradients through torch.autograd, got a call "
                 "under a transform of torch.func"
             )
+
+
+def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a fake implementation that refuses tensors of several devices.
+
+    A call with one meta tensor among others runs it too, and what it makes would pass for a result.
+    """
+
+    def register(fake: Callable[..., Any]) -> Callable[..., Any]:
+        arguments = list(inspect.signature(fake).parameters)
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            first, where = "", None
+            for argument, x in (*zip(arguments, args, strict=False), *kwargs.items()):
+                if not isinstance(x, torch.Tensor) or argument == "cu_seqlens_cpu":
+                    continue
+                if where is None:
+                    first, where = argument, x.device
+                elif x.device.type != where.type:
+                    raise ValueError(
+                        f"{_operation(name)}: {argument}: expected device {where} as {first}, "
+                        f"got {x.device}"
+                    )
+            return fake(*args, **kwargs)
+
+        torch.library.register_fake(f"deltic::{name}", checked)
+        return fake
+
+    return register
 
 
 def call(op: Callable[..., Any], *args: Any) -> Any:

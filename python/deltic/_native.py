@@ -103,14 +103,16 @@ def autocast(x: Tensor) -> Tensor:
     if not isinstance(x, Tensor):
         return x  # the operator says what is wrong with it
     device = x.device.type
-    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+    if device == "meta" or not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(device))
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's dtype; gates and beta stay as they are."""
-    if not isinstance(q, Tensor) or not torch.is_autocast_enabled(q.device.type):
+    if not isinstance(q, Tensor) or q.device.type == "meta":
+        return q, k, v
+    if not torch.is_autocast_enabled(q.device.type):
         return q, k, v
     return autocast(q), autocast(k), autocast(v)
 

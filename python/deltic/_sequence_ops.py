@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._library import call, op_name, saved_bytes
+from ._library import call, op_name, register_fake, saved_bytes
 
 FORWARD = torch.ops.deltic.forward.default
 FORWARD_SAVE = torch.ops.deltic.forward_save.default
@@ -109,7 +109,7 @@ def _saved(
     return q.new_empty((found,), dtype=torch.uint8)
 
 
-@torch.library.register_fake("deltic::forward")
+@register_fake("forward")
 def _forward_fake(
     q: Tensor,
     k: Tensor,
@@ -128,7 +128,7 @@ def _forward_fake(
     return v.new_empty(v.shape), _final_state(q, v, initial_state, cu_seqlens, options)
 
 
-@torch.library.register_fake("deltic::forward_save")
+@register_fake("forward_save")
 def _forward_save_fake(
     q: Tensor,
     k: Tensor,
@@ -156,7 +156,7 @@ def _forward_save_fake(
     )
 
 
-@torch.library.register_fake("deltic::forward_")
+@register_fake("forward_")
 def _forward_in_place_fake(
     q: Tensor,
     k: Tensor,
@@ -185,7 +185,7 @@ def _forward_in_place_fake(
     )
 
 
-@torch.library.register_fake("deltic::decode")
+@register_fake("decode")
 def _decode_fake(
     q: Tensor,
     k: Tensor,
@@ -208,12 +208,12 @@ def _decode_fake(
     )
 
 
-@torch.library.register_fake("deltic::decode_")
+@register_fake("decode_")
 def _decode_in_place_fake(q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> Tensor:
     return v.new_empty(v.shape)
 
 
-@torch.library.register_fake("deltic::backward")
+@register_fake("backward")
 def _backward_fake(
     d_o: Tensor | None,
     d_final_state: Tensor | None,

@@ -233,3 +233,38 @@ def test_errors_of_gradients_are_translated():
         o, _ = deltic.delta_rule(q, Q, Q)
     with pytest.raises(ValueError, match="backward: saved: expected a buffer that forward filled"):
         o.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta"])
+@pytest.mark.parametrize("gate", ["head", "channel"])
+@pytest.mark.parametrize("form", ["log_decay", "softplus", "bounded"])
+@pytest.mark.parametrize("function", [deltic.delta_rule, deltic.recurrent])
+def test_nan_shows(name, gate, form, function):
+    case = make(B=1, T=10, K=16, V=8, gate=gate, form=form, state=False)
+    tensors = dict(case.tensors)
+    tensors[name] = tensors[name].clone()
+    tensors[name][:, 4] = float("nan")
+    q, k, v = (tensors.pop(n) for n in "qkv")
+    options = {**case.options, "beta_form": "sigmoid", "qk_l2norm": True}
+    o, _ = function(q, k, v, **tensors, **options)
+    assert o[:, 4].isnan().all()
+    assert o[:, :4].isfinite().all() or function is deltic.delta_rule
+
+
+@pytest.mark.parametrize("name", ["k", "g", "beta", "initial_state"])
+def test_devices_are_not_mixed(name):
+    case = make()
+    tensors = dict(case.tensors)
+    tensors[name] = tensors[name].to("meta")
+    q, k, v = (tensors.pop(n) for n in "qkv")
+    with pytest.raises(ValueError, match=f"{name}: expected device cpu as q, got meta"):
+        deltic.delta_rule(q, k, v, **tensors)
+
+
+def test_meta_tensors_have_shapes():
+    case = make()
+    tensors = {n: x.to("meta") for n, x in case.tensors.items()}
+    q, k, v = (tensors.pop(n) for n in "qkv")
+    o, state = deltic.delta_rule(q, k, v, **tensors, output_final_state=True)
+    assert o.shape == v.shape and o.device.type == "meta"
+    assert state.shape == tensors["initial_state"].shape

@@ -158,6 +158,8 @@ def _make_convolution(original: Any, name: str) -> Any:
         reason = None
         if hidden_states.device.type != "cpu":
             reason = f"{hidden_states.device.type} tensors"
+        elif hidden_states.dtype not in _DTYPES:
+            reason = f"{hidden_states.dtype} tensors"
         elif not takes_weight(weight):
             reason = f"a convolution of {weight.shape[-1]} taps"
         elif activation not in ACTIVATIONS:
@@ -192,6 +194,7 @@ def _make_convolution_step(original: Any, name: str) -> Any:
     ) -> Any:
         ours = (
             hidden_states.device.type == "cpu"
+            and hidden_states.dtype in _DTYPES
             and hidden_states.dim() == 3
             and hidden_states.shape[-1] == 1
             and activation in ACTIVATIONS

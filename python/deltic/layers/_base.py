@@ -220,12 +220,29 @@ class DeltaRuleLayer(nn.Module):
         entry = cache[self.layer_idx] if len(cache) > self.layer_idx else None
         if entry is None or entry["recurrent_state"] is None:
             return nothing
-        found = entry["recurrent_state"].shape[0]
-        if found != sequences:
+        state, conv_states = entry["recurrent_state"], entry["conv_state"] or (None, None, None)
+        if state.shape[0] != sequences:
             raise ValueError(
-                f"{name}: past_key_values: expected states of {sequences} sequences, got {found}"
+                f"{name}: past_key_values: expected states of {sequences} sequences, "
+                f"got {state.shape[0]}"
             )
-        return entry["recurrent_state"], entry["conv_state"] or (None, None, None)
+        # All of them before the first one is updated in place.
+        sizes = (sequences, self.num_v_heads, self.head_k_dim, self.head_v_dim)
+        self._check_state("recurrent_state", state, sizes)
+        if self.use_short_conv:
+            widths = (self.key_dim, self.key_dim, self.value_dim)
+            for found, width in zip(conv_states, widths, strict=True):
+                if found is not None:
+                    self._check_state("conv_state", found, (sequences, width, self.conv_size - 1))
+        return state, conv_states
+
+    def _check_state(self, kind: str, state: Tensor, shape: tuple[int, ...]) -> None:
+        """Refuses the state of a layer of other sizes."""
+        if tuple(state.shape) != shape:
+            raise ValueError(
+                f"{type(self).__name__}: past_key_values: expected a {kind} of shape "
+                f"{list(shape)}, got {list(state.shape)}"
+            )
 
     def _qkv(
         self, x: Tensor, states: tuple[Tensor | None, ...], use_cache: bool, packing: Packing

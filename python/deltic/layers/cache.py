@@ -14,7 +14,7 @@ class Cache:
 
     A layer's entry is a dict: ``recurrent_state [N, HV, K, V]`` and ``conv_state``, the last inputs
     of the q, k and v convolutions, ``[N, D, W - 1]`` each. One entry serves as many sequences as
-    the batch has. Layers write single tokens into the tensors in place: take :meth:`clone` of a
+    the batch has. Without gradients layers write into the tensors in place: take :meth:`clone` of a
     cache to come back to.
 
     >>> import torch
