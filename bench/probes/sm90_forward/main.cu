@@ -250,6 +250,11 @@ double rms_error(const std::vector<X>& x, const std::vector<double>& ref) {
   return std::isfinite(a) ? std::sqrt(a / b) : INFINITY;
 }
 
+__global__ void widen(const bf16* from, float* to, int64_t n) {
+  for (int64_t i = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; i < n;
+       i += int64_t(gridDim.x) * blockDim.x)
+    to[i] = float(from[i]);
+}
 bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int value_heads, Fills f,
            double limit, deltic_split split = DELTIC_SPLIT_OFF, int w = 128) {
   Tensors t = make_tensors(lens, heads, value_heads, cfg, f, 42, w);
@@ -345,6 +350,20 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
     CHECK(cudaFree(dcu));
     CHECK(cudaFree(dslots));
     CHECK(cudaFree(dread));
+  }
+  if (cfg.gate != Gate::none) {  // gates and beta in fp32
+    const int64_t ng = cfg.gate == Gate::head ? n / w : n;
+    float *g, *beta;
+    CHECK(cudaMalloc(&g, ng * 4));
+    CHECK(cudaMalloc(&beta, n / w * 4));
+    widen<<<64, 256>>>(t.g, g, ng);
+    widen<<<64, 256>>>(t.beta, beta, n / w);
+    Problem p = plain;
+    p.g.data = g, p.beta.data = beta, p.g.dtype = p.beta.dtype = deltic::DType::f32;
+    run_as(p, o2, s2);
+    forms &= equal(o1, o2) && equal(s1, s2);
+    CHECK(cudaFree(g));
+    CHECK(cudaFree(beta));
   }
   if (lens.size() == 2 && lens[0] == lens[1] && split == DELTIC_SPLIT_OFF) {  // a dense batch
     Problem p = plain;
