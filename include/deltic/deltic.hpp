@@ -383,109 +383,85 @@ class Workspace {
   size_t bytes_ = 0;
 };
 
-inline size_t forward_workspace_bytes(const Options& options, const Tensors& tensors) {
+namespace detail {
+// A C function on the C forms of options and tensors, with its operation where it takes one.
+template <class F, class T, class... Rest>
+void call(F function, const Options& options, const T& tensors, Rest... rest) {
   const deltic_options o = options.c();
-  const deltic_tensors t = tensors.c();
-  uint64_t bytes = 0;
-  detail::check(deltic_forward_workspace(&o, &t, &bytes));
-  return static_cast<size_t>(bytes);
+  const auto t = tensors.c();
+  check(function(&o, &t, rest...));
+}
+template <class F, class T, class... Rest>
+void call(F function, Op op, const Options& options, const T& tensors, Rest... rest) {
+  const deltic_options o = options.c();
+  const auto t = tensors.c();
+  check(function(static_cast<deltic_op>(op), &o, &t, rest...));
+}
+template <class F, class... Call>
+size_t bytes(F function, const Call&... of_call) {
+  uint64_t found = 0;
+  call(function, of_call..., &found);
+  return static_cast<size_t>(found);
+}
+}  // namespace detail
+
+inline size_t forward_workspace_bytes(const Options& options, const Tensors& tensors) {
+  return detail::bytes(deltic_forward_workspace, options, tensors);
 }
 // Bytes of Tensors::saved for Options::save.
 inline size_t forward_saved_bytes(const Options& options, const Tensors& tensors) {
-  const deltic_options o = options.c();
-  const deltic_tensors t = tensors.c();
-  uint64_t bytes = 0;
-  detail::check(deltic_forward_saved(&o, &t, &bytes));
-  return static_cast<size_t>(bytes);
+  return detail::bytes(deltic_forward_saved, options, tensors);
 }
 inline size_t backward_workspace_bytes(const Options& options, const BackwardTensors& tensors) {
-  const deltic_options o = options.c();
-  const deltic_backward_tensors t = tensors.c();
-  uint64_t bytes = 0;
-  detail::check(deltic_backward_workspace(&o, &t, &bytes));
-  return static_cast<size_t>(bytes);
+  return detail::bytes(deltic_backward_workspace, options, tensors);
 }
 inline size_t decode_workspace_bytes(const Options& options, const Tensors& tensors) {
-  const deltic_options o = options.c();
-  const deltic_tensors t = tensors.c();
-  uint64_t bytes = 0;
-  detail::check(deltic_decode_workspace(&o, &t, &bytes));
-  return static_cast<size_t>(bytes);
+  return detail::bytes(deltic_decode_workspace, options, tensors);
 }
 inline size_t block_workspace_bytes(Op op, const Options& options, const BlockTensors& tensors) {
-  const deltic_options o = options.c();
-  const deltic_block_tensors t = tensors.c();
-  uint64_t bytes = 0;
-  detail::check(deltic_block_workspace(static_cast<deltic_op>(op), &o, &t, &bytes));
-  return static_cast<size_t>(bytes);
+  return detail::bytes(deltic_block_workspace, op, options, tensors);
 }
 inline size_t block_backward_workspace_bytes(Op op, const Options& options,
                                              const BlockBackwardTensors& tensors) {
-  const deltic_options o = options.c();
-  const deltic_block_backward_tensors t = tensors.c();
-  uint64_t bytes = 0;
-  detail::check(deltic_block_backward_workspace(static_cast<deltic_op>(op), &o, &t, &bytes));
-  return static_cast<size_t>(bytes);
+  return detail::bytes(deltic_block_backward_workspace, op, options, tensors);
 }
 
 inline size_t conv_workspace_bytes(const Options& options, const ConvTensors& tensors) {
-  const deltic_options o = options.c();
-  const deltic_conv_tensors t = tensors.c();
-  uint64_t bytes = 0;
-  detail::check(deltic_conv_workspace(&o, &t, &bytes));
-  return static_cast<size_t>(bytes);
+  return detail::bytes(deltic_conv_workspace, options, tensors);
 }
 inline size_t conv_backward_workspace_bytes(const Options& options,
                                             const ConvBackwardTensors& tensors) {
-  const deltic_options o = options.c();
-  const deltic_conv_backward_tensors t = tensors.c();
-  uint64_t bytes = 0;
-  detail::check(deltic_conv_backward_workspace(&o, &t, &bytes));
-  return static_cast<size_t>(bytes);
+  return detail::bytes(deltic_conv_backward_workspace, options, tensors);
 }
 
 inline void forward(const Options& options, const Tensors& tensors,
                     const deltic_workspace& workspace, void* stream = nullptr) {
-  const deltic_options o = options.c();
-  const deltic_tensors t = tensors.c();
-  detail::check(deltic_forward(&o, &t, &workspace, stream));
+  detail::call(deltic_forward, options, tensors, &workspace, stream);
 }
 inline void backward(const Options& options, const BackwardTensors& tensors,
                      const deltic_workspace& workspace, void* stream = nullptr) {
-  const deltic_options o = options.c();
-  const deltic_backward_tensors t = tensors.c();
-  detail::check(deltic_backward(&o, &t, &workspace, stream));
+  detail::call(deltic_backward, options, tensors, &workspace, stream);
 }
 inline void decode(const Options& options, const Tensors& tensors,
                    const deltic_workspace& workspace, void* stream = nullptr) {
-  const deltic_options o = options.c();
-  const deltic_tensors t = tensors.c();
-  detail::check(deltic_decode(&o, &t, &workspace, stream));
+  detail::call(deltic_decode, options, tensors, &workspace, stream);
 }
 inline void block(Op op, const Options& options, const BlockTensors& tensors,
                   const deltic_workspace& workspace, void* stream = nullptr) {
-  const deltic_options o = options.c();
-  const deltic_block_tensors t = tensors.c();
-  detail::check(deltic_block(static_cast<deltic_op>(op), &o, &t, &workspace, stream));
+  detail::call(deltic_block, op, options, tensors, &workspace, stream);
 }
 inline void block_backward(Op op, const Options& options, const BlockBackwardTensors& tensors,
                            const deltic_workspace& workspace, void* stream = nullptr) {
-  const deltic_options o = options.c();
-  const deltic_block_backward_tensors t = tensors.c();
-  detail::check(deltic_block_backward(static_cast<deltic_op>(op), &o, &t, &workspace, stream));
+  detail::call(deltic_block_backward, op, options, tensors, &workspace, stream);
 }
 
 inline void conv(const Options& options, const ConvTensors& tensors,
                  const deltic_workspace& workspace, void* stream = nullptr) {
-  const deltic_options o = options.c();
-  const deltic_conv_tensors t = tensors.c();
-  detail::check(deltic_conv(&o, &t, &workspace, stream));
+  detail::call(deltic_conv, options, tensors, &workspace, stream);
 }
 inline void conv_backward(const Options& options, const ConvBackwardTensors& tensors,
                           const deltic_workspace& workspace, void* stream = nullptr) {
-  const deltic_options o = options.c();
-  const deltic_conv_backward_tensors t = tensors.c();
-  detail::check(deltic_conv_backward(&o, &t, &workspace, stream));
+  detail::call(deltic_conv_backward, options, tensors, &workspace, stream);
 }
 
 // The same with a workspace allocated for the call: for CPU tensors, where it costs little.
@@ -558,63 +534,40 @@ inline void collect_choice(void* user, const char* name, int32_t accepts, int32_
                            const char* sentence) {
   static_cast<std::vector<Choice>*>(user)->push_back({name, accepts != 0, chosen != 0, sentence});
 }
+template <class F, class... Call>
+std::vector<Choice> choices(F function, const Call&... of_call) {
+  std::vector<Choice> found;
+  call(function, of_call..., collect_choice, &found);
+  return found;
+}
 }  // namespace detail
 // The chosen implementation first, then the others in list order.
 inline std::vector<Choice> explain(Op op, const Options& options, const Tensors& tensors) {
-  std::vector<Choice> choices;
-  const deltic_options o = options.c();
-  const deltic_tensors t = tensors.c();
-  detail::check(
-      deltic_explain(static_cast<deltic_op>(op), &o, &t, detail::collect_choice, &choices));
-  return choices;
+  return detail::choices(deltic_explain, op, options, tensors);
 }
 inline std::vector<Choice> explain(Op op, const Options& options, const BlockTensors& tensors) {
-  std::vector<Choice> choices;
-  const deltic_options o = options.c();
-  const deltic_block_tensors t = tensors.c();
-  detail::check(
-      deltic_block_explain(static_cast<deltic_op>(op), &o, &t, detail::collect_choice, &choices));
-  return choices;
+  return detail::choices(deltic_block_explain, op, options, tensors);
 }
 inline std::vector<Choice> explain(Op op, const Options& options,
                                    const BlockBackwardTensors& tensors) {
-  std::vector<Choice> choices;
-  const deltic_options o = options.c();
-  const deltic_block_backward_tensors t = tensors.c();
-  detail::check(deltic_block_backward_explain(static_cast<deltic_op>(op), &o, &t,
-                                              detail::collect_choice, &choices));
-  return choices;
+  return detail::choices(deltic_block_backward_explain, op, options, tensors);
 }
 
 inline std::vector<Choice> explain(const Options& options, const BackwardTensors& tensors) {
-  std::vector<Choice> choices;
-  const deltic_options o = options.c();
-  const deltic_backward_tensors t = tensors.c();
-  detail::check(deltic_backward_explain(&o, &t, detail::collect_choice, &choices));
-  return choices;
+  return detail::choices(deltic_backward_explain, options, tensors);
 }
 inline std::vector<Choice> explain(const Options& options, const ConvTensors& tensors) {
-  std::vector<Choice> choices;
-  const deltic_options o = options.c();
-  const deltic_conv_tensors t = tensors.c();
-  detail::check(deltic_conv_explain(&o, &t, detail::collect_choice, &choices));
-  return choices;
+  return detail::choices(deltic_conv_explain, options, tensors);
 }
 inline std::vector<Choice> explain(const Options& options, const ConvBackwardTensors& tensors) {
-  std::vector<Choice> choices;
-  const deltic_options o = options.c();
-  const deltic_conv_backward_tensors t = tensors.c();
-  detail::check(deltic_conv_backward_explain(&o, &t, detail::collect_choice, &choices));
-  return choices;
+  return detail::choices(deltic_conv_backward_explain, options, tensors);
 }
 // What backward needs, and forward keeps for it, under a Save; see deltic_memory_plan.
 inline deltic_memory_plan backward_memory(const Options& options, const BackwardTensors& tensors,
                                           Save save) {
   deltic_memory_plan plan;
   deltic_memory_plan_init(&plan);
-  const deltic_options o = options.c();
-  const deltic_backward_tensors t = tensors.c();
-  detail::check(deltic_backward_memory(&o, &t, static_cast<int32_t>(save), &plan));
+  detail::call(deltic_backward_memory, options, tensors, static_cast<int32_t>(save), &plan);
   return plan;
 }
 

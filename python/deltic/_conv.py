@@ -13,10 +13,12 @@ from ._sequence_ops import (
     nothing,
     refuse_gradient,
     refuse_vmap,
+    short_way,
     wanted,
 )
 
 Activation = Literal["silu"] | None
+MOST_TAPS = 8
 
 _CONV = torch.ops.deltic.conv.default
 _CONV_ = torch.ops.deltic.conv_.default
@@ -105,16 +107,7 @@ for _name in ("conv", "conv_", "conv_backward"):
     refuse_vmap(_name)
 
 
-class _Conv(torch.autograd.Function):
-    """The gradient without what torch.library adds to a call."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Any:
-        output = below_autograd(_CONV)(*inputs)
-        _setup(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_backward)
+_conv = short_way(_CONV, _setup, _backward)
 
 
 # ---- Functions ----------------------------------------------------------------------------------
@@ -182,9 +175,7 @@ def causal_conv1d(
     words += flag_word("conv", "output_final_state", " final", output_final_state)
     tensors = (x, weight, bias, initial_state)
     plain = needs_grad(tensors) and not is_transformed()
-    y, final_state = call(
-        _Conv.apply if plain else _CONV, *tensors, cu_seqlens, cu_seqlens_cpu, words
-    )
+    y, final_state = call(_conv if plain else _CONV, *tensors, cu_seqlens, cu_seqlens_cpu, words)
     return y, final_state if output_final_state else None
 
 

@@ -4,15 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._conv import causal_conv1d, causal_conv1d_update
+from .._conv import MOST_TAPS, causal_conv1d, causal_conv1d_update
 
 ACTIVATIONS = (None, "silu", "swish")
-_MOST_TAPS = 8
 
 
 def takes_weight(weight: Tensor) -> bool:
     """Whether deltic's convolution has as many taps."""
-    return weight.shape[-1] <= _MOST_TAPS
+    return weight.shape[-1] <= MOST_TAPS
 
 
 def offsets_of(seq_idx: Tensor) -> Tensor:

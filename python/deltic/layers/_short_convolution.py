@@ -4,10 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._conv import MOST_TAPS as _MOST_TAPS
 from .._conv import Activation, causal_conv1d, causal_conv1d_update
 from ._packing import Packing
-
-_MOST_TAPS = 8  # of the operator
 
 
 def _is_native(x: Tensor, width: int) -> bool:
