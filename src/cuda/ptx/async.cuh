@@ -182,6 +182,11 @@ __device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
+__device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t r;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+  return r;
+}
 // To nearest, ties away from zero: the tensor cores drop the low 13 bits. One instruction; cvt.rna
 // is three because of infinities, which here may become NaN.
 __device__ inline uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000u; }

@@ -62,9 +62,8 @@ Workspace workspace_of(const Problem& p) {
   w.prefix = take((w.max_pieces + 1) * 4), w.first = take((p.N + 1) * 4);
   w.flags = take(flag_words(int(sms)) * 4);
   w.handoff = take(sms * state);
-  w.ring = take(sms * kRing *
-                int64_t(kind_of(p) == GateKind::kChannel ? sizeof(Packet<GateKind::kChannel>)
-                                                         : sizeof(Packet<GateKind::kHead>)));
+  if (kind_of(p) == GateKind::kChannel)
+    w.ring = take(sms * kRing * int64_t(sizeof(Packet<GateKind::kChannel>)));
   if (w.segment > 0) {
     w.transfer = take(2 * w.max_pieces * p.HV * state);
     w.segment_state = take(w.max_pieces * p.HV * state);

@@ -60,22 +60,19 @@ struct Packet<GateKind::kChannel> {
   } rest;
 };
 // Gates per head, or none: the carrier takes k and q as they are and multiplies accumulators; T and
-// Aqk are those of spec.md, all norms and scales in them.
+// Aqk are those of spec.md, all norms and scales in them. It stays in shared memory.
 template <>
 struct Packet<GateKind::kHead> {
   struct alignas(1024) Rest {
     Solved solved;
-    float ks_factor[kChunk];            // exp(G)/|k|, of k S
-    float qs_factor[kChunk];            // exp(G) scale/|q|, of q S
-    uint32_t v_new_factor[kChunk / 2];  // exp(G_last - G)/|k|, bf16 pairs
-    float decay[4];                     // exp(G_last), four times
+    float ks_factor[kChunk];  // exp(G)/|k|, of k S
+    float qs_factor[kChunk];  // exp(G) scale/|q|, of q S
+    // exp(G_last - G)/|k| of pairs of columns as the sum of two bf16 (pair_place).
+    uint32_t v_new_factor[2][kChunk / 2];
+    float decay;  // exp(G_last)
   } rest;
 };
-template <GateKind kGate>
-constexpr int kRestBytes = kGate == GateKind::kChannel ? 33 * 1024 : 2 * kHalf + 656;
 static_assert(sizeof(Packet<GateKind::kChannel>) == 65 * 1024);
-static_assert(sizeof(Packet<GateKind::kHead>) == 17 * 1024);
-static_assert(offsetof(Packet<GateKind::kHead>::Rest, decay) + 16 == kRestBytes<GateKind::kHead>);
 
 // A sequence, or one segment of it.
 struct Piece {

@@ -11,18 +11,18 @@
 
 namespace deltic::gpu::forward {
 
-struct Costs {  // microseconds of one SM per chunk
+struct Costs {  // microseconds of one SM per chunk; prepare 0: the carriers do it themselves
   float carry, prepare;
 };
 // For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
 // times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
 // carriers are few).
 __host__ __device__ inline Costs costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.3f, 3.8f} : Costs{2.2f, 2.0f};
+  return gate == GateKind::kChannel ? Costs{2.3f, 3.8f} : Costs{2.5f, 0.f};
 }
 // As measured, for choosing segments.
 __host__ __device__ inline Costs measured_costs(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.2f, 5.2f} : Costs{2.2f, 2.4f};
+  return gate == GateKind::kChannel ? Costs{2.2f, 5.2f} : Costs{2.5f, 0.f};
 }
 
 __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
@@ -33,15 +33,20 @@ __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
 __host__ __device__ inline float split_time(Costs c, int total, int longest, int carriers,
                                             int group, int ctas) {
   const float carry = c.carry * steps_of(total, longest, carriers);
+  if (c.prepare == 0) return carry;
   const float prepare = c.prepare * total / (ctas - group * carriers);
   return carry > prepare ? carry : prepare;
+}
+// Carriers at most, of `group` CTAs each.
+__host__ __device__ inline int most_carriers(Costs c, int group, int ctas) {
+  return c.prepare == 0 ? ctas / group : (ctas - 1) / group;
 }
 // Fewest carriers among the best splits.
 __host__ __device__ inline int choose_carriers(Costs c, int total, int longest, int group,
                                                int ctas) {
   int best = 1;
   float time = split_time(c, total, longest, 1, group, ctas);
-  for (int n = 2; group * n < ctas; n++) {
+  for (int n = 2; n <= most_carriers(c, group, ctas); n++) {
     const float t = split_time(c, total, longest, n, group, ctas);
     if (t < time) time = t, best = n;
   }
@@ -186,7 +191,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     at++, before += chunks;
   });
   const int total = s_chunks[kThreads - 1] * params.num_value_heads, group = group_of(params);
-  s_time[tid] = tid >= 1 && group * tid < ctas
+  s_time[tid] = tid >= 1 && tid <= most_carriers(costs, group, ctas)
                     ? split_time(costs, total, s_longest, tid, group, ctas)
                     : INFINITY;
   __syncthreads();
@@ -195,7 +200,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     params.first_piece[n] = count;
     params.chunk_prefix[count] = s_chunks[kThreads - 1];
     int best = 1;
-    for (int i = 2; i < min(ctas, kThreads); i++)
+    for (int i = 2; i < min(ctas + 1, kThreads); i++)
       if (s_time[i] < s_time[best]) best = i;
     int padding = params.num_tokens;
     if (params.is_packed) {

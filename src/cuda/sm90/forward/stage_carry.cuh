@@ -1,7 +1,7 @@
 // The state chain: a warpgroup carries 64 value columns of S (V x K, fp32 accumulators) through the
 // chunks of its CTA's positions. All products are (value x .) accumulators, so a token's factor is
-// a column's. Packets arrive by bulk copy from the ring; with gates per head k and q come as they
-// are.
+// a column's. Packets arrive by bulk copy from the ring; with gates per head the CTA makes them
+// (stage_heads.cuh), and k and q come as they are.
 #pragma once
 #include "cuda/ptx/async.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -20,73 +20,66 @@ __device__ inline int num_positions(const Plan& plan, int carrier) {
 }
 template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s) {
+  constexpr bool kIsHead = kGate == GateKind::kHead;  // eight more warps read keys and write packets
   for (int i = 0; i < kKeyStages; i++)
-    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 8);
-  for (int i = 0; i < s.kRestStages; i++)
-    barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 8);
+    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], kIsHead ? 16 : 8);
+  for (int i = 0; i < kRestStages; i++)
+    barrier_init(&s.rest_full[i], kIsHead ? 8 : 1), barrier_init(&s.rest_empty[i], 8);
   for (int i = 0; i < kValueStages; i++)  // freed by a thread that saw o leave, or by warps
     barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 8 : 2);
+  if constexpr (kIsHead)
+    for (int i = 0; i < 2; i++) barrier_init(&s.stage_full[i], 32);
 }
 
-struct CarryMaps {
-  const CUtensorMap *q, *k, *v;
-};
-// One thread: packets, keys and values of every position of carrier i.
-template <GateKind kGate, bool kTransfer>
-__device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
-                                    CarryMaps maps, int carrier) {
+// Values of the chunk at position n, when their place is free.
+template <GateKind kGate>
+__device__ inline void load_values(CarrySmem<kGate>& s, const CUtensorMap* map, int n, int head,
+                                   int token, int batch) {
+  const int vs = n % kValueStages;
+  barrier_wait(&s.v_empty[vs], (n / kValueStages & 1) ^ 1);
+  barrier_expect(&s.v_full[vs], kTile);
+  tensor_load(s.v[vs][0], map, 0, head, token, batch, &s.v_full[vs]);
+  tensor_load(s.v[vs][1], map, 64, head, token, batch, &s.v_full[vs]);
+}
+constexpr int kOutside = 1 << 30;  // a token in no tensor: zeros arrive
+
+// One thread: packets and values of every position of carrier i.
+template <bool kTransfer>
+__device__ inline void load_packets(CarrySmem<GateKind::kChannel>& s, const Params& params,
+                                    const Plan& plan, const CUtensorMap* map_v, int carrier) {
   const int count = num_positions(plan, carrier);
-  int token = 0, v_token = 0, batch = 0, head = 0, qk_head = 0, left = 0;
+  int token = 0, batch = 0, head = 0, left = 0;
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     if (left == 0) {  // the next job, or part of one
       const Place p = place_of(params, plan, carrier * plan.steps + n);
       const Piece* piece = params.pieces + p.piece;
-      token = v_token = __ldg(&piece->token) + p.chunk * kChunk, batch = __ldg(&piece->batch);
+      token = __ldg(&piece->token) + p.chunk * kChunk, batch = __ldg(&piece->batch);
       head = p.head;
-      qk_head = divide(head, divide(params.num_value_heads, params.num_heads));
       left = p.end - p.begin;
-      if (is_identity<kTransfer>()) v_token = 1 << 30;  // outside: zeros arrive
+      if (is_identity<kTransfer>()) token = kOutside;
     }
-    const int ks = n % kKeyStages, rs = n % s.kRestStages, vs = n % kValueStages;
+    const int ks = n % kKeyStages, rs = n % kRestStages;
     const int slot = n & (params.ring_slots - 1);
-    auto* packet = reinterpret_cast<const Packet<kGate>*>(params.ring) +
+    auto* packet = reinterpret_cast<const Packet<GateKind::kChannel>*>(params.ring) +
                    int64_t(carrier) * params.ring_slots + slot;
-    auto load_keys = [&] {
-      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
-      barrier_expect(&s.keys_full[ks], 2 * kTile);
-      if constexpr (kGate == GateKind::kChannel) {
-        bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
-        bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
-      } else {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, token, batch,
-                                    &s.keys_full[ks]);
-          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, token, batch,
-                                    &s.keys_full[ks]);
-        }
-      }
-    };
-    if constexpr (kGate == GateKind::kHead) load_keys();
-    barrier_wait(&s.v_empty[vs], (n / kValueStages & 1) ^ 1);
-    barrier_expect(&s.v_full[vs], kTile);
-    tensor_load(s.v[vs][0], maps.v, 0, head, v_token, batch, &s.v_full[vs]);
-    tensor_load(s.v[vs][1], maps.v, 64, head, v_token, batch, &s.v_full[vs]);
+    load_values(s, map_v, n, head, token, batch);
     if (n > 1) {  // all of the packet before the last is here: its place in the ring is free
       const int m = n - 2;
-      barrier_wait(&s.rest_full[m % s.kRestStages], (m / s.kRestStages) & 1);
-      if constexpr (kGate == GateKind::kChannel)
-        barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
+      barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
+      barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
       store_relaxed(consumed_flag(params, blockIdx.x), n - 1);
     }
     wait_flag<true>(ready_flag(params, carrier, slot), n + 1);
-    fence_async_proxy_all();  // packets per channel are written by ordinary stores
-    if constexpr (kGate == GateKind::kChannel) load_keys();
-    barrier_wait(&s.rest_empty[rs], (n / s.kRestStages & 1) ^ 1);
-    barrier_expect(&s.rest_full[rs], kRestBytes<kGate>);
-    bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
-    token += kChunk, v_token += kChunk, left--;
+    fence_async_proxy_all();  // packets are written by ordinary stores
+    barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+    barrier_expect(&s.keys_full[ks], 2 * kTile);
+    bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
+    bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
+    barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
+    barrier_expect(&s.rest_full[rs], sizeof(packet->rest));
+    bulk_load(&s.rest[rs], &packet->rest, sizeof(packet->rest), &s.rest_full[rs]);
+    token += kChunk, left--;
   }
 }
 
@@ -106,26 +99,20 @@ __device__ inline float4 factors_at(const float* table, int i) {
   return *reinterpret_cast<const float4*>(table + 16 * x + ((4 * i) ^ (4 * (x / 2))));
 }
 
-// Rows past the sequence's end belong to someone else: replaced by zeros, not multiplied away.
+// Rows past the sequence's end belong to someone else: replaced by zeros, not multiplied away. Keys
+// have been by who prepared the packet.
 template <GateKind kGate>
 __device__ inline void clear_tail(CarrySmem<kGate>& s, int n, int rest) {
   const int tid = carry_tid(), row = tid % 128 / 2;
   barrier_wait(&s.v_full[n % kValueStages], (n / kValueStages) & 1);
   if (row >= rest) {
-    uint8_t* v = s.v[n % kValueStages][tid / 128] + row * 128;
-    uint8_t* k = s.k[n % kKeyStages] + row * 128;
+    auto* v = reinterpret_cast<uint4*>(s.v[n % kValueStages][tid / 128] + row * 128);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int at = 4 * (tid % 2) + i;
-      reinterpret_cast<uint4*>(v)[at] = uint4{0, 0, 0, 0};
-      if constexpr (kGate == GateKind::kHead) {  // both warpgroups do, for their own products
-        reinterpret_cast<uint4*>(k)[at] = uint4{0, 0, 0, 0};
-        reinterpret_cast<uint4*>(k + kHalf)[at] = uint4{0, 0, 0, 0};
-      }
-    }
+    for (int i = 0; i < 4; i++) v[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
   }
-  fence_async_proxy();
-  named_sync(1 + tid / 128, 128);  // k and v of the warpgroup are clean
+  named_sync(1 + tid / 128, 128);  // v of the warpgroup is clean
+  if constexpr (kGate == GateKind::kHead)
+    barrier_wait(&s.rest_full[n % kRestStages], (n / kRestStages) & 1);
 }
 
 // o of chunk n, rounded, as the fragments that stmatrix takes.
@@ -136,7 +123,7 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
     if constexpr (kGate == GateKind::kChannel)
-      f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
+      f = factors_at(s.rest[n % kRestStages].o_factor, i);
     r[4 * i] = pack_bf16(o[8 * i] * f.x, o[8 * i + 1] * f.y);
     r[4 * i + 1] = pack_bf16(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
     r[4 * i + 2] = pack_bf16(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
@@ -254,12 +241,23 @@ __device__ inline void store_given(const Params& params, int slot, int head, con
 }
 
 constexpr int64_t kStateSize = kWidth * kWidth;
+// Position n of a carrier; with gates per head from tables in shared memory where they hold it.
+template <GateKind kGate>
+__device__ inline Place place_at(const CarrySmem<kGate>& s, const Params& params, int carrier,
+                                 int n) {
+  const int* table = params.chunk_prefix;
+  const Plan plan = *params.plan;
+  if constexpr (kGate == GateKind::kHead)
+    if (plan.num_pieces <= kTablePieces) table = s.prefix;
+  return locate(plan, table, opaque(params.num_value_heads), carrier * plan.steps + n);
+}
 // The part of a job that begins at position n: where it is, and its state.
-template <bool kTransfer>
-__device__ inline void begin_part(Part& part, const Params& params, const Plan& plan, int n,
+template <GateKind kGate, bool kTransfer>
+__device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int n,
                                   float (&S)[64]) {
   constexpr int group = kTransfer ? 2 : 1;
-  const Place p = place_of(params, plan, blockIdx.x / group * plan.steps + n);
+  Part& part = s.part[carry_tid() / 128];
+  const Place p = place_at(s, params, blockIdx.x / group, n);
   const Piece piece = params.pieces[p.piece];
   named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
   if (carry_tid() % 128 == 0) {
@@ -286,11 +284,10 @@ __device__ inline void begin_part(Part& part, const Params& params, const Plan& 
     start_state(S, false);
 }
 // The part whose last position is n: its state to the carrier before, or out.
-template <bool kTransfer>
-__device__ inline void end_part(const Params& params, const Plan& plan, int n,
+template <GateKind kGate, bool kTransfer>
+__device__ inline void end_part(const CarrySmem<kGate>& s, const Params& params, int n,
                                 const float (&S)[64]) {
-  constexpr int group = kTransfer ? 2 : 1;
-  const Place p = place_of(params, plan, blockIdx.x / group * plan.steps + n);
+  const Place p = place_at(s, params, blockIdx.x / (kTransfer ? 2 : 1), n);
   if (p.end < p.count) {
     store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, S);
     __threadfence();
@@ -306,7 +303,7 @@ __device__ inline void end_part(const Params& params, const Plan& plan, int n,
   }
 }
 
-// acc = what T is to be multiplied with, from k S in acc and v, as the operand of the next product.
+// What T is to be multiplied with, from k S in acc and v, as the operand of the next product.
 template <GateKind kGate>
 __device__ inline void subtract_from_values(const float* factor, const uint32_t (&v)[16],
                                             const float (&acc)[32], uint32_t (&av)[16]) {
@@ -323,6 +320,15 @@ __device__ inline void subtract_from_values(const float* factor, const uint32_t 
     }
   }
 }
+// Columns (tokens) times their factors.
+__device__ inline void multiply_columns(const float* factor, float (&x)[32]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float4 f = factors_at(factor, i);
+    x[8 * i] *= f.x, x[8 * i + 1] *= f.y, x[8 * i + 2] *= f.x, x[8 * i + 3] *= f.y;
+    x[8 * i + 4] *= f.z, x[8 * i + 5] *= f.w, x[8 * i + 6] *= f.z, x[8 * i + 7] *= f.w;
+  }
+}
 // The operand of the state's update: rows with decays to the end (per channel), or k as it is.
 template <GateKind kGate>
 __device__ inline uint64_t update_keys(CarrySmem<kGate>& s, int ks, int rs) {
@@ -333,20 +339,33 @@ __device__ inline uint64_t update_keys(CarrySmem<kGate>& s, int ks, int rs) {
     tile = s.k[ks];
   return tile_desc(smem_u32(tile), kHalf, 1024);
 }
-template <GateKind kGate>
-__device__ inline void decay_state(const float* decay, float (&S)[64]) {
-  if constexpr (kGate == GateKind::kChannel) {
-    const int x = carry_tid() % 4;
+__device__ inline void decay_state(const Packet<GateKind::kChannel>::Rest& rest, float (&S)[64]) {
+  const int x = carry_tid() % 4;
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const float4 d = *reinterpret_cast<const float4*>(decay + 32 * x + ((4 * j) ^ (4 * x)));
-      S[8 * j] *= d.x, S[8 * j + 1] *= d.y, S[8 * j + 2] *= d.x, S[8 * j + 3] *= d.y;
-      S[8 * j + 4] *= d.z, S[8 * j + 5] *= d.w, S[8 * j + 6] *= d.z, S[8 * j + 7] *= d.w;
-    }
-  } else {
-    const float d = *decay;
+  for (int j = 0; j < 8; j++) {
+    const float4 d = *reinterpret_cast<const float4*>(rest.decay + 32 * x + ((4 * j) ^ (4 * x)));
+    S[8 * j] *= d.x, S[8 * j + 1] *= d.y, S[8 * j + 2] *= d.x, S[8 * j + 3] *= d.y;
+    S[8 * j + 4] *= d.z, S[8 * j + 5] *= d.w, S[8 * j + 6] *= d.z, S[8 * j + 7] *= d.w;
+  }
+}
+__device__ inline void decay_state(const Packet<GateKind::kHead>::Rest& rest, float (&S)[64]) {
+  const float d = rest.decay;
 #pragma unroll
-    for (int j = 0; j < 64; j++) S[j] *= d;
+  for (int j = 0; j < 64; j++) S[j] *= d;
+}
+
+// Rounded values with the decays to the chunk's end, as if the factors had fp32's precision.
+__device__ inline void decay_values(const Packet<GateKind::kHead>::Rest& rest,
+                                    const uint32_t (&av)[16], uint32_t (&ah)[16]) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int at = 2 * (carry_tid() % 4) + i;
+    const uint4 high = reinterpret_cast<const uint4*>(rest.v_new_factor[0])[at];
+    const uint4 low = reinterpret_cast<const uint4*>(rest.v_new_factor[1])[at];
+    const uint32_t h[4] = {high.x, high.y, high.z, high.w}, l[4] = {low.x, low.y, low.z, low.w};
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+      ah[8 * i + j] = fma_bf16x2(av[8 * i + j], h[j / 2], mul_bf16x2(av[8 * i + j], l[j / 2]));
   }
 }
 
@@ -361,99 +380,115 @@ __device__ inline void wait_turn(int n) {
 }
 __device__ inline void pass_turn() { named_arrive(carry_tid() >= 128 ? 4 : 3, 256); }
 
+// acc = S (as operand) times a tile of keys or queries, under way on return.
+__device__ inline void multiply_state(const uint32_t (&as)[32], const uint8_t* tile,
+                                      float (&acc)[32]) {
+  const uint64_t desc = tile_desc(smem_u32(tile), 16, 1024);
+  fence_operands(acc);
+  wgmma_arrive();
+#pragma unroll
+  for (int j = 0; j < 8; j++)
+    wgmma<__nv_bfloat16, Major::k>(acc, &as[4 * j], desc_at(desc, (j / 4) * kHalf + (j % 4) * 32),
+                                   j > 0);
+  wgmma_commit();
+}
+// acc (+)= a times a 64 x 64 tile, under way on return.
+__device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* tile, bool keep,
+                                       float (&acc)[32]) {
+  const uint64_t desc = tile_desc(smem_u32(tile), 16, 1024);
+  fence_operands(acc);
+  wgmma_arrive();
+#pragma unroll
+  for (int j = 0; j < 4; j++)
+    wgmma<__nv_bfloat16, Major::k>(acc, &a[4 * j], desc_at(desc, j * 32), keep || j > 0);
+  wgmma_commit();
+}
+
 // Two warpgroups: every position of the carrier. A step, and what runs beside the products:
-//   k S           | o of the chunk before rounded; v to registers
-//   T (v - k S)   | q S ; o of the chunk before out; S *= decay
-//   S += k^T v_new| per head: q S times its factor
-//   o = q S + Aqk v_new
+//   per channel                                 per head (fewer registers)
+//   k S           | o of the chunk before       k S           |
+//                 | rounded; v to registers     T (v - k S)   |
+//   T (v - k S)   | q S ; o of the chunk        q S           | S *= decay
+//                 | before out; S *= decay      S += k^T v_new| q S times its factor
+//   S += k^T v_new, o = q S + Aqk v_new         o = q S + Aqk v_new, o out
 template <GateKind kGate, bool kTransfer>
 __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
                                    const CUtensorMap* map_o) {
-  constexpr bool kIsHead = kGate == GateKind::kHead;
-  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
-  float S[64], acc[32], O[32] = {};
+  constexpr bool kIsHead = kGate == GateKind::kHead, kHasOutput = !kTransfer;
+  // Per head o takes the place of acc: v_new is rounded before q S.
+  float S[64], acc[32], apart[kIsHead ? 1 : 32] = {};
+  float(&O)[32] = [&]() -> float(&)[32] {
+    if constexpr (kIsHead)
+      return acc;
+    else
+      return apart;
+  }();
   uint32_t av[16];
   auto part = [&]() -> const Part& { return s.part[carry_tid() / 128]; };
   int n = 0;
 #pragma unroll 1
   while (n < num_positions(*params.plan, blockIdx.x / (kTransfer ? 2 : 1))) {
-    begin_part<kTransfer>(s.part[carry_tid() / 128], params, *params.plan, n, S);
+    begin_part<kGate, kTransfer>(s, params, n, S);
 #pragma unroll 1
     do {
       const int ks = n % kKeyStages, rs = n % kRestStages, vs = n % kValueStages;
       barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
       if (reread(part().rest) - n * kChunk < kChunk)
         clear_tail(s, n, reread(part().rest) - n * kChunk);
-      const uint64_t kd = tile_desc(smem_u32(s.k[ks]), 16, 1024);
-      const uint64_t qd = tile_desc(smem_u32(s.q[ks]), 16, 1024);
       uint32_t as[32];
+      auto round_state = [&] {
 #pragma unroll
-      for (int i = 0; i < 32; i++) as[i] = pack_bf16(S[2 * i], S[2 * i + 1]);
+        for (int i = 0; i < 32; i++) as[i] = pack_bf16(S[2 * i], S[2 * i + 1]);
+      };
+      round_state();
       if constexpr (kIsHead) wait_turn(n);
-      fence_operands(acc);
-      wgmma_arrive();
-#pragma unroll
-      for (int j = 0; j < 8; j++)  // k S
-        wgmma<__nv_bfloat16, Major::k>(acc, &as[4 * j], desc_at(kd, (j / 4) * kHalf + (j % 4) * 32),
-                                       j > 0);
-      wgmma_commit();
+      multiply_state(as, s.k[ks], acc);
       barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
-      {
-        const uint32_t vb = smem_u32(s.v[vs][carry_tid() / 128]) + fragment_offset(carry_tid());
+      auto load_v = [&] {
+        const uint32_t at = smem_u32(s.v[vs][carry_tid() / 128]) + fragment_offset(carry_tid());
 #pragma unroll
         for (int i = 0; i < 4; i++)
-          ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), vb + i * 2048);
-      }
-      if constexpr (kTransfer)
-        warp_arrive(&s.v_empty[vs]);
-      else if (n > 0)
-        round_output(s, n - 1, O, ob);  // not used if another job begins
+          ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), at + i * 2048);
+      };
+      if constexpr (!kIsHead) load_v();
+      if constexpr (!kIsHead && kHasOutput)
+        if (n > 0) round_output(s, n - 1, O, ob);  // not used if another job begins
       barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
       auto& rest = s.rest[rs];
-      const uint64_t td = tile_desc(smem_u32(rest.solved.t), 16, 1024);
-      const uint64_t aq = tile_desc(smem_u32(rest.solved.aqk), 16, 1024);
       wgmma_wait<0>();
       fence_operands(acc);
+      if constexpr (kIsHead) load_v();
+      if constexpr (kTransfer) warp_arrive(&s.v_empty[vs]);
       if constexpr (kIsHead)
         subtract_from_values<kGate>(rest.ks_factor, v, acc, av);
       else
         subtract_from_values<kGate>(rest.v_factor, v, acc, av);
-      fence_operands(acc);
-      wgmma_arrive();
-#pragma unroll
-      for (int j = 0; j < 4; j++)  // v_new
-        wgmma<__nv_bfloat16, Major::k>(acc, &av[4 * j], desc_at(td, j * 32), j > 0);
-      wgmma_commit();
-      if constexpr (!kTransfer) {
-        fence_operands(O);
-        wgmma_arrive();
-#pragma unroll
-        for (int j = 0; j < 8; j++)  // q S
-          wgmma<__nv_bfloat16, Major::k>(O, &as[4 * j], desc_at(qd, (j / 4) * kHalf + (j % 4) * 32),
-                                         j > 0);
-        wgmma_commit();
-      }
-      if constexpr (kIsHead) pass_turn();
-      if constexpr (!kTransfer) {
+      multiply_tokens(av, rest.solved.t, false, acc);  // v_new
+      if constexpr (!kIsHead && kHasOutput) {
+        multiply_state(as, s.q[ks], O);
         if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
         if (n > reread(part().first)) store_output(s, n - 1, kChunk, part(), ob, params, map_o);
       }
-      decay_state<kGate>(rest.decay, S);
-      uint32_t h[8];
-      if constexpr (kIsHead) {
-        const uint4* t = reinterpret_cast<const uint4*>(rest.v_new_factor) + 2 * (carry_tid() % 4);
-        const uint4 a = t[0], b = t[1];
-        h[0] = a.x, h[1] = a.y, h[2] = a.z, h[3] = a.w;
-        h[4] = b.x, h[5] = b.y, h[6] = b.z, h[7] = b.w;
-      }
-      wgmma_wait<kTransfer ? 0 : 1>();
+      if constexpr (!kIsHead) decay_state(rest, S);
+      if constexpr (kIsHead) pass_turn();
+      wgmma_wait<!kIsHead && kHasOutput ? 1 : 0>();
       fence_operands(acc);
-      uint32_t ah[16];  // v_new with the decays to the chunk's end
 #pragma unroll
-      for (int i = 0; i < 16; i++) {
-        av[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
-        ah[i] = kIsHead ? mul_bf16x2(av[i], h[i / 2]) : av[i];
+      for (int i = 0; i < 16; i++) av[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
+      uint32_t ah[16];  // v_new with the decays to the chunk's end
+      if constexpr (kIsHead) {
+        if constexpr (kHasOutput) {
+          round_state();
+          multiply_state(as, s.q[ks], O);
+        }
+        decay_state(rest, S);
+        wgmma_wait<0>();  // no registers for more beside S as an operand
+        fence_operands(O);
+        decay_values(rest, av, ah);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 16; i++) ah[i] = av[i];
       }
       fence_operands(S);
       wgmma_arrive();
@@ -462,37 +497,28 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       for (int j = 0; j < 4; j++)  // S += (k with decays to the end)^T v_new
         wgmma<__nv_bfloat16, Major::mn>(S, &ah[4 * j], desc_at(kr, j * 2048));
       wgmma_commit();
-      if constexpr (!kTransfer) {
-        if constexpr (kIsHead) {
-          wgmma_wait<1>();
-          fence_operands(O);
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            const float4 f = factors_at(rest.qs_factor, i);
-            O[8 * i] *= f.x, O[8 * i + 1] *= f.y, O[8 * i + 2] *= f.x, O[8 * i + 3] *= f.y;
-            O[8 * i + 4] *= f.z, O[8 * i + 5] *= f.w, O[8 * i + 6] *= f.z, O[8 * i + 7] *= f.w;
-          }
-        }
-        fence_operands(O);
-        wgmma_arrive();
-#pragma unroll
-        for (int j = 0; j < 4; j++)  // o
-          wgmma<__nv_bfloat16, Major::k>(O, &av[4 * j], desc_at(aq, j * 32));
-        wgmma_commit();
+      if constexpr (kHasOutput) {
+        if constexpr (kIsHead) multiply_columns(rest.qs_factor, O);
+        multiply_tokens(av, rest.solved.aqk, true, O);
       }
       wgmma_wait<0>();
       fence_operands(S);
       fence_operands(O);
       warp_arrive(&s.keys_empty[n % kKeyStages]);
-      if constexpr (kTransfer) warp_arrive(&s.rest_empty[n % kRestStages]);
+      if constexpr (kIsHead || kTransfer) warp_arrive(&s.rest_empty[n % kRestStages]);
       n++;
-    } while (n < reread(part().end));
-    if constexpr (!kTransfer) {
+      if (n == reread(part().end)) break;
+      if constexpr (kIsHead && kHasOutput) {
+        round_output(s, n - 1, O, ob);
+        store_output(s, n - 1, kChunk, part(), ob, params, map_o);
+      }
+    } while (true);
+    if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
       uint32_t ob[16];
       round_output(s, n - 1, O, ob);
       store_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), ob, params, map_o);
     }
-    end_part<kTransfer>(params, *params.plan, n - 1, S);
+    end_part<kGate, kTransfer>(s, params, n - 1, S);
   }
   if (kIsHead && n > 0 && carry_tid() < 128)
     named_sync(4, 256);  // what the other warpgroup passed last

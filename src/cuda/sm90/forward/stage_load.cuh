@@ -39,41 +39,35 @@ __device__ inline Span span_in_memory(const Params& params, int piece) {
   return {__ldg(&p->token), __ldg(&p->length), __ldg(&p->batch)};
 }
 // One thread: raw tiles of an item into place st, which is free.
-template <GateKind kGate, bool kWideGate, class Smem>
-__device__ inline void load_tiles(Smem& s, const InputMaps& maps, const Where& w, int st) {
+template <bool kWideGate>
+__device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const Where& w, int st) {
   uint64_t* bar = &s.raw_full[st];
-  barrier_expect(bar, (kGate == GateKind::kChannel && !kWideGate ? 3 : 2) * kTile);
+  barrier_expect(bar, (kWideGate ? 2 : 3) * kTile);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    if constexpr (kGate == GateKind::kChannel) {
-      if constexpr (!kWideGate)
-        tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
-      tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
-      tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
-    } else {  // the carrier reads them again
-      tensor_load<kEvictNormal>(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch,
-                                bar);
-      tensor_load<kEvictNormal>(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch,
-                                bar);
-    }
+    if constexpr (!kWideGate)
+      tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
+    tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
+    tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
   }
 }
 // One warp: what comes by ordinary loads, and the item itself.
 template <GateKind kGate>
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
   const int lane = threadIdx.x % 32;
-  f.rest = w.rest;
-  if (lane == 0) {
+  f.rest = min(w.rest, kChunk);
+  if (kGate == GateKind::kHead && lane == 0) stage.item.rest = f.rest;
+  if (kGate == GateKind::kChannel && lane == 0) {
     const int slot = w.step & (params.ring_slots - 1);  // a power of two
-    stage.item = {w.rest,
+    stage.item = {f.rest,
                   w.step,
                   params.ring + (int64_t(w.carrier) * params.ring_slots + slot) *
-                                    int64_t(sizeof(Packet<kGate>)),
+                                    int64_t(sizeof(Packet<GateKind::kChannel>)),
                   ready_flag(params, w.carrier, slot),
                   consumed_flag(params, group_of(params) * w.carrier),
                   nullptr};
     const Values& g = params.g_channel;
-    if (kGate == GateKind::kChannel && g.data)
+    if (g.data)
       stage.item.g =
           static_cast<const uint8_t*>(g.data) +
           (w.batch * g.sb + w.token * g.st + w.head * g.sh) * (g.type == Number::kF32 ? 4 : 2);

@@ -54,14 +54,24 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
         __float2bfloat16_rn(is_in ? qk : 0.f);
   });
 }
-__device__ inline void head_norms(HeadScores& s, const Stage& stage, const uint8_t* k_tile,
-                                  const uint8_t* q_tile, float scale, int warp, const Lane& ln) {
-  token_diagonals(k_tile, q_tile, warp, ln, [&](int token, float kk, float qq, float) {
-    const bool is_in = token < stage.item.rest;
-    s.k_scale[token] = is_in ? rsqrtf(kk + 1e-6f) : 1.f;
-    s.q_scale[token] = is_in ? scale * rsqrtf(qq + 1e-6f) : scale;
-    s.column[token] = stage.g_sum[token] + (is_in ? .5f * log2_approx(kk + 1e-6f) : 0.f);
-  });
+// Squares of the warp's 16 tokens of one tile; use(token, square) as above.
+template <class Use>
+__device__ inline void token_squares(const uint8_t* tile, int warp, const Lane& ln, Use use) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int slab = 2 * warp + i;
+    const uint32_t base = (8 * slab + ln.id % 8) * 128;
+    float xx[4] = {};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      uint32_t x[4];
+      ldmatrix_x4(x, smem_u32(tile) + base + (n >> 1) * kHalf +
+                         (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4));
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) mma_bf16(xx, x[j], 0, x[j + 1], 0, x[j], x[j + 1]);
+    }
+    if (ln.x == ln.g >> 1) use(8 * slab + ln.g, ln.g & 1 ? xx[1] : xx[0]);
+  }
 }
 
 // Two scores of adjacent columns: to L with the row's scale (warps 0, 1), or to Aqk (warps 2, 3).
@@ -291,7 +301,7 @@ __device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
                                          const InputMaps& maps, int n, int st, int num_items) {
   const Where w = s.where[st];
   __syncwarp();
-  if (thread_index() % 32 == 0) load_tiles<GateKind::kChannel, kWideGate>(s, maps, w, st);
+  if (thread_index() % 32 == 0) load_tiles<kWideGate>(s, maps, w, st);
   __syncwarp();
   Fetched fetched;
   begin_item<GateKind::kChannel>(s.stage[st], params, w, fetched);
