@@ -181,6 +181,23 @@ TEST_F(Gpu, LaterTokensChangeNoBit) {
   }
 }
 
+// The same call with and without checkpoints, several of them in one chunk.
+TEST_F(Gpu, CheckpointsChangeNoOtherBit) {
+  for (const char* line : kLines) {
+    Case c = cases::parse(line);
+    if (c.op != Op::forward) continue;
+    Case kept = c;
+    kept.ckpt = {64, 3, 100, 65, 0, 257, 100};
+    for (const std::string& impl : takers(kept)) {
+      Instance a(c, true, kGpu), b(kept, true, kGpu);
+      a.run({.impl = impl});
+      b.run({.impl = impl});
+      EXPECT_TRUE(a.bytes("o") == b.bytes("o")) << impl << "\n  " << line;
+      EXPECT_TRUE(a.bytes("final_state") == b.bytes("final_state")) << impl << "\n  " << line;
+    }
+  }
+}
+
 // Recorded once, replayed in the same buffers with other lengths, fewer tokens and empty sequences
 // at the tail.
 TEST_F(Gpu, AGraphIsReplayedWithOtherLengths) {

@@ -7,15 +7,16 @@
 
 namespace deltic::gpu {
 
+struct Span {
+  int64_t batch, begin, length;  // row of the B dimension, first token, tokens
+};
+
 // The part of a call that says where tokens lie.
 struct Tokens {
   Indices cu;
   bool packed;
   int64_t N, T;
-};
-
-struct Span {
-  int64_t batch, begin, length;  // row of the B dimension, first token, tokens
+  const Span* spans = nullptr;  // [N] in device memory, instead of the above
 };
 
 __device__ inline int64_t clamp_index(int64_t x, int64_t low, int64_t high) {
@@ -23,6 +24,7 @@ __device__ inline int64_t clamp_index(int64_t x, int64_t low, int64_t high) {
 }
 
 __device__ inline Span span_of(const Tokens& x, int64_t n) {
+  if (x.spans != nullptr) return x.spans[n];
   if (!x.packed) return {n, 0, x.T};
   const int64_t begin = clamp_index(load_index(x.cu, n), 0, x.T);
   return {0, begin, clamp_index(load_index(x.cu, n + 1), begin, x.T) - begin};

@@ -41,8 +41,8 @@ __device__ inline void find_states(const Params& p, Place& at) {
                                      : at.n;
     at.read_slot = slot_or_none(read, slots);
     if (!at.per_token) {
-      at.write_slot =
-          has_write ? slot_or_none(load_index(p.write_index, at.n), slots) : at.read_slot;
+      at.write_slot = has_write ? slot_or_none(load_index(p.write_index, at.n), p.state_out.slots)
+                                : at.read_slot;
     }
     bool any = at.read_slot >= 0 || at.write_slot >= 0;
     for (int64_t t = 0; at.per_token && t < at.span.length && !any; ++t) {
@@ -106,6 +106,7 @@ __device__ void keep(const Params& p, const Place& at, const Lanes& lanes, Count
 }
 
 __device__ inline void zero_outputs(const Params& p, const Place& at) {
+  if (!p.o.present) return;
   for (int64_t i = threadIdx.x; i < at.span.length * at.count; i += kThreads) {
     const int64_t row = offset(p.o, at.span.batch, at.span.begin + i / at.count, at.head);
     store(p.o.data, p.o.dtype, row + at.first + i % at.count, 0.0f);

@@ -74,8 +74,9 @@ void launch_gate(const Params& p, unsigned ctas, cudaStream_t stream) {
 
 }  // namespace
 
-void run(const Problem& p, void* stream) {
-  const Params params = params_of(p);
+void run(const Problem& p, void* stream, const Span* spans) {
+  Params params = params_of(p);
+  params.tokens.spans = spans;
   const unsigned ctas = num_ctas(p, p.N * p.HV * params.num_slices);
   if (ctas == 0) return;
   const auto launch_width = p.K <= 32    ? launch_gate<1>

@@ -3,8 +3,13 @@
 
 #include "core/problem.h"
 
+namespace deltic::gpu {
+struct Span;
+}
 namespace deltic::gpu::recurrence {
 
-void run(const Problem& p, void* stream);
+// spans: where the N sequences lie, in device memory, at most T tokens each; the call is not packed
+// then. Without o only states are written.
+void run(const Problem& p, void* stream, const Span* spans = nullptr);
 
 }  // namespace deltic::gpu::recurrence

@@ -141,7 +141,7 @@ __device__ void put_bias(float bias, Stage<Tr>& s) {
 template <class Tr>
 __device__ void store_o(const Params& p, const Place& at, int64_t t, int warp, int lane,
                         const Stage<Tr>& s) {
-  if (t >= at.span.length) return;
+  if (t >= at.span.length || !p.o.present) return;
   const int64_t row = offset(p.o, at.span.batch, at.span.begin + t, at.head) + at.first;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

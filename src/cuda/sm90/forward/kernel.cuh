@@ -21,10 +21,10 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
     for (int i = 0; i < plan.num_pieces; i++)
       if (params.pieces[i].zero > 0)
         clear(params.pieces[i].batch, params.pieces[i].token, params.pieces[i].zero);
-  if (params.state_out.data)
+  if (params.state_out.data || params.ckpt.count > 0)
     for (int64_t j = blockIdx.x; j < int64_t(plan.num_pieces) * hv; j += gridDim.x) {
       const Piece piece = params.pieces[j / hv];
-      if (piece.length > 0 || piece.write_slot < 0) continue;
+      if (piece.length > 0 || (piece.write_slot < 0 && piece.end_stash < 0)) continue;
       const StateView &in = params.state_in, &out = params.state_out;
       for (int i = threadIdx.x; i < params.key_width * params.value_width; i += kThreads) {
         const int k = i / params.value_width, v = i % params.value_width;
@@ -33,6 +33,9 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
         const int64_t to =
             piece.write_slot * out.s_slot + (j % hv) * out.s_head + k * out.s_k + v * out.s_v;
         const float x = piece.read_slot >= 0 ? load_number(in.data, in.type, from) : 0.f;
+        if (piece.end_stash >= 0)
+          stash_at(params, piece.end_stash, int(j % hv))[v * kWidth + k] = x;
+        if (piece.write_slot < 0) continue;
         if (out.type == Number::kF32)
           static_cast<float*>(out.data)[to] = x;
         else
@@ -103,7 +106,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     } else if (is_carrier) {
       fewer_registers<kBesideRegs<kGate>>();
       if (threadIdx.x == 256)
-        load_packets<kTransfer>(sc, params, plan, &map_v, blockIdx.x / group);
+        load_packets<kTransfer>(sc, params, *params.plan, &map_v, blockIdx.x / group);
     } else if (wg < 2) {
       more_registers<kRowRegs>();
       prepare_rows<kForm, kWideGate>(sp, params, num_items);

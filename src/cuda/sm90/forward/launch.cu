@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "cuda/device.h"
+#include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm90/forward/instantiate.h"
 #include "cuda/sm90/forward/launch.h"
 #include "cuda/sm90/forward/stage_merge.cuh"
@@ -40,9 +41,12 @@ int num_sms(const Problem& p) {
 }
 int64_t chunks_in(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
+int64_t num_checkpoints(const Problem& p) { return p.ckpt ? p.ckpt_tokens.n0 : 0; }
+
 // Places in the workspace, in bytes.
 struct Workspace {
-  int64_t plan[2], pieces, prefix, first, flags, handoff, ring, transfer, segment_state, bytes;
+  int64_t plan[2], pieces, prefix, first, flags, handoff, ring, transfer, segment_state;
+  int64_t chunk_stash, ckpt_spans, ckpt_places, stash, bytes;  // checkpoints
   int max_pieces, segment;
 };
 Workspace workspace_of(const Problem& p) {
@@ -67,6 +71,11 @@ Workspace workspace_of(const Problem& p) {
   if (w.segment > 0) {
     w.transfer = take(2 * w.max_pieces * p.HV * state);
     w.segment_state = take(w.max_pieces * p.HV * state);
+  }
+  if (const int64_t m = num_checkpoints(p); m > 0) {
+    w.chunk_stash = take((p.packed ? chunks_in(p.T) + p.N : p.B * chunks_in(p.T)) * 4);
+    w.ckpt_spans = take(m * int64_t(sizeof(gpu::Span))), w.ckpt_places = take(2 * m * 4);
+    w.stash = take(m * p.HV * state);
   }
   w.bytes = at;
   return w;
@@ -151,6 +160,43 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   return d;
 }
 
+void add_checkpoints(const Problem& p, const Workspace& w, uint8_t* base, Params& d) {
+  const int m = int(num_checkpoints(p));
+  if (m == 0) return;
+  auto* const places = reinterpret_cast<int*>(base + w.ckpt_places);
+  d.ckpt = {.cu = list_of(p.ckpt_cu),
+            .tokens = list_of(p.ckpt_tokens),
+            .slots = list_of(p.ckpt_slots),
+            .count = m,
+            .num_slots = int(p.ckpt.slots),
+            .chunk_stash = reinterpret_cast<int*>(base + w.chunk_stash),
+            .spans = reinterpret_cast<gpu::Span*>(base + w.ckpt_spans),
+            .from = places,
+            .to = places + m,
+            .stash = reinterpret_cast<float*>(base + w.stash)};
+}
+// From the stash to the tokens: every checkpoint is a sequence of at most 63 tokens without o.
+void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
+  const auto list = [&](const int* data) {
+    return Indices{.data = data, .present = true, .is64 = false, .n0 = d.ckpt.count, .s0 = 1};
+  };
+  Problem rest = p;
+  rest.packed = false, rest.N = d.ckpt.count, rest.T = kChunk - 1;
+  rest.o = {}, rest.is_pool = true;
+  rest.state_in = {.data = d.ckpt.stash,
+                   .dtype = DType::f32,
+                   .present = true,
+                   .slots = d.ckpt.count,
+                   .s_slot = p.HV * kStateSize,
+                   .s_head = kStateSize,
+                   .s_k = 1,
+                   .s_v = kWidth};
+  rest.state_out = p.ckpt;
+  rest.read_index = list(d.ckpt.from), rest.write_index = list(d.ckpt.to);
+  rest.ckpt = {}, rest.ckpt_cu = {}, rest.ckpt_tokens = {}, rest.ckpt_slots = {};
+  recurrence::run(rest, stream, d.ckpt.spans);
+}
+
 template <GateForm kForm, bool kTransfer>
 void launch_channel(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
   if (has_gate_tiles(p))
@@ -181,14 +227,13 @@ const char* refuse(const Problem& p) {
     return "K or V is above 128 or no multiple of 8";
   if (p.chunk != kChunk) return "its chunks have 64 tokens";
   if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value channel";
-  if (p.ckpt) return "it stores no checkpoints";
   if (p.split == DELTIC_SPLIT_SEGMENTS) return "segments of a given length";
   for (const Rows* rows : {&p.beta, &p.g})
     if (*rows && rows->dtype == DType::f64) return "beta or g is fp64";
   for (const Param* flat : {&p.A_log, &p.dt_bias})
     if (*flat && (!flat->contiguous || flat->dtype == DType::f64))
       return "A_log or dt_bias is not contiguous, or fp64";
-  for (const States* states : {&p.state_in, &p.state_out})
+  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt})
     if (*states && states->dtype != DType::f32 && states->dtype != DType::bf16)
       return "a state is neither fp32 nor bf16";
   if (p.write_index.n1 > 0) return "states after every token";
@@ -225,6 +270,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   const Workspace w = workspace_of(p);
   auto* const base = static_cast<uint8_t*>(workspace);
   Params d = params_of(p, w, base);
+  add_checkpoints(p, w, base, d);
   Maps maps;
   maps.q = make_map(p.q, p, p.K, p.H, base), maps.k = make_map(p.k, p, p.K, p.H, base);
   maps.v = make_map(p.v, p, p.V, p.HV, base), maps.o = make_map(p.o, p, p.V, p.HV, base);
@@ -243,6 +289,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
                "forward: states between segments");
   }
   launch_kind<false>(p, d, maps, stream);
+  if (d.ckpt.count > 0) finish_checkpoints(p, d, stream);
 }
 
 const Implementation& implementation() {

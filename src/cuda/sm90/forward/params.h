@@ -8,6 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
+namespace deltic::gpu {
+struct Span;
+}
 namespace deltic::gpu::forward {
 
 enum class GateKind { kHead, kChannel };  // one decay per head (or none), per channel
@@ -80,7 +83,8 @@ struct Piece {
   int batch;                  // in the B dimension
   int read_slot, write_slot;  // of the sequence's states; -1: zero, nowhere
   int zero;                   // skipped sequence: tokens whose o is 0; length is 0
-  int segment, is_last;       // of the sequence
+  int is_last;                // of the sequence
+  int end_stash;              // whose place takes the state after the sequence's end; -1: nobody's
 };
 // Who does what; written by the planning kernel, the same for every CTA of a launch.
 struct Plan {
@@ -110,6 +114,18 @@ struct IndexList {
   bool is64;
   int64_t stride;
 };
+// States inside of sequences (spec.md 2). The carrier leaves the state before a chunk that has
+// checkpoints in the place of one of them in `stash`, likewise the state after the last token; what
+// is left, at most 63 tokens, is the recurrence's.
+struct Checkpoints {
+  IndexList cu, tokens, slots;
+  int count;         // M
+  int num_slots;     // of the destination
+  int* chunk_stash;  // [chunks of all sequences] whose place takes the state before the chunk; -1
+  gpu::Span* spans;  // [M] the tokens that are left
+  int *from, *to;    // [M] place in `stash`, slot of the destination; -1: unused
+  float* stash;      // [M][HV][V,K]
+};
 struct Output {  // [B,T,HV,V] bf16
   __nv_bfloat16* data;
   int64_t sb, st, sh;
@@ -130,6 +146,7 @@ struct Params {
   IndexList cu_seqlens, read_index, write_index;
   int num_read_slots, num_write_slots;
   int segment_chunks;  // of a piece; 0: sequences stay whole
+  Checkpoints ckpt;
   // Transfer (S_out = M S_in + E) of all pieces but the last of each sequence: every carrier is two
   // CTAs that read the same packets, one for E (state from 0), one for M (values 0, state from the
   // identity); no o.
@@ -148,6 +165,10 @@ struct Params {
   float* segment_state;  // [max_pieces][HV][V,K] before each piece; if split
 };
 constexpr int kMaxRing = 32;
+constexpr int64_t kStateSize = kWidth * kWidth;
+__device__ inline float* stash_at(const Params& p, int place, int head) {
+  return p.ckpt.stash + (int64_t(place) * p.num_value_heads + head) * kStateSize;
+}
 
 __host__ __device__ inline int64_t flag_words(int ctas) { return int64_t(ctas) * (kMaxRing + 64); }
 __device__ inline uint32_t* ready_flag(const Params& p, int carrier, int slot) {

@@ -8,6 +8,7 @@
 #pragma once
 #include "cuda/ptx/async.cuh"
 #include "cuda/sm90/forward/params.h"
+#include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu::forward {
 
@@ -121,12 +122,13 @@ __device__ inline int slot_of(const IndexList& list, int i, int slots) {
   const int64_t slot = load_index(list, i);
   return slot >= 0 && slot < slots ? int(slot) : -1;
 }
-// Sequence i as one piece. Lengths that make no sense are cut to the tensors.
-__device__ inline Piece sequence_at(const Params& p, int i) {
+// Sequence i as one piece, cut to the tensors. Offsets that decrease are told to the caller.
+__device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
   Piece s{};
   if (p.is_packed) {
     const int64_t t = p.num_tokens, begin = load_index(p.cu_seqlens, i);
     const int64_t end = load_index(p.cu_seqlens, i + 1);
+    is_ordered = is_ordered && begin <= end;
     s.token = int(min(max(begin, int64_t(0)), t));
     s.length = int(min(max(end, int64_t(s.token)), t)) - s.token;
   } else {
@@ -135,10 +137,60 @@ __device__ inline Piece sequence_at(const Params& p, int i) {
   s.read_slot = p.state_in.data ? slot_of(p.read_index, i, p.num_read_slots) : -1;
   s.write_slot = p.state_out.data ? slot_of(p.write_index, i, p.num_write_slots) : -1;
   if (p.is_pool && s.read_slot < 0 && s.write_slot < 0) s.zero = s.length, s.length = 0;
-  s.is_last = true;
+  s.is_last = true, s.end_stash = -1;
   return s;
 }
 __device__ inline int chunks_of(int tokens) { return (tokens + kChunk - 1) / kChunk; }
+
+// A checkpoint: who keeps the state that it starts from, and the tokens from there on.
+struct CheckpointPlace {
+  int* holder;  // null: unused
+  int slot, batch, token, rest;
+};
+// After the pieces are known. Lists that make no sense give unused checkpoints.
+__device__ inline CheckpointPlace checkpoint_at(const Params& p, int m) {
+  CheckpointPlace at{};
+  at.slot = slot_of(p.ckpt.slots, m, p.ckpt.num_slots);
+  int lo = 0, hi = p.num_sequences;  // cu[lo] <= m < cu[hi]
+  while (hi - lo > 1) {
+    const int mid = (lo + hi) / 2;
+    if (load_index(p.ckpt.cu, mid) <= m)
+      lo = mid;
+    else
+      hi = mid;
+  }
+  if (at.slot < 0 || hi == 0 || load_index(p.ckpt.cu, lo) > m || load_index(p.ckpt.cu, hi) <= m)
+    return at;
+  const int first = p.first_piece[lo], last = p.first_piece[lo + 1] - 1;
+  const Piece begin = p.pieces[first], end = p.pieces[last];
+  const int64_t length = end.token + end.length - begin.token;
+  const int64_t count = load_index(p.ckpt.tokens, m);
+  const bool is_skipped = p.is_pool && begin.read_slot < 0 && begin.write_slot < 0;
+  if (is_skipped || count < 0 || count > length) return at;
+  at.batch = begin.batch;
+  at.rest = count < length ? int(count) % kChunk : 0;
+  at.token = begin.token + int(count) - at.rest;
+  at.holder = count < length ? p.ckpt.chunk_stash + p.chunk_prefix[first] + int(count) / kChunk
+                             : &p.pieces[last].end_stash;
+  return at;
+}
+// All threads of the planning CTA: which states are kept, in the place of the last checkpoint that
+// starts from them.
+template <int kThreads>
+__device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
+  const int tid = threadIdx.x;
+  for (int i = tid; i < num_chunks; i += kThreads) p.ckpt.chunk_stash[i] = -1;
+  __syncthreads();  // pieces are there, places empty
+  for (int m = tid; m < p.ckpt.count; m += kThreads)
+    if (int* const holder = checkpoint_at(p, m).holder) atomicMax(holder, m);
+  __syncthreads();  // every holder is known
+  for (int m = tid; m < p.ckpt.count; m += kThreads) {
+    const CheckpointPlace at = checkpoint_at(p, m);
+    p.ckpt.from[m] = at.holder ? *at.holder : -1;
+    p.ckpt.to[m] = at.holder ? at.slot : -1;
+    p.ckpt.spans[m] = {at.batch, at.token, at.rest};
+  }
+}
 
 // One CTA: pieces, chunk counts, roles, and flags back to zero.
 template <int kThreads>
@@ -152,11 +204,15 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     reinterpret_cast<uint4*>(params.flags)[i] = uint4{0, 0, 0, 0};
   if (tid == 0) s_longest = 0;
   __syncthreads();
-  // Thread t has the sequences [t per, (t + 1) per); `use` gets every piece and its chunks.
+  // Thread t has the sequences [t per, (t + 1) per); `use` gets every piece and its chunks. Offsets
+  // that decrease anywhere make all sequences empty: those that overlap could be more chunks and
+  // pieces than there is room for.
+  bool is_ordered = true;
   const int per = (n + kThreads - 1) / kThreads;
   auto each_piece = [&](auto use) {
     for (int i = tid * per; i < min(n, (tid + 1) * per); i++) {
-      const Piece whole = sequence_at(params, i);
+      Piece whole = sequence_at(params, i, is_ordered);
+      if (!is_ordered) whole.length = whole.zero = 0;
       const int chunks = chunks_of(whole.length);
       const int count = cut > 0 && chunks > 0 ? (chunks + cut - 1) / cut : 1;
       for (int j = 0; j < count; j++) {
@@ -164,7 +220,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
         if (count > 1) {
           piece.token += j * cut * kChunk;
           piece.length = min(whole.length - j * cut * kChunk, cut * kChunk);
-          piece.segment = j, piece.is_last = j + 1 == count;
+          piece.is_last = j + 1 == count;
         }
         const bool has_work = !params.is_transfer || !piece.is_last;
         use(i, j, piece, has_work ? chunks_of(piece.length) : 0);
@@ -172,9 +228,15 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     }
   };
   int pieces = 0, sum = 0, longest = 0;
-  each_piece([&](int, int, const Piece&, int chunks) {
-    pieces++, sum += chunks, longest = max(longest, chunks);
-  });
+  auto count_pieces = [&] {
+    pieces = sum = longest = 0;
+    each_piece([&](int, int, const Piece&, int chunks) {
+      pieces++, sum += chunks, longest = max(longest, chunks);
+    });
+  };
+  count_pieces();
+  is_ordered = __syncthreads_and(is_ordered);
+  if (!is_ordered) count_pieces();
   s_pieces[tid] = pieces, s_chunks[tid] = sum;
   atomicMax(&s_longest, longest);
   __syncthreads();
@@ -209,6 +271,8 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     }
     *params.plan = {total, best, max(steps_of(total, s_longest, best), 1), count, padding};
   }
+  if (params.ckpt.count > 0 && !params.is_transfer)
+    plan_checkpoints<kThreads>(params, s_chunks[kThreads - 1]);
 }
 
 }  // namespace deltic::gpu::forward

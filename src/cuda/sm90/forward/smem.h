@@ -77,6 +77,8 @@ struct Part {  // of a job, in places of the carrier's positions
   int rest;    // tokens of the job from there on
   int head, batch;
   int first, end;  // positions: first, after the last
+  int chunk;       // of all sequences, at position 0
+  int stop;        // next position before which the state is kept
 };
 // Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their
 // place.

@@ -20,7 +20,8 @@ __device__ inline int num_positions(const Plan& plan, int carrier) {
 }
 template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s) {
-  constexpr bool kIsHead = kGate == GateKind::kHead;  // eight more warps read keys and write packets
+  constexpr bool kIsHead =
+      kGate == GateKind::kHead;  // eight more warps read keys and write packets
   for (int i = 0; i < kKeyStages; i++)
     barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], kIsHead ? 16 : 8);
   for (int i = 0; i < kRestStages; i++)
@@ -122,8 +123,7 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
-    if constexpr (kGate == GateKind::kChannel)
-      f = factors_at(s.rest[n % kRestStages].o_factor, i);
+    if constexpr (kGate == GateKind::kChannel) f = factors_at(s.rest[n % kRestStages].o_factor, i);
     r[4 * i] = pack_bf16(o[8 * i] * f.x, o[8 * i + 1] * f.y);
     r[4 * i + 1] = pack_bf16(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
     r[4 * i + 2] = pack_bf16(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
@@ -240,7 +240,6 @@ __device__ inline void store_given(const Params& params, int slot, int head, con
     store_given(static_cast<__nv_bfloat16*>(view.data) + at, view, params, S);
 }
 
-constexpr int64_t kStateSize = kWidth * kWidth;
 // Position n of a carrier; with gates per head from tables in shared memory where they hold it.
 template <GateKind kGate>
 __device__ inline Place place_at(const CarrySmem<kGate>& s, const Params& params, int carrier,
@@ -251,6 +250,34 @@ __device__ inline Place place_at(const CarrySmem<kGate>& s, const Params& params
     if (plan.num_pieces <= kTablePieces) table = s.prefix;
   return locate(plan, table, opaque(params.num_value_heads), carrier * plan.steps + n);
 }
+// A warp: the first position from n on before which the state is kept.
+__device__ inline int next_stop(const Params& params, int chunk, int n, int end) {
+  if (params.ckpt.count == 0) return end;
+  const int lane = carry_tid() % 32;
+#pragma unroll 1
+  for (; n < end; n += 128) {
+    unsigned found[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int at = n + 32 * i + lane;
+      found[i] = at < end ? __ldg(params.ckpt.chunk_stash + chunk + at) >= 0 : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (const unsigned which = __ballot_sync(~0u, found[i])) return n + 32 * i + __ffs(which) - 1;
+  }
+  return end;
+}
+// A warpgroup: the state before position n, a stop, to where it is kept.
+__device__ inline void keep_state(Part& part, const Params& params, int n, const float (&S)[64]) {
+  const int chunk = reread(part.chunk);
+  store_state(stash_at(params, params.ckpt.chunk_stash[chunk + n], reread(part.head)), S);
+  const int next = next_stop(params, chunk, n + 1, reread(part.end));
+  named_sync(1 + carry_tid() / 128, 128);  // all have seen this stop
+  if (carry_tid() % 128 == 0) part.stop = next;
+  named_sync(1 + carry_tid() / 128, 128);  // the next one is known
+}
+
 // The part of a job that begins at position n: where it is, and its state.
 template <GateKind kGate, bool kTransfer>
 __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int n,
@@ -259,6 +286,8 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
   Part& part = s.part[carry_tid() / 128];
   const Place p = place_at(s, params, blockIdx.x / group, n);
   const Piece piece = params.pieces[p.piece];
+  const int end = n + p.end - p.begin, chunk = params.chunk_prefix[p.piece] + p.begin - n;
+  const int stop = kTransfer ? end : next_stop(params, chunk, n, end);
   named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
   if (carry_tid() % 128 == 0) {
     if (p.begin > 0) wait_flag<true>(handoff_flag(params, blockIdx.x + group), 2);
@@ -267,7 +296,9 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
             p.head,
             piece.batch,
             n,
-            n + p.end - p.begin};
+            end,
+            chunk,
+            stop};
   }
   named_sync(1 + carry_tid() / 128, 128);  // the part is known
   if (p.begin > 0)                         // the state comes from the next carrier
@@ -300,6 +331,7 @@ __device__ inline void end_part(const CarrySmem<kGate>& s, const Params& params,
   } else {
     const Piece* piece = params.pieces + p.piece;
     if (piece->is_last && piece->write_slot >= 0) store_given(params, piece->write_slot, p.head, S);
+    if (piece->end_stash >= 0) store_state(stash_at(params, piece->end_stash, p.head), S);
   }
 }
 
@@ -404,6 +436,14 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
   wgmma_commit();
 }
 
+template <bool kFirst, class A, class B>
+__device__ inline auto& either(A& a, B& b) {
+  if constexpr (kFirst)
+    return a;
+  else
+    return b;
+}
+
 // Two warpgroups: every position of the carrier. A step, and what runs beside the products:
 //   per channel                                 per head (fewer registers)
 //   k S           | o of the chunk before       k S           |
@@ -417,12 +457,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
   constexpr bool kIsHead = kGate == GateKind::kHead, kHasOutput = !kTransfer;
   // Per head o takes the place of acc: v_new is rounded before q S.
   float S[64], acc[32], apart[kIsHead ? 1 : 32] = {};
-  float(&O)[32] = [&]() -> float(&)[32] {
-    if constexpr (kIsHead)
-      return acc;
-    else
-      return apart;
-  }();
+  float(&O)[32] = either<kIsHead>(acc, apart);
   uint32_t av[16];
   auto part = [&]() -> const Part& { return s.part[carry_tid() / 128]; };
   int n = 0;
@@ -432,6 +467,8 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
 #pragma unroll 1
     do {
       const int ks = n % kKeyStages, rs = n % kRestStages, vs = n % kValueStages;
+      if (!kTransfer && n == reread(part().stop))
+        keep_state(s.part[carry_tid() / 128], params, n, S);
       barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
       if (reread(part().rest) - n * kChunk < kChunk)
         clear_tail(s, n, reread(part().rest) - n * kChunk);
