@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 
 #include "check.h"
@@ -198,6 +200,96 @@ TEST_F(Gpu, CheckpointsChangeNoOtherBit) {
   }
 }
 
+// A forward call that keeps what `save` says.
+struct Kept {
+  std::vector<std::byte> saved, o;
+};
+Kept run_and_keep(const Case& c, const std::string& impl, Save save) {
+  Instance instance(c, true, kGpu);
+  instance.reserve({.impl = impl});
+  instance.reset();
+  Options options = instance.options({.impl = impl});
+  options.save = save;
+  Tensors tensors = instance.tensors();
+  Kept kept;
+  kept.saved.resize(forward_saved_bytes(options, tensors));
+  const auto saved = device::allocate(kept.saved.size());
+  if (save != Save::none) tensors.saved = {saved.get(), kept.saved.size()};
+  const size_t bytes = forward_workspace_bytes(options, tensors);
+  const auto workspace = device::allocate(bytes);
+  forward(options, tensors, {workspace.get(), bytes});
+  device::synchronize();
+  device::download(kept.saved.data(), saved.get(), kept.saved.size());
+  instance.fetch();
+  kept.o = instance.bytes("o");
+  return kept;
+}
+// The oracle's states before every chunk that is a multiple of `segment`, beside those in `saved`.
+// The layout is written down in src/cuda/saved.h.
+void compare_saved(const Case& c, int64_t segment, const std::vector<std::byte>& saved,
+                   const std::string& what) {
+  const int64_t step = segment * c.chunk, per_batch = (c.num_tokens() - 1) / step;
+  const int64_t rows = (c.V + 15) / 16 * 16, width = (c.K + 15) / 16 * 16;
+  const int64_t slots = (c.packed ? 1 : c.batch) * per_batch;
+  ASSERT_EQ(saved.size(), static_cast<size_t>(256 + slots * c.HV * rows * width * 4)) << what;
+  EXPECT_EQ(std::memcmp(saved.data(), "delticSG", 8), 0) << what;
+  Case prefixes = c;
+  for (int64_t n = step; n < c.longest(); n += step) prefixes.ckpt.push_back(n);
+  const Instance oracle(prefixes);
+  const std::vector<double> states = cases::reference(oracle).at("ckpt_states");
+  const std::vector<double> tokens = oracle.values("ckpt_tokens");
+  const std::vector<double> places = oracle.values("ckpt_slots");
+  const std::vector<double> cu = oracle.values("ckpt_cu");
+  std::vector<double> got, want;
+  int64_t begin = 0;
+  for (int64_t n = 0; n < c.num_sequences(); ++n) {
+    for (auto m = static_cast<size_t>(cu[static_cast<size_t>(n)]);
+         m < static_cast<size_t>(cu[static_cast<size_t>(n) + 1]); ++m) {
+      const auto t = static_cast<int64_t>(tokens[m]);
+      if (t == c.sequence_length(n)) continue;  // no chunk begins there
+      const int64_t slot = c.packed ? (begin + t) / step - 1 : n * per_batch + t / step - 1;
+      for (int64_t h = 0; h < c.HV; ++h) {
+        for (int64_t i = 0; i < c.K * c.V; ++i) {
+          const int64_t v = i / c.K, k = i % c.K;
+          float x;
+          std::memcpy(&x, saved.data() + 256 + 4 * (((slot * c.HV + h) * rows + v) * width + k), 4);
+          got.push_back(x);
+          const int64_t inside = c.state == StateLayout::vk ? i : k * c.V + v;
+          const auto place = static_cast<int64_t>(places[m]);
+          want.push_back(states[static_cast<size_t>((place * c.HV + h) * c.K * c.V + inside)]);
+        }
+      }
+    }
+    begin += c.sequence_length(n);
+  }
+  ASSERT_FALSE(want.empty()) << what;
+  EXPECT_LT(cases::relative_error(got, want, DType::f32, false), 6e-3) << what;
+}
+
+TEST_F(Gpu, SavedStatesAreThoseOfPrefixes) {
+  const std::string impl = "cuda.sm90.forward";
+  for (const char* line :
+       {"forward gate=channel form=bounded seqs=1500,0,64,700,129 H=2 K=128 V=128 dtype=bf16 "
+        "gdtype=bf16 beta=sigmoid l2norm=1 init=1 state=vk split=off",
+        "forward gate=head dense=2x1100 H=1 HV=2 K=64 V=40 dtype=bf16 l2norm=1 init=1 split=off",
+        "forward gate=head seqs=2600,300,2200 H=1 K=64 V=64 dtype=bf16 l2norm=1 split=by_length"}) {
+    const Case c = cases::parse(line);
+    const Kept without = run_and_keep(c, impl, Save::none);
+    EXPECT_TRUE(without.saved.empty());
+    for (Save save : {Save::states, Save::all}) {
+      const std::string what = std::string(line) + (save == Save::all ? " all" : " states");
+      const Kept kept = run_and_keep(c, impl, save);
+      EXPECT_TRUE(kept.o == without.o) << what;
+      const int64_t chunks = (c.num_tokens() + c.chunk - 1) / c.chunk;
+      compare_saved(c,
+                    save == Save::all
+                        ? 1
+                        : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(chunks)))),
+                    kept.saved, what);
+    }
+  }
+}
+
 // Recorded once, replayed in the same buffers with other lengths, fewer tokens and empty sequences
 // at the tail.
 TEST_F(Gpu, AGraphIsReplayedWithOtherLengths) {
@@ -284,6 +376,15 @@ TEST_F(Gpu, ErrorsLeaveTheGpuUsable) {
             std::string::npos);
   EXPECT_EQ(error_of([&] { forward({}, good, workspace); }), "");
   device::synchronize();
+}
+
+// Who keeps nothing for backward says so, in the call and when named.
+TEST_F(Gpu, TheGeneralForwardKeepsNothing) {
+  const Case c = cases::parse("forward gate=head seqs=64,10 H=2 K=128 V=128 dtype=f32");
+  for (const char* impl : {"", "cuda.general"}) {
+    const std::string error = error_of([&] { run_and_keep(c, impl, Save::states); });
+    EXPECT_NE(error.find("keeps nothing for a backward pass"), std::string::npos) << error;
+  }
 }
 
 TEST_F(Gpu, AHostCopyOfTheLengthsIsChecked) {

@@ -120,7 +120,8 @@ typedef enum deltic_save {
   DELTIC_SAVE_NONE = 0,   /* inference */
   DELTIC_SAVE_STATES = 1, /* of the order of sqrt(chunks) states per sequence and head; the rest
                              is computed again */
-  DELTIC_SAVE_ALL = 2     /* the state before every chunk, v_new and the inverse: less work later */
+  DELTIC_SAVE_ALL = 2 /* the state before every chunk, on the CPU also v_new and the inverse: less
+                         work later */
 } deltic_save;
 
 /* What `conv` applies to its sums. */

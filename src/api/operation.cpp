@@ -8,7 +8,6 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "cpu/cpu.h"
-#include "cpu/saved.h"
 #include "cuda/cuda.h"
 #include "reference/reference.h"
 
@@ -107,6 +106,10 @@ uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
   return std::max<uint64_t>(chosen.workspace_bytes(p), value_scratch_bytes(p));
 }
 
+SavedSizes saved_sizes(const Problem& p, deltic_save save) {
+  return p.device == DELTIC_CUDA ? gpu::saved_sizes(p, save) : cpu::saved_sizes(p, save);
+}
+
 // What forward keeps, or backward reads: size, alignment, and no other memory of the call's.
 template <class Tensors>
 void check_saved(const Problem& p, const Tensors& tensors, const deltic_workspace& workspace,
@@ -116,7 +119,7 @@ void check_saved(const Problem& p, const Tensors& tensors, const deltic_workspac
       fail(DELTIC_INVALID_ARGUMENT, "forward: saved: expected none without save, got ",
            p.saved.bytes, " bytes");
     }
-    check_buffer(p.op, "saved", p.saved, cpu::saved_bytes(p));
+    check_buffer(p.op, "saved", p.saved, saved_sizes(p, p.save).bytes);
   } else if (p.op == DELTIC_BACKWARD) {
     check_buffer(p.op, "saved", p.saved, p.saved.bytes);
   }
@@ -147,7 +150,7 @@ void saved_query(const deltic_options* options, const deltic_tensors* tensors, u
   if (bytes == nullptr) {
     fail(DELTIC_INVALID_ARGUMENT, "forward: bytes: expected a pointer, got null");
   }
-  *bytes = cpu::saved_bytes(call.problem);
+  *bytes = saved_sizes(call.problem, call.problem.save).bytes;
 }
 
 void memory_query(const deltic_options* options, const deltic_backward_tensors* tensors,
@@ -165,12 +168,12 @@ void memory_query(const deltic_options* options, const deltic_backward_tensors* 
     fail(DELTIC_INVALID_ARGUMENT, "backward: plan.size: expected ", sizeof(*plan), ", got ",
          plan->size, " (set it with deltic_memory_plan_init)");
   }
-  const cpu::SavedLayout layout(p, static_cast<deltic_save>(save));
-  p.saved.bytes = layout.bytes;
+  const SavedSizes sizes = saved_sizes(p, static_cast<deltic_save>(save));
+  p.saved.bytes = sizes.bytes;
   plan->chunks = (p.T + p.chunk - 1) / p.chunk;
-  plan->segment_chunks = layout.segment;
-  plan->saved_states = std::max<int64_t>(0, layout.max_states + layout.max_chunks);
-  plan->saved_bytes = layout.bytes;
+  plan->segment_chunks = sizes.segment;
+  plan->saved_states = sizes.states;
+  plan->saved_bytes = sizes.bytes;
   plan->workspace_bytes = needed_bytes(p, choose(p, call.named));
 }
 

@@ -65,7 +65,11 @@ ImplementationList implementations(deltic_op op) {
   return {lists.of[op].items, lists.of[op].size};
 }
 
-size_t saved_bytes(const Problem& p) { return SavedLayout(p, p.save).bytes; }
+SavedSizes saved_sizes(const Problem& p, deltic_save save) {
+  const SavedLayout layout(p, save);
+  return {layout.segment, std::max<int64_t>(0, layout.max_states + layout.max_chunks),
+          layout.bytes};
+}
 
 std::string features_used() {
   std::string s;

@@ -2,7 +2,6 @@
 #include "cpu/saved.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -115,11 +114,6 @@ std::string text_of(Fact::Kind kind, int64_t value) {
 }
 
 }  // namespace
-
-int64_t segment_chunks(const Problem& p) {
-  const int64_t chunks = std::max<int64_t>(1, (p.T + p.chunk - 1) / p.chunk);
-  return static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(chunks))));
-}
 
 // States are kept as panels of 32 value columns with K rounded up to 16 rows, in fp32.
 SavedLayout::SavedLayout(const Problem& p, deltic_save save) : segment(segment_chunks(p)) {

@@ -1,14 +1,9 @@
 // What forward keeps for backward on the CPU: a header that says what it belongs to, then states.
 #pragma once
 
-#include "core/problem.h"
+#include "core/saved.h"
 
 namespace deltic::cpu {
-
-// Chunks per segment of a sequence: about the square root of the longest one's chunks, so that the
-// states kept at segment starts and the chunks worked on at a time are both few.
-//   T = 4096, chunk 64: 64 chunks, segments of 8, 7 states kept per sequence and head.
-int64_t segment_chunks(const Problem& p);
 
 // Where things lie in the buffer. Sizes follow from shapes alone.
 struct SavedLayout {

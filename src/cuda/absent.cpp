@@ -5,6 +5,7 @@
 namespace deltic::gpu {
 
 ImplementationList implementations(deltic_op) { return {}; }
+SavedSizes saved_sizes(const Problem&, deltic_save) { return {}; }
 
 std::string build_facts() { return "no"; }
 std::string driver_version() { return "none"; }

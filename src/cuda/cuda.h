@@ -6,10 +6,14 @@
 #include <vector>
 
 #include "core/dispatch.h"
+#include "core/saved.h"
 
 namespace deltic::gpu {
 
 ImplementationList implementations(deltic_op op);
+
+// Of what forward keeps with `save`, whatever implementation runs.
+SavedSizes saved_sizes(const Problem& p, deltic_save save);
 
 // The toolkit and the code in this library (`13.0, sm_90a`); `no` in a build without CUDA.
 std::string build_facts();

@@ -147,6 +147,7 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   d.write_index = list_of(p.write_index ? p.write_index : p.read_index);
   d.num_read_slots = int(p.state_in.slots), d.num_write_slots = int(p.state_out.slots);
   d.segment_chunks = w.segment;
+  if (p.save != DELTIC_SAVE_NONE) d.saved = p.saved.data, d.saved_layout = saved_layout(p, p.save);
   d.max_pieces = w.max_pieces, d.ring_slots = kRing;
   d.plan = reinterpret_cast<Plan*>(base + w.plan[0]);
   d.pieces = reinterpret_cast<Piece*>(base + w.pieces);
@@ -197,6 +198,11 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
   recurrence::run(rest, stream, d.ckpt.spans);
 }
 
+__global__ void write_header(const __grid_constant__ SavedHeader header, SavedHeader* to) {
+  grid_wait();  // whoever read the buffer before
+  *to = header;
+}
+
 template <GateForm kForm, bool kTransfer>
 void launch_channel(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
   if (has_gate_tiles(p))
@@ -220,7 +226,6 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream
 
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
-  if (p.save != DELTIC_SAVE_NONE) return "it keeps nothing for a backward pass";
   if (p.checked) return "it has no checked mode";
   if (p.q.dtype != DType::bf16) return "q, k and v are not bf16";
   if (p.K > kWidth || p.V > kWidth || p.K % 8 != 0 || p.V % 8 != 0)
@@ -290,6 +295,10 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   }
   launch_kind<false>(p, d, maps, stream);
   if (d.ckpt.count > 0) finish_checkpoints(p, d, stream);
+  if (d.saved)
+    check_cuda(launch_after(write_header, dim3(1), 1, 0, stream, saved_header(p, p.save),
+                            static_cast<SavedHeader*>(d.saved)),
+               "forward: header of saved");
 }
 
 const Implementation& implementation() {

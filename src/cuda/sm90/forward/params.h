@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/saved.h"
+
 namespace deltic::gpu {
 struct Span;
 }
@@ -84,6 +86,7 @@ struct Piece {
   int read_slot, write_slot;  // of the sequence's states; -1: zero, nowhere
   int zero;                   // skipped sequence: tokens whose o is 0; length is 0
   int is_last;                // of the sequence
+  int first_chunk;            // in the sequence
   int end_stash;              // whose place takes the state after the sequence's end; -1: nobody's
 };
 // Who does what; written by the planning kernel, the same for every CTA of a launch.
@@ -147,6 +150,8 @@ struct Params {
   int num_read_slots, num_write_slots;
   int segment_chunks;  // of a piece; 0: sequences stay whole
   Checkpoints ckpt;
+  void* saved;  // for backward; null: nothing is kept
+  SavedLayout saved_layout;
   // Transfer (S_out = M S_in + E) of all pieces but the last of each sequence: every carrier is two
   // CTAs that read the same packets, one for E (state from 0), one for M (values 0, state from the
   // identity); no o.

@@ -220,7 +220,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
         if (count > 1) {
           piece.token += j * cut * kChunk;
           piece.length = min(whole.length - j * cut * kChunk, cut * kChunk);
-          piece.is_last = j + 1 == count;
+          piece.first_chunk = j * cut, piece.is_last = j + 1 == count;
         }
         const bool has_work = !params.is_transfer || !piece.is_last;
         use(i, j, piece, has_work ? chunks_of(piece.length) : 0);

@@ -78,6 +78,7 @@ struct Part {  // of a job, in places of the carrier's positions
   int head, batch;
   int first, end;  // positions: first, after the last
   int chunk;       // of all sequences, at position 0
+  int own_chunk;   // of the sequence, likewise
   int stop;        // next position before which the state is kept
 };
 // Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their

@@ -192,6 +192,16 @@ __device__ inline void store_state(float* to, const float (&S)[64]) {
     *reinterpret_cast<float2*>(to + (at.v + (i & 1) * 8) * kWidth + at.k + (i >> 1) * 8) =
         make_float2(S[2 * i], S[2 * i + 1]);
 }
+// To what backward gets (cuda/saved.h): [V,K] filled up to multiples of 16.
+__device__ inline void store_saved(float* to, const SavedLayout& layout, const float (&S)[64]) {
+  const StatePlace at;
+#pragma unroll
+  for (int i = 0; i < 32; i++) {
+    const int v = at.v + (i & 1) * 8, k = at.k + (i >> 1) * 8;
+    if (v < layout.rows && k < layout.width)
+      *reinterpret_cast<float2*>(to + v * layout.width + k) = make_float2(S[2 * i], S[2 * i + 1]);
+  }
+}
 __device__ inline void start_state(float (&S)[64], bool is_identity) {
   const StatePlace at;
 #pragma unroll
@@ -250,8 +260,13 @@ __device__ inline Place place_at(const CarrySmem<kGate>& s, const Params& params
     if (plan.num_pieces <= kTablePieces) table = s.prefix;
   return locate(plan, table, opaque(params.num_value_heads), carrier * plan.steps + n);
 }
-// A warp: the first position from n on before which the state is kept.
-__device__ inline int next_stop(const Params& params, int chunk, int n, int end) {
+// A warp: the first position from n on before which the state is kept. chunk, own_chunk: as in
+// Part.
+__device__ inline int next_stop(const Params& params, int chunk, int own_chunk, int n, int end) {
+  if (params.saved) {
+    const int every = int(params.saved_layout.segment), at = max(own_chunk + n, 1);
+    end = min(end, (at + every - 1) / every * every - own_chunk);
+  }
   if (params.ckpt.count == 0) return end;
   const int lane = carry_tid() % 32;
 #pragma unroll 1
@@ -270,9 +285,18 @@ __device__ inline int next_stop(const Params& params, int chunk, int n, int end)
 }
 // A warpgroup: the state before position n, a stop, to where it is kept.
 __device__ inline void keep_state(Part& part, const Params& params, int n, const float (&S)[64]) {
-  const int chunk = reread(part.chunk);
-  store_state(stash_at(params, params.ckpt.chunk_stash[chunk + n], reread(part.head)), S);
-  const int next = next_stop(params, chunk, n + 1, reread(part.end));
+  const int chunk = reread(part.chunk), own_chunk = reread(part.own_chunk);
+  const int head = reread(part.head);
+  if (params.ckpt.count > 0)
+    if (const int place = __ldg(params.ckpt.chunk_stash + chunk + n); place >= 0)
+      store_state(stash_at(params, place, head), S);
+  const SavedLayout& layout = params.saved_layout;
+  if (params.saved && own_chunk + n > 0 && (own_chunk + n) % int(layout.segment) == 0)
+    store_saved(
+        saved_state(layout, params.saved, params.num_value_heads,
+                    saved_slot(layout, reread(part.batch), reread(part.token) + n * kChunk), head),
+        layout, S);
+  const int next = next_stop(params, chunk, own_chunk, n + 1, reread(part.end));
   named_sync(1 + carry_tid() / 128, 128);  // all have seen this stop
   if (carry_tid() % 128 == 0) part.stop = next;
   named_sync(1 + carry_tid() / 128, 128);  // the next one is known
@@ -287,7 +311,8 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
   const Place p = place_at(s, params, blockIdx.x / group, n);
   const Piece piece = params.pieces[p.piece];
   const int end = n + p.end - p.begin, chunk = params.chunk_prefix[p.piece] + p.begin - n;
-  const int stop = kTransfer ? end : next_stop(params, chunk, n, end);
+  const int own_chunk = piece.first_chunk + p.begin - n;
+  const int stop = kTransfer ? end : next_stop(params, chunk, own_chunk, n, end);
   named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
   if (carry_tid() % 128 == 0) {
     if (p.begin > 0) wait_flag<true>(handoff_flag(params, blockIdx.x + group), 2);
@@ -298,6 +323,7 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
             n,
             end,
             chunk,
+            own_chunk,
             stop};
   }
   named_sync(1 + carry_tid() / 128, 128);  // the part is known
