@@ -1,8 +1,9 @@
 // PTX of sm_90 around a kernel's products: barriers, flags, bulk copies, chained launches,
-// approximate functions, packed bf16, warp products.
+// approximate functions, packed bf16 and fp16, warp products.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 
@@ -177,9 +178,37 @@ __device__ inline uint32_t pack_bf16(float lo, float hi) {
 }
 __device__ inline float bf16_lo(uint32_t v) { return __uint_as_float(v << 16); }
 __device__ inline float bf16_hi(uint32_t v) { return __uint_as_float(v & 0xffff0000u); }
-__device__ inline uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
+// Pairs of operands of type E, bf16 or fp16.
+template <class E>
+constexpr bool kIsHalf = __is_same(E, __half);
+// Rounded. fp16 operands stop at 65504 instead of becoming infinite, which costs nothing.
+template <class E>
+__device__ inline uint32_t pack(float lo, float hi) {
+  if constexpr (!kIsHalf<E>) return pack_bf16(lo, hi);
   uint32_t r;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+// The same for results.
+template <class E>
+__device__ inline uint32_t pack_result(float lo, float hi) {
+  if constexpr (!kIsHalf<E>) return pack_bf16(lo, hi);
+  uint32_t r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+  return r;
+}
+template <class E>
+__device__ inline float2 unpack(uint32_t v) {
+  if constexpr (!kIsHalf<E>) return make_float2(bf16_lo(v), bf16_hi(v));
+  return __half22float2(*reinterpret_cast<const __half2*>(&v));
+}
+template <class E>
+__device__ inline uint32_t multiply_packed(uint32_t a, uint32_t b) {
+  uint32_t r;
+  if constexpr (kIsHalf<E>)
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  else
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
   return r;
 }
 __device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
@@ -194,12 +223,19 @@ __device__ inline uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000
 // --- mma.sync
 // -------------------------------------------------------------------------------------- Rows 0..7
 // of A are (k_lo, k_hi), rows 8..15 (q_lo, q_hi); lo / hi are contraction indices 0..7 / 8..15.
-__device__ inline void mma_bf16(float (&d)[4], uint32_t k_lo, uint32_t q_lo, uint32_t k_hi,
-                                uint32_t q_hi, uint32_t b_lo, uint32_t b_hi) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
+template <class E>
+__device__ inline void mma_pairs(float (&d)[4], uint32_t k_lo, uint32_t q_lo, uint32_t k_hi,
+                                 uint32_t q_hi, uint32_t b_lo, uint32_t b_hi) {
+  if constexpr (kIsHalf<E>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
 }
 // d (16 x 8) += a (16 x 8) b (8 x 8); contraction index 2x, 2x + 1 of lane x stands for x, x + 4,
 // in both operands, so that an accumulator is an operand as it stands.

@@ -7,10 +7,10 @@
 
 namespace deltic::gpu::forward {
 
-template <GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
+template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream) {
   constexpr int kPlanThreads = 512;
-  const auto kernel = delta_forward<kGate, kForm, kWideGate, kTransfer>;
+  const auto kernel = delta_forward<E, kGate, kForm, kWideGate, kTransfer>;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes),
              "forward: shared memory");
   check_cuda(launch_after(make_plan<kPlanThreads>, dim3(1), kPlanThreads, 0, stream, params,

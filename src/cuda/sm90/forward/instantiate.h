@@ -12,7 +12,7 @@ namespace deltic::gpu::forward {
 struct Maps {
   CUtensorMap q, k, v, g, o;  // g: per channel, else any
 };
-template <GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
+template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
 
 // A launch that may start before the one ahead of it on the stream ends: the kernel calls grid_wait

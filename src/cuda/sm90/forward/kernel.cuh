@@ -13,8 +13,7 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
     const Output& o = params.o;
     for (int64_t j = blockIdx.x; j < int64_t(count) * hv; j += gridDim.x)
       for (int i = threadIdx.x; i < params.value_width; i += kThreads)
-        o.data[batch * o.sb + (token + j / hv) * o.st + (j % hv) * o.sh + i] =
-            __float2bfloat16_rn(0.f);
+        o.data[batch * o.sb + (token + j / hv) * o.st + (j % hv) * o.sh + i] = 0;
   };
   if (plan.padding < params.num_tokens) clear(0, plan.padding, params.num_tokens - plan.padding);
   if (params.is_pool)
@@ -44,7 +43,8 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
     }
 }
 
-template <GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
+// E: of q, k, v, o and of all operands.
+template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_g,
@@ -87,14 +87,14 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   if constexpr (kGate == GateKind::kHead) {
     if (wg < 2) {
       more_registers<kCarryRegs<kGate>>();
-      if (is_carrier) carry_state<kGate, kTransfer>(sc, params, &map_o);
+      if (is_carrier) carry_state<E, kGate, kTransfer>(sc, params, &map_o);
     } else {
       fewer_registers<kBesideRegs<kGate>>();
       if (!is_carrier) return;
       if (wg == 2)
-        solve_chunks<kTransfer>(sc, params, {&map_q, &map_k, &map_v});
+        solve_chunks<E, kTransfer>(sc, params, {&map_q, &map_k, &map_v});
       else
-        score_chunks<kTransfer>(sc, params);
+        score_chunks<E, kTransfer>(sc, params);
     }
   } else {
     const int preparer = blockIdx.x - group * plan.carriers;
@@ -102,17 +102,17 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     const int num_items = (plan.total - preparer + preparers - 1) / preparers;
     if (is_carrier && wg < 2) {
       more_registers<kCarryRegs<kGate>>();
-      carry_state<kGate, kTransfer>(sc, params, &map_o);
+      carry_state<E, kGate, kTransfer>(sc, params, &map_o);
     } else if (is_carrier) {
       fewer_registers<kBesideRegs<kGate>>();
       if (threadIdx.x == 256)
         load_packets<kTransfer>(sc, params, *params.plan, &map_v, blockIdx.x / group);
     } else if (wg < 2) {
       more_registers<kRowRegs>();
-      prepare_rows<kForm, kWideGate>(sp, params, num_items);
+      prepare_rows<E, kForm, kWideGate>(sp, params, num_items);
     } else {
       fewer_registers<kScoreRegs>();
-      prepare_scores<kForm, kWideGate>(sp, params, {&map_q, &map_k, &map_g}, num_items);
+      prepare_scores<E, kForm, kWideGate>(sp, params, {&map_q, &map_k, &map_g}, num_items);
     }
   }
 }

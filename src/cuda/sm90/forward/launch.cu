@@ -103,10 +103,12 @@ CUtensorMap make_map(const Rows& rows, const Problem& p, int64_t width, int64_t 
                                  stride(rows.sb, p.B)};
   const cuuint32_t box[4] = {64, 1, kChunk, 1}, ones[4] = {1, 1, 1, 1};
   CUtensorMap map;
-  const CUresult error =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, is_empty ? fallback : rows.data, dims,
-             strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult error = encode(
+      &map,
+      rows.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      4, is_empty ? fallback : rows.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) {
     fail(DELTIC_RUNTIME_ERROR, "forward: cuTensorMapEncodeTiled failed with error ", int(error));
   }
@@ -128,7 +130,7 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   if (p.gate == Gate::channel && !has_gate_tiles(p)) d.g_channel = values_of(p.g);
   if (p.A_log) d.a_log = {p.A_log.data, number_type(p.A_log.dtype)};
   if (p.dt_bias) d.dt_bias = {p.dt_bias.data, number_type(p.dt_bias.dtype)};
-  d.o = {static_cast<__nv_bfloat16*>(p.o.data), p.o.sb, p.o.st, p.o.sh};
+  d.o = {static_cast<uint16_t*>(p.o.data), p.o.sb, p.o.st, p.o.sh};
   d.state_in = view_of(p.state_in), d.state_out = view_of(p.state_out);
   d.scale = p.scale, d.lower_bound = p.lower_bound;
   d.beta_scale = p.beta_form == DELTIC_BETA_2SIGMOID ? 2.f : 1.f;
@@ -203,23 +205,30 @@ __global__ void write_header(const __grid_constant__ SavedHeader header, SavedHe
   *to = header;
 }
 
-template <GateForm kForm, bool kTransfer>
+template <class E, GateForm kForm, bool kTransfer>
 void launch_channel(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
   if (has_gate_tiles(p))
-    launch<GateKind::kChannel, kForm, false, kTransfer>(d, maps, num_sms(p), stream);
+    launch<E, GateKind::kChannel, kForm, false, kTransfer>(d, maps, num_sms(p), stream);
   else
-    launch<GateKind::kChannel, kForm, true, kTransfer>(d, maps, num_sms(p), stream);
+    launch<E, GateKind::kChannel, kForm, true, kTransfer>(d, maps, num_sms(p), stream);
+}
+template <class E, bool kTransfer>
+void launch_gate(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
+  if (kind_of(p) == GateKind::kHead)
+    launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, num_sms(p), stream);
+  else if (d.form == GateForm::kLogDecay)
+    launch_channel<E, GateForm::kLogDecay, kTransfer>(p, d, maps, stream);
+  else if (d.form == GateForm::kBounded)
+    launch_channel<E, GateForm::kBounded, kTransfer>(p, d, maps, stream);
+  else
+    launch_channel<E, GateForm::kSoftplus, kTransfer>(p, d, maps, stream);
 }
 template <bool kTransfer>
 void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
-  if (kind_of(p) == GateKind::kHead)
-    launch<GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, num_sms(p), stream);
-  else if (d.form == GateForm::kLogDecay)
-    launch_channel<GateForm::kLogDecay, kTransfer>(p, d, maps, stream);
-  else if (d.form == GateForm::kBounded)
-    launch_channel<GateForm::kBounded, kTransfer>(p, d, maps, stream);
+  if (p.q.dtype == DType::f16)
+    launch_gate<__half, kTransfer>(p, d, maps, stream);
   else
-    launch_channel<GateForm::kSoftplus, kTransfer>(p, d, maps, stream);
+    launch_gate<__nv_bfloat16, kTransfer>(p, d, maps, stream);
 }
 
 }  // namespace
@@ -227,7 +236,7 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
   if (p.checked) return "it has no checked mode";
-  if (p.q.dtype != DType::bf16) return "q, k and v are not bf16";
+  if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "q, k and v are not of 16 bits";
   if (p.K > kWidth || p.V > kWidth || p.K % 8 != 0 || p.V % 8 != 0)
     return "K or V is above 128 or no multiple of 8";
   if (p.chunk != kChunk) return "its chunks have 64 tokens";

@@ -1,4 +1,4 @@
-// The door of the forward on Hopper: chunked, tensor cores, bf16.
+// The door of the forward on Hopper: chunked, tensor cores, bf16 or fp16.
 #pragma once
 
 #include <cstddef>

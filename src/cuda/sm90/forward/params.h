@@ -49,7 +49,8 @@ template <GateKind>
 struct Packet;
 // Gates per channel: operands with decays in them; norms are factors of v and o. With D =
 // beta/|k|^2 and L = k k^T with decays (i > j), unnormalised, T = (I + D L)^-1 D and
-// v_new/|k| = T (|k| v - k S).
+// v_new/|k| = T (|k| v - k S). In fp16 1/|k|^2 would leave the range, so all of T, Aqk and v_new
+// are with normalised k there: v_new = |k| T |k| (v - k S/|k|).
 template <>
 struct Packet<GateKind::kChannel> {
   struct Keys {
@@ -60,7 +61,7 @@ struct Packet<GateKind::kChannel> {
     uint8_t kr[kTile];  // k exp(G_last - G)
     Solved solved;
     float decay[kWidth];     // exp(G_last)
-    float v_factor[kChunk];  // |k|
+    float v_factor[kChunk];  // |k|; fp16: 1/|k|, of k S and of v_new for the state
     float o_factor[kChunk];  // scale/|q|
   } rest;
 };
@@ -72,7 +73,8 @@ struct Packet<GateKind::kHead> {
     Solved solved;
     float ks_factor[kChunk];  // exp(G)/|k|, of k S
     float qs_factor[kChunk];  // exp(G) scale/|q|, of q S
-    // exp(G_last - G)/|k| of pairs of columns as the sum of two bf16 (pair_place).
+    // exp(G_last - G)/|k|: of pairs of columns as the sum of two bf16 (pair_place); with fp16
+    // operands 64 numbers of fp32 (factor_place).
     uint32_t v_new_factor[2][kChunk / 2];
     float decay;  // exp(G_last)
   } rest;
@@ -129,8 +131,8 @@ struct Checkpoints {
   int *from, *to;    // [M] place in `stash`, slot of the destination; -1: unused
   float* stash;      // [M][HV][V,K]
 };
-struct Output {  // [B,T,HV,V] bf16
-  __nv_bfloat16* data;
+struct Output {  // [B,T,HV,V] bf16 or fp16
+  uint16_t* data;
   int64_t sb, st, sh;
 };
 

@@ -56,6 +56,7 @@ struct Scores {
   uint8_t aqk[kHalf];        // above the diagonal zero
   float row_scale[kChunk];   // beta/|k|^2: of rows of L, of columns of the inverse
   float v_scale[kChunk];     // |k|
+  float k_scale[kChunk];     // 1/|k|; fp16
   float o_scale[kChunk];     // scale/|q|
 };
 struct PrepareSmem {

@@ -117,17 +117,17 @@ __device__ inline void clear_tail(CarrySmem<kGate>& s, int n, int rest) {
 }
 
 // o of chunk n, rounded, as the fragments that stmatrix takes.
-template <GateKind kGate>
+template <class E, GateKind kGate>
 __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const float (&o)[32],
                                     uint32_t (&r)[16]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
     if constexpr (kGate == GateKind::kChannel) f = factors_at(s.rest[n % kRestStages].o_factor, i);
-    r[4 * i] = pack_bf16(o[8 * i] * f.x, o[8 * i + 1] * f.y);
-    r[4 * i + 1] = pack_bf16(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
-    r[4 * i + 2] = pack_bf16(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
-    r[4 * i + 3] = pack_bf16(o[8 * i + 6] * f.z, o[8 * i + 7] * f.w);
+    r[4 * i] = pack_result<E>(o[8 * i] * f.x, o[8 * i + 1] * f.y);
+    r[4 * i + 1] = pack_result<E>(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
+    r[4 * i + 2] = pack_result<E>(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
+    r[4 * i + 3] = pack_result<E>(o[8 * i + 6] * f.z, o[8 * i + 7] * f.w);
   }
 }
 // To the place of the chunk's values, and out. Frees the place of the chunk before.
@@ -192,14 +192,14 @@ __device__ inline void store_state(float* to, const float (&S)[64]) {
     *reinterpret_cast<float2*>(to + (at.v + (i & 1) * 8) * kWidth + at.k + (i >> 1) * 8) =
         make_float2(S[2 * i], S[2 * i + 1]);
 }
-// To what backward gets (cuda/saved.h): [V,K] filled up to multiples of 16.
-__device__ inline void store_saved(float* to, const SavedLayout& layout, const float (&S)[64]) {
+// [V,K] of another size, a multiple of 16.
+__device__ inline void store_rows(float* to, int rows, int width, const float (&S)[64]) {
   const StatePlace at;
 #pragma unroll
   for (int i = 0; i < 32; i++) {
     const int v = at.v + (i & 1) * 8, k = at.k + (i >> 1) * 8;
-    if (v < layout.rows && k < layout.width)
-      *reinterpret_cast<float2*>(to + v * layout.width + k) = make_float2(S[2 * i], S[2 * i + 1]);
+    if (v < rows && k < width)
+      *reinterpret_cast<float2*>(to + v * width + k) = make_float2(S[2 * i], S[2 * i + 1]);
   }
 }
 __device__ inline void start_state(float (&S)[64], bool is_identity) {
@@ -286,16 +286,22 @@ __device__ inline int next_stop(const Params& params, int chunk, int own_chunk, 
 // A warpgroup: the state before position n, a stop, to where it is kept.
 __device__ inline void keep_state(Part& part, const Params& params, int n, const float (&S)[64]) {
   const int chunk = reread(part.chunk), own_chunk = reread(part.own_chunk);
-  const int head = reread(part.head);
-  if (params.ckpt.count > 0)
-    if (const int place = __ldg(params.ckpt.chunk_stash + chunk + n); place >= 0)
-      store_state(stash_at(params, place, head), S);
   const SavedLayout& layout = params.saved_layout;
-  if (params.saved && own_chunk + n > 0 && (own_chunk + n) % int(layout.segment) == 0)
-    store_saved(
-        saved_state(layout, params.saved, params.num_value_heads,
-                    saved_slot(layout, reread(part.batch), reread(part.token) + n * kChunk), head),
-        layout, S);
+#pragma unroll 1
+  for (int i = 0; i < 2; i++) {  // one code for both
+    const bool is_saved = i > 0;
+    float* to = nullptr;
+    if (is_saved) {
+      if (params.saved && own_chunk + n > 0 && (own_chunk + n) % int(layout.segment) == 0)
+        to = saved_state(layout, params.saved, params.num_value_heads,
+                         saved_slot(layout, reread(part.batch), reread(part.token) + n * kChunk),
+                         reread(part.head));
+    } else if (params.ckpt.count > 0) {
+      const int place = __ldg(params.ckpt.chunk_stash + chunk + n);
+      if (place >= 0) to = stash_at(params, place, reread(part.head));
+    }
+    if (to) store_rows(to, is_saved ? layout.rows : kWidth, is_saved ? layout.width : kWidth, S);
+  }
   const int next = next_stop(params, chunk, own_chunk, n + 1, reread(part.end));
   named_sync(1 + carry_tid() / 128, 128);  // all have seen this stop
   if (carry_tid() % 128 == 0) part.stop = next;
@@ -361,8 +367,9 @@ __device__ inline void end_part(const CarrySmem<kGate>& s, const Params& params,
   }
 }
 
-// What T is to be multiplied with, from k S in acc and v, as the operand of the next product.
-template <GateKind kGate>
+// What T is to be multiplied with, from k S in acc and v, as the operand of the next product. The
+// factor is of v, or of k S.
+template <class E, bool kOfValues>
 __device__ inline void subtract_from_values(const float* factor, const uint32_t (&v)[16],
                                             const float (&acc)[32], uint32_t (&av)[16]) {
 #pragma unroll
@@ -371,10 +378,10 @@ __device__ inline void subtract_from_values(const float* factor, const uint32_t 
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const float fx = j < 2 ? f.x : f.z, fy = j < 2 ? f.y : f.w;
-      const float lo = bf16_lo(v[4 * i + j]), hi = bf16_hi(v[4 * i + j]);
+      const auto [lo, hi] = unpack<E>(v[4 * i + j]);
       const float x = acc[8 * i + 2 * j], y = acc[8 * i + 2 * j + 1];
-      av[4 * i + j] = kGate == GateKind::kChannel ? pack_bf16(fmaf(lo, fx, -x), fmaf(hi, fy, -y))
-                                                  : pack_bf16(fmaf(-x, fx, lo), fmaf(-y, fy, hi));
+      av[4 * i + j] = kOfValues ? pack<E>(fmaf(lo, fx, -x), fmaf(hi, fy, -y))
+                                : pack<E>(fmaf(-x, fx, lo), fmaf(-y, fy, hi));
     }
   }
 }
@@ -412,7 +419,7 @@ __device__ inline void decay_state(const Packet<GateKind::kHead>::Rest& rest, fl
   for (int j = 0; j < 64; j++) S[j] *= d;
 }
 
-// Rounded values with the decays to the chunk's end, as if the factors had fp32's precision.
+// Rounded values with the decays to the chunk's end (bf16), as if the factors had fp32's precision.
 __device__ inline void decay_values(const Packet<GateKind::kHead>::Rest& rest,
                                     const uint32_t (&av)[16], uint32_t (&ah)[16]) {
 #pragma unroll
@@ -423,7 +430,28 @@ __device__ inline void decay_values(const Packet<GateKind::kHead>::Rest& rest,
     const uint32_t h[4] = {high.x, high.y, high.z, high.w}, l[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
     for (int j = 0; j < 8; j++)
-      ah[8 * i + j] = fma_bf16x2(av[8 * i + j], h[j / 2], mul_bf16x2(av[8 * i + j], l[j / 2]));
+      ah[8 * i + j] = fma_bf16x2(av[8 * i + j], h[j / 2],
+                                 multiply_packed<__nv_bfloat16>(av[8 * i + j], l[j / 2]));
+  }
+}
+// fp16: what v_new is multiplied with for the state, 1/|k| and perhaps decays to the chunk's end.
+__device__ inline const float* update_factor(const Packet<GateKind::kHead>::Rest& rest) {
+  return reinterpret_cast<const float*>(rest.v_new_factor);
+}
+__device__ inline const float* update_factor(const Packet<GateKind::kChannel>::Rest& rest) {
+  return rest.v_factor;
+}
+// fp16: rounded values times their factors, rounded again.
+__device__ inline void decay_values(const float* factor, const uint32_t (&av)[16],
+                                    uint32_t (&ah)[16]) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float4 f = factors_at(factor, i);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const auto [x, y] = unpack<__half>(av[4 * i + j]);
+      ah[4 * i + j] = pack<__half>(x * (j < 2 ? f.x : f.z), y * (j < 2 ? f.y : f.w));
+    }
   }
 }
 
@@ -439,6 +467,7 @@ __device__ inline void wait_turn(int n) {
 __device__ inline void pass_turn() { named_arrive(carry_tid() >= 128 ? 4 : 3, 256); }
 
 // acc = S (as operand) times a tile of keys or queries, under way on return.
+template <class E>
 __device__ inline void multiply_state(const uint32_t (&as)[32], const uint8_t* tile,
                                       float (&acc)[32]) {
   const uint64_t desc = tile_desc(smem_u32(tile), 16, 1024);
@@ -446,11 +475,11 @@ __device__ inline void multiply_state(const uint32_t (&as)[32], const uint8_t* t
   wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++)
-    wgmma<__nv_bfloat16, Major::k>(acc, &as[4 * j], desc_at(desc, (j / 4) * kHalf + (j % 4) * 32),
-                                   j > 0);
+    wgmma<E, Major::k>(acc, &as[4 * j], desc_at(desc, (j / 4) * kHalf + (j % 4) * 32), j > 0);
   wgmma_commit();
 }
 // acc (+)= a times a 64 x 64 tile, under way on return.
+template <class E>
 __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* tile, bool keep,
                                        float (&acc)[32]) {
   const uint64_t desc = tile_desc(smem_u32(tile), 16, 1024);
@@ -458,7 +487,7 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
   wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 4; j++)
-    wgmma<__nv_bfloat16, Major::k>(acc, &a[4 * j], desc_at(desc, j * 32), keep || j > 0);
+    wgmma<E, Major::k>(acc, &a[4 * j], desc_at(desc, j * 32), keep || j > 0);
   wgmma_commit();
 }
 
@@ -477,7 +506,7 @@ __device__ inline auto& either(A& a, B& b) {
 //   T (v - k S)   | q S ; o of the chunk        q S           | S *= decay
 //                 | before out; S *= decay      S += k^T v_new| q S times its factor
 //   S += k^T v_new, o = q S + Aqk v_new         o = q S + Aqk v_new, o out
-template <GateKind kGate, bool kTransfer>
+template <class E, GateKind kGate, bool kTransfer>
 __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
                                    const CUtensorMap* map_o) {
   constexpr bool kIsHead = kGate == GateKind::kHead, kHasOutput = !kTransfer;
@@ -501,11 +530,11 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       uint32_t as[32];
       auto round_state = [&] {
 #pragma unroll
-        for (int i = 0; i < 32; i++) as[i] = pack_bf16(S[2 * i], S[2 * i + 1]);
+        for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
       };
       round_state();
       if constexpr (kIsHead) wait_turn(n);
-      multiply_state(as, s.k[ks], acc);
+      multiply_state<E>(as, s.k[ks], acc);
       barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
       auto load_v = [&] {
@@ -516,7 +545,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       };
       if constexpr (!kIsHead) load_v();
       if constexpr (!kIsHead && kHasOutput)
-        if (n > 0) round_output(s, n - 1, O, ob);  // not used if another job begins
+        if (n > 0) round_output<E>(s, n - 1, O, ob);  // not used if another job begins
       barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
       auto& rest = s.rest[rs];
       wgmma_wait<0>();
@@ -524,12 +553,12 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       if constexpr (kIsHead) load_v();
       if constexpr (kTransfer) warp_arrive(&s.v_empty[vs]);
       if constexpr (kIsHead)
-        subtract_from_values<kGate>(rest.ks_factor, v, acc, av);
+        subtract_from_values<E, false>(rest.ks_factor, v, acc, av);
       else
-        subtract_from_values<kGate>(rest.v_factor, v, acc, av);
-      multiply_tokens(av, rest.solved.t, false, acc);  // v_new
+        subtract_from_values<E, !kIsHalf<E>>(rest.v_factor, v, acc, av);
+      multiply_tokens<E>(av, rest.solved.t, false, acc);  // v_new
       if constexpr (!kIsHead && kHasOutput) {
-        multiply_state(as, s.q[ks], O);
+        multiply_state<E>(as, s.q[ks], O);
         if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
         if (n > reread(part().first)) store_output(s, n - 1, kChunk, part(), ob, params, map_o);
       }
@@ -538,16 +567,20 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       wgmma_wait<!kIsHead && kHasOutput ? 1 : 0>();
       fence_operands(acc);
 #pragma unroll
-      for (int i = 0; i < 16; i++) av[i] = pack_bf16(acc[2 * i], acc[2 * i + 1]);
+      for (int i = 0; i < 16; i++) av[i] = pack<E>(acc[2 * i], acc[2 * i + 1]);
       uint32_t ah[16];  // v_new with the decays to the chunk's end
       if constexpr (kIsHead) {
         if constexpr (kHasOutput) {
           round_state();
-          multiply_state(as, s.q[ks], O);
+          multiply_state<E>(as, s.q[ks], O);
         }
         decay_state(rest, S);
         wgmma_wait<0>();  // no registers for more beside S as an operand
         fence_operands(O);
+      }
+      if constexpr (kIsHalf<E>) {
+        decay_values(update_factor(rest), av, ah);
+      } else if constexpr (kIsHead) {
         decay_values(rest, av, ah);
       } else {
 #pragma unroll
@@ -558,11 +591,11 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       const uint64_t kr = update_keys(s, ks, rs);
 #pragma unroll
       for (int j = 0; j < 4; j++)  // S += (k with decays to the end)^T v_new
-        wgmma<__nv_bfloat16, Major::mn>(S, &ah[4 * j], desc_at(kr, j * 2048));
+        wgmma<E, Major::mn>(S, &ah[4 * j], desc_at(kr, j * 2048));
       wgmma_commit();
       if constexpr (kHasOutput) {
         if constexpr (kIsHead) multiply_columns(rest.qs_factor, O);
-        multiply_tokens(av, rest.solved.aqk, true, O);
+        multiply_tokens<E>(av, rest.solved.aqk, true, O);
       }
       wgmma_wait<0>();
       fence_operands(S);
@@ -572,13 +605,13 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       n++;
       if (n == reread(part().end)) break;
       if constexpr (kIsHead && kHasOutput) {
-        round_output(s, n - 1, O, ob);
+        round_output<E>(s, n - 1, O, ob);
         store_output(s, n - 1, kChunk, part(), ob, params, map_o);
       }
     } while (true);
     if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
       uint32_t ob[16];
-      round_output(s, n - 1, O, ob);
+      round_output<E>(s, n - 1, O, ob);
       store_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), ob, params, map_o);
     }
     end_part<kGate, kTransfer>(s, params, n - 1, S);

@@ -11,6 +11,7 @@ namespace deltic::gpu::forward {
 constexpr int kSolveBarrier = 5, kInvertBarrier = 6, kPairBarrier = 7;
 
 // rows k^T, under way on return.
+template <class E>
 __device__ inline void multiply_pairs(const uint8_t* rows, const uint8_t* k, float (&acc)[32]) {
   const uint64_t a = tile_desc(smem_u32(rows), 16, 1024), b = tile_desc(smem_u32(k), 16, 1024);
   fence_operands(acc);
@@ -18,7 +19,7 @@ __device__ inline void multiply_pairs(const uint8_t* rows, const uint8_t* k, flo
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     const int at = (j / 4) * kHalf + (j % 4) * 32;
-    wgmma<__nv_bfloat16, Major::k, Major::k>(acc, desc_at(a, at), desc_at(b, at), j > 0);
+    wgmma<E, Major::k, Major::k>(acc, desc_at(a, at), desc_at(b, at), j > 0);
   }
   wgmma_commit();
 }
@@ -36,8 +37,8 @@ __device__ inline void clear_keys(uint8_t* tile, int rest) {
 }
 
 // use(i, j, x, y): decays from columns 8 j + 2 x, + 1 to row 8 i + g of the warp's 16, and whether
-// each lies below (x, y) the diagonal by how many rows. Of 16 x 16 blocks only those on the diagonal
-// have an upper part, and what lies above is not looked at.
+// each lies below (x, y) the diagonal by how many rows. Of 16 x 16 blocks only those on the
+// diagonal have an upper part, and what lies above is not looked at.
 template <class Use>
 __device__ inline void each_pair(const float* g_sum, const float* column, Use use) {
   const int tid = thread_index() % 128, warp = tid / 32;
@@ -70,6 +71,7 @@ __device__ inline void key_scores(CarrySmem<GateKind::kHead>& s, const Stage& st
   });
 }
 // Aqk to the packet.
+template <class E>
 __device__ inline void query_scores(CarrySmem<GateKind::kHead>& s, const Stage& stage, int at,
                                     const float (&qk)[32], uint8_t* out) {
   const int tid = thread_index() % 128, lane = tid % 32, row = tid / 32 * 16 + lane / 4;
@@ -77,7 +79,7 @@ __device__ inline void query_scores(CarrySmem<GateKind::kHead>& s, const Stage& 
   uint32_t aqk[16] = {};
   each_pair(stage.g_sum, s.column[at], [&](int i, int j, float px, float py, int below) {
     const float x = qk[4 * j + 2 * i] * px * sq[i], y = qk[4 * j + 2 * i + 1] * py * sq[i];
-    aqk[2 * j + i] = pack_bf16(below >= 0 ? x : 0.f, below > 0 ? y : 0.f);
+    aqk[2 * j + i] = pack<E>(below >= 0 ? x : 0.f, below > 0 ? y : 0.f);
   });
   const int to = tid / 32 * 16 + (lane & 8) + lane % 8;
 #pragma unroll
@@ -86,6 +88,7 @@ __device__ inline void query_scores(CarrySmem<GateKind::kHead>& s, const Stage& 
                 *reinterpret_cast<const uint32_t(*)[4]>(&aqk[4 * j]));
 }
 // T, with beta, from the inverse to the packet.
+template <class E>
 __device__ inline void write_solved(const float* inverse, const Stage& stage, uint8_t* out) {
   const int tid = thread_index() % 128, col = 4 * (tid % 16);
   const float4 b = *reinterpret_cast<const float4*>(&stage.beta[col]);
@@ -95,9 +98,10 @@ __device__ inline void write_solved(const float* inverse, const Stage& stage, ui
     float4 a = make_float4(0.f, 0.f, 0.f, 0.f);  // blocks above the diagonal are not there
     if (col / 16 <= row / 16) a = *reinterpret_cast<const float4*>(&inverse[row * kPitch + col]);
     *reinterpret_cast<uint2*>(out + swizzled(row, col / 8) + 2 * (col % 8)) =
-        make_uint2(pack_bf16(a.x * b.x, a.y * b.y), pack_bf16(a.z * b.z, a.w * b.w));
+        make_uint2(pack<E>(a.x * b.x, a.y * b.y), pack<E>(a.z * b.z, a.w * b.w));
   }
 }
+template <class E>
 __device__ inline void write_factors(const CarrySmem<GateKind::kHead>& s, const Stage& stage,
                                      int at, Packet<GateKind::kHead>::Rest& out) {
   const int tid = thread_index() % 128, t = tid % kChunk;
@@ -110,9 +114,13 @@ __device__ inline void write_factors(const CarrySmem<GateKind::kHead>& s, const 
     const int c = 2 * t;
     const float x = exp2_approx(last - stage.g_sum[c]) * s.k_scale[at][c];
     const float y = exp2_approx(last - stage.g_sum[c + 1]) * s.k_scale[at][c + 1];
-    const uint32_t high = pack_bf16(x, y);
-    out.v_new_factor[0][pair_place(c)] = high;
-    out.v_new_factor[1][pair_place(c)] = pack_bf16(x - bf16_lo(high), y - bf16_hi(high));
+    if constexpr (kIsHalf<E>) {
+      *reinterpret_cast<float2*>(&out.v_new_factor[0][0] + factor_place(c)) = make_float2(x, y);
+    } else {
+      const uint32_t high = pack_bf16(x, y);
+      out.v_new_factor[0][pair_place(c)] = high;
+      out.v_new_factor[1][pair_place(c)] = pack_bf16(x - bf16_lo(high), y - bf16_hi(high));
+    }
     if (t == 0) out.decay = exp2_approx(last);
   }
 }
@@ -163,7 +171,7 @@ __device__ inline void load_position(CarrySmem<GateKind::kHead>& s, const Params
 }
 
 // Warpgroup 2.
-template <bool kTransfer>
+template <class E, bool kTransfer>
 __device__ inline void solve_chunks(CarrySmem<GateKind::kHead>& s, const Params& params,
                                     CarryMaps maps) {
   const int count = num_positions(s.plan, blockIdx.x / (kTransfer ? 2 : 1));
@@ -177,9 +185,9 @@ __device__ inline void solve_chunks(CarrySmem<GateKind::kHead>& s, const Params&
     barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
     if (stage.item.rest < kChunk) clear_keys(s.k[ks], stage.item.rest);
     float kk[32];
-    multiply_pairs(s.k[ks], s.k[ks], kk);
+    multiply_pairs<E>(s.k[ks], s.k[ks], kk);
     if (params.has_norm)
-      token_squares(s.k[ks], tid / 32, Lane(tid), [&](int token, float x) {
+      token_squares<E>(s.k[ks], tid / 32, Lane(tid), [&](int token, float x) {
         const bool is_in = token < stage.item.rest;
         s.k_scale[at][token] = is_in ? rsqrtf(x + 1e-6f) : 1.f;
         s.column[at][token] = stage.g_sum[token] + (is_in ? .5f * log2_approx(x + 1e-6f) : 0.f);
@@ -198,13 +206,13 @@ __device__ inline void solve_chunks(CarrySmem<GateKind::kHead>& s, const Params&
       load_position<kTransfer>(s, params, maps, n + 1, next);
     named_sync(kSolveBarrier, 128);  // the inverse is complete
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
-    write_solved(s.l, stage, s.rest[rs].solved.t);
+    write_solved<E>(s.l, stage, s.rest[rs].solved.t);
     fence_async_proxy();
     warp_arrive(&s.rest_full[rs]);
   }
 }
 // Warpgroup 3. What a transfer does not need of the packet, q's part, is left out.
-template <bool kTransfer>
+template <class E, bool kTransfer>
 __device__ inline void score_chunks(CarrySmem<GateKind::kHead>& s, const Params& params) {
   const int count = num_positions(s.plan, blockIdx.x / (kTransfer ? 2 : 1));
 #pragma unroll 1
@@ -214,9 +222,9 @@ __device__ inline void score_chunks(CarrySmem<GateKind::kHead>& s, const Params&
     barrier_wait(&s.stage_full[at], (n / 2) & 1);
     barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
     float qk[32];
-    if constexpr (!kTransfer) multiply_pairs(s.q[ks], s.k[ks], qk);
+    if constexpr (!kTransfer) multiply_pairs<E>(s.q[ks], s.k[ks], qk);
     if (params.has_norm)
-      token_squares(s.q[ks], tid / 32, Lane(tid), [&](int token, float x) {
+      token_squares<E>(s.q[ks], tid / 32, Lane(tid), [&](int token, float x) {
         s.q_scale[at][token] =
             token < stage.item.rest ? params.scale * rsqrtf(x + 1e-6f) : params.scale;
       });
@@ -229,8 +237,8 @@ __device__ inline void score_chunks(CarrySmem<GateKind::kHead>& s, const Params&
     }
     warp_arrive(&s.keys_empty[ks]);
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
-    if constexpr (!kTransfer) query_scores(s, stage, at, qk, s.rest[rs].solved.aqk);
-    write_factors(s, stage, at, s.rest[rs]);
+    if constexpr (!kTransfer) query_scores<E>(s, stage, at, qk, s.rest[rs].solved.aqk);
+    write_factors<E>(s, stage, at, s.rest[rs]);
     fence_async_proxy();
     warp_arrive(&s.rest_full[rs]);
   }

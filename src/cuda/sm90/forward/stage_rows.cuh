@@ -37,17 +37,17 @@ struct Rows {
 };
 
 // Operands of level h inside 16 tokens, then blocks of 2 h.
-template <int h>
+template <class E, int h>
 __device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uint32_t lane4) {
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int tr = i / h * 2 * h + h + i % h, tc = i / h * 2 * h + i % h;
     const uint32_t at = i * 128 + (lane4 ^ (i << 4));
-    const uint32_t f = pack_bf16(r.fs[tr][0], r.fs[tr][1]);
-    store_shared(rows + at, mul_bf16x2(r.k[tr], f));
-    store_shared(rows + 32 * 128 + at, mul_bf16x2(r.q[tr], f));
+    const uint32_t f = pack<E>(r.fs[tr][0], r.fs[tr][1]);
+    store_shared(rows + at, multiply_packed<E>(r.k[tr], f));
+    store_shared(rows + 32 * 128 + at, multiply_packed<E>(r.q[tr], f));
     uint32_t c = r.k[tc];
-    if (i % h != h - 1) c = mul_bf16x2(c, pack_bf16(r.te[tc][0], r.te[tc][1]));
+    if (i % h != h - 1) c = multiply_packed<E>(c, pack<E>(r.te[tc][0], r.te[tc][1]));
     store_shared(columns + at, c);
   }
 #pragma unroll
@@ -64,21 +64,23 @@ __device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uin
     }
 }
 // Operands of 16 tokens whose boundary lies f further on: rows (k and q) or columns (k).
+template <class E>
 __device__ inline void far_rows(const Rows& r, float2 f, uint32_t rows, uint32_t lane4) {
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-    const uint32_t x = pack_bf16(r.fs[t][0] * f.x, r.fs[t][1] * f.y);
-    store_shared(rows + at, mul_bf16x2(r.k[t], x));
-    store_shared(rows + 32 * 128 + at, mul_bf16x2(r.q[t], x));
+    const uint32_t x = pack<E>(r.fs[t][0] * f.x, r.fs[t][1] * f.y);
+    store_shared(rows + at, multiply_packed<E>(r.k[t], x));
+    store_shared(rows + 32 * 128 + at, multiply_packed<E>(r.q[t], x));
   }
 }
+template <class E>
 __device__ inline void far_columns(const Rows& r, float2 f, uint32_t columns, uint32_t lane4) {
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-    const uint32_t x = t < 15 ? pack_bf16(r.te[t][0] * f.x, r.te[t][1] * f.y) : pack_bf16(f.x, f.y);
-    store_shared(columns + at, mul_bf16x2(r.k[t], x));
+    const uint32_t x = t < 15 ? pack<E>(r.te[t][0] * f.x, r.te[t][1] * f.y) : pack<E>(f.x, f.y);
+    store_shared(columns + at, multiply_packed<E>(r.k[t], x));
   }
 }
 
@@ -93,7 +95,7 @@ __device__ inline float2 load_gates(const Values& g, const void* chunk, int toke
   return __half22float2(*reinterpret_cast<const __half2*>(&x));
 }
 
-template <GateForm kForm, bool kWideGate>
+template <class E, GateForm kForm, bool kWideGate>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
   const int tid = threadIdx.x, warp = tid / 32;
   const int half = warp & 1, b = warp >> 1;  // 64 channels; 16 tokens
@@ -148,16 +150,16 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
     auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
     fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) {
-      local_level<1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+      local_level<E, 1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     fill_level(Index<1>{}, [&](Level& l, uint32_t lane4) {
-      local_level<2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+      local_level<E, 2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     fill_level(Index<2>{}, [&](Level& l, uint32_t lane4) {
-      local_level<4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+      local_level<E, 4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) {
-      local_level<8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+      local_level<E, 8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) = make_float2(r.fs[15][0], r.fs[15][1]);
     named_sync(1, kRowThreads);  // totals of all four blocks
@@ -176,9 +178,9 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       if (far && b == 0) f = total(1);
       const int row = far ? 16 * (b & 1) : 8 * (b & 2);
       if (b & (1 + far))
-        far_rows(r, f, rows_at(l, row), lane4);
+        far_rows<E>(r, f, rows_at(l, row), lane4);
       else
-        far_columns(r, f, cols_at(l, row), lane4);
+        far_columns<E>(r, f, cols_at(l, row), lane4);
       fence_async_proxy();
       barrier_arrive(&s.level_full[1 + far]);
     }
@@ -192,12 +194,12 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     }
 #pragma unroll
     for (int t = 0; t < 16; t++) {
-      const uint32_t f = pack_bf16(r.fs[t][0] * p0, r.fs[t][1] * p1);
-      put(0, t, mul_bf16x2(r.k[t], f));
-      put(kTile, t, mul_bf16x2(r.q[t], f));
+      const uint32_t f = pack<E>(r.fs[t][0] * p0, r.fs[t][1] * p1);
+      put(0, t, multiply_packed<E>(r.k[t], f));
+      put(kTile, t, multiply_packed<E>(r.q[t], f));
       put(2 * kTile, t,
-          mul_bf16x2(r.k[t], pack_bf16((t < 15 ? r.te[t][0] : 1.f) * s0,
-                                       (t < 15 ? r.te[t][1] : 1.f) * s1)));
+          multiply_packed<E>(
+              r.k[t], pack<E>((t < 15 ? r.te[t][0] : 1.f) * s0, (t < 15 ? r.te[t][1] : 1.f) * s1)));
     }
     if (b == 0)
       *reinterpret_cast<float2*>(&out->rest.decay[decay_place(channel)]) =

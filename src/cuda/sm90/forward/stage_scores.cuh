@@ -13,7 +13,7 @@ struct Lane {
 
 // Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the
 // lane that has the token's.
-template <class Use>
+template <class E, class Use>
 __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_tile, int warp,
                                        const Lane& ln, Use use) {
 #pragma unroll
@@ -30,8 +30,8 @@ __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_t
       ldmatrix_x4(q, smem_u32(q_tile) + at);
 #pragma unroll
       for (int j = 0; j < 4; j += 2) {
-        mma_bf16(kq, k[j], q[j], k[j + 1], q[j + 1], k[j], k[j + 1]);
-        mma_bf16(qq, q[j], 0, q[j + 1], 0, q[j], q[j + 1]);
+        mma_pairs<E>(kq, k[j], q[j], k[j + 1], q[j + 1], k[j], k[j + 1]);
+        mma_pairs<E>(qq, q[j], 0, q[j + 1], 0, q[j], q[j + 1]);
       }
     }
     // The diagonal of 8 x 8 lies in lane 4 g + g / 2.
@@ -41,21 +41,23 @@ __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_t
   }
 }
 // Row scales and the diagonal of Aqk.
+template <class E>
 __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t* k_tile,
                                    const uint8_t* q_tile, const Params& params, int warp,
                                    const Lane& ln) {
-  token_diagonals(k_tile, q_tile, warp, ln, [&](int token, float kk, float qq, float qk) {
+  token_diagonals<E>(k_tile, q_tile, warp, ln, [&](int token, float kk, float qq, float qk) {
     const bool is_in = token < stage.item.rest, has_norm = is_in && params.has_norm;
     const float rk = has_norm ? rsqrtf(kk + 1e-6f) : 1.f;
     s.v_scale[token] = has_norm ? (kk + 1e-6f) * rk : 1.f;
     s.row_scale[token] = stage.beta[token] * rk * rk;
     s.o_scale[token] = params.scale * (has_norm ? rsqrtf(qq + 1e-6f) : 1.f);
-    *reinterpret_cast<__nv_bfloat16*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
-        __float2bfloat16_rn(is_in ? qk : 0.f);
+    if constexpr (kIsHalf<E>) s.k_scale[token] = rk, qk *= rk;
+    *reinterpret_cast<uint16_t*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
+        uint16_t(pack<E>(is_in ? qk : 0.f, 0.f));
   });
 }
 // Squares of the warp's 16 tokens of one tile; use(token, square) as above.
-template <class Use>
+template <class E, class Use>
 __device__ inline void token_squares(const uint8_t* tile, int warp, const Lane& ln, Use use) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -68,16 +70,18 @@ __device__ inline void token_squares(const uint8_t* tile, int warp, const Lane& 
       ldmatrix_x4(x, smem_u32(tile) + base + (n >> 1) * kHalf +
                          (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4));
 #pragma unroll
-      for (int j = 0; j < 4; j += 2) mma_bf16(xx, x[j], 0, x[j + 1], 0, x[j], x[j + 1]);
+      for (int j = 0; j < 4; j += 2) mma_pairs<E>(xx, x[j], 0, x[j + 1], 0, x[j], x[j + 1]);
     }
     if (ln.x == ln.g >> 1) use(8 * slab + ln.g, ln.g & 1 ? xx[1] : xx[0]);
   }
 }
 
 // Two scores of adjacent columns: to L with the row's scale (warps 0, 1), or to Aqk (warps 2, 3).
+template <class E>
 __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a, float b) {
   if (is_q) {
-    *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) = pack_bf16(a, b);
+    if constexpr (kIsHalf<E>) a *= s.k_scale[col], b *= s.k_scale[col + 1];
+    *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) = pack<E>(a, b);
   } else {
     const float f = s.row_scale[row];
     *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) = make_float2(a * f, b * f);
@@ -87,6 +91,7 @@ __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a,
 // What a level owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place. Levels
 // of 1 to 8 tokens (log2 0 to 3): four 8 x 8 blocks on the diagonal, one for each 16 tokens, and in
 // these blocks of the level's own size.
+template <class E>
 __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int log2, int warp,
                                        const Lane& ln) {
   const bool is_q = warp >= 2;
@@ -99,11 +104,13 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       const int c = 2 * ln.x + n, col = base + 2 * (c & ~low) + (c & low);
-      const float a = (upper ? acc[8 + 6 * i + n] : acc[6 * i + n]) * f;
+      float a = (upper ? acc[8 + 6 * i + n] : acc[6 * i + n]) * f;
+      if constexpr (kIsHalf<E>)
+        if (is_q) a *= s.k_scale[col];
       if ((ln.g ^ c) <= low) {
         if (is_q)
           asm volatile("st.shared.b16 [%0], %1;" ::"r"(aqk + ((2 * col) ^ ((row & 7) << 4))),
-                       "h"(__bfloat16_as_ushort(__float2bfloat16_rn(a)))
+                       "h"(uint16_t(pack<E>(a, 0.f)))
                        : "memory");
         else
           asm volatile("st.shared.f32 [%0], %1;" ::"r"(l + 4 * col), "f"(a) : "memory");
@@ -111,6 +118,7 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
     }
   }
 }
+template <class E>
 __device__ inline void put_level16(Scores& s, const float (&acc)[16], int warp, const Lane& ln) {
   const int upper = warp & 1;
 #pragma unroll
@@ -118,17 +126,18 @@ __device__ inline void put_level16(Scores& s, const float (&acc)[16], int warp, 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const int at = 4 * j + 2 * i;
-      put_pair(s, warp >= 2, 32 * upper + 16 + 8 * i + ln.g, 32 * upper + 8 * j + 2 * ln.x,
-               upper ? acc[8 + at] : acc[at], upper ? acc[8 + at + 1] : acc[at + 1]);
+      put_pair<E>(s, warp >= 2, 32 * upper + 16 + 8 * i + ln.g, 32 * upper + 8 * j + 2 * ln.x,
+                  upper ? acc[8 + at] : acc[at], upper ? acc[8 + at + 1] : acc[at + 1]);
     }
 }
+template <class E>
 __device__ inline void put_level32(Scores& s, const float (&acc)[16], int warp, const Lane& ln) {
 #pragma unroll
   for (int j = 0; j < 4; j++)
 #pragma unroll
     for (int i = 0; i < 2; i++)
-      put_pair(s, warp >= 2, 32 + 16 * (warp & 1) + 8 * i + ln.g, 8 * j + 2 * ln.x,
-               acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
+      put_pair<E>(s, warp >= 2, 32 + 16 * (warp & 1) + 8 * i + ln.g, 8 * j + 2 * ln.x,
+                  acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
 }
 
 // Inverses of two 16 x 16 diagonal blocks of I + L by substitution in fp32; a lane holds a column.
@@ -243,22 +252,32 @@ __device__ inline void invert(float* l, int barrier) {
   }
 }
 
-// T with its scales (columns) and the factors of v and o to the packet; zeros above the diagonal.
+// T with its scales (columns; fp16: rows too) and the factors of v and o to the packet; zeros above
+// the diagonal.
+template <class E>
 __device__ inline void write_inverse(const Scores& s, Packet<GateKind::kChannel>::Rest& out) {
   const int tid = thread_index() % 128, col = 4 * (tid % 16);
   if (tid < kChunk)
-    out.v_factor[factor_place(tid)] = s.v_scale[tid];
+    out.v_factor[factor_place(tid)] = kIsHalf<E> ? s.k_scale[tid] : s.v_scale[tid];
   else
     out.o_factor[factor_place(tid - kChunk)] = s.o_scale[tid - kChunk];
-  const float4 c = *reinterpret_cast<const float4*>(&s.row_scale[col]);
+  float4 c = *reinterpret_cast<const float4*>(&s.row_scale[col]);
+  if constexpr (kIsHalf<E>) {
+    const float4 v = *reinterpret_cast<const float4*>(&s.v_scale[col]);
+    c.x *= v.x, c.y *= v.y, c.z *= v.z, c.w *= v.w;
+  }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
-    const float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
+    float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
+    if constexpr (kIsHalf<E>) {
+      const float v = s.v_scale[row];
+      a.x *= v, a.y *= v, a.z *= v, a.w *= v;
+    }
     const float x = left >= 0 ? a.x * c.x : 0.f, y = left >= 1 ? a.y * c.y : 0.f;
     const float z = left >= 2 ? a.z * c.z : 0.f, w = left >= 3 ? a.w * c.w : 0.f;
     *reinterpret_cast<uint2*>(out.solved.t + swizzled(row, col / 8) + 2 * (col % 8)) =
-        make_uint2(pack_bf16(x, y), pack_bf16(z, w));
+        make_uint2(pack<E>(x, y), pack<E>(z, w));
   }
 }
 __device__ inline void write_scores(const Scores& s, Packet<GateKind::kChannel>::Rest& out) {
@@ -270,6 +289,7 @@ __device__ inline void write_scores(const Scores& s, Packet<GateKind::kChannel>:
 }
 
 // A level's product, when its operands are there.
+template <class E>
 __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16]) {
   const int i = level % kLevelBuffers;
   barrier_wait(&s.level_full[i], level / kLevelBuffers & 1);
@@ -279,8 +299,8 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
   wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++)
-    wgmma<__nv_bfloat16, Major::k, Major::k>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
-                                             desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
+    wgmma<E, Major::k, Major::k>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
+                                 desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
   wgmma_commit();
   wgmma_wait<0>();
   fence_operands(acc);
@@ -313,7 +333,7 @@ __device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
 // Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
 // levels are urgent (their buffers are few); what waits for memory comes after them, while the
 // other warpgroup has its turn.
-template <GateForm kForm, bool kWideGate>
+template <class E, GateForm kForm, bool kWideGate>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
   const int which = threadIdx.x / 128 - 2, barrier = 2 + which;
@@ -348,7 +368,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     auto& out = *reinterpret_cast<Packet<GateKind::kChannel>*>(stage.item.packet);
     uint32_t* const ready = stage.item.ready;
     const int step = stage.item.step;
-    token_norms(sc, stage, s.k[st], s.q[st], params, warp, ln);
+    token_norms<E>(sc, stage, s.k[st], s.q[st], params, warp, ln);
     named_sync(barrier, kScoreThreads);  // scales of all tokens
     barrier_arrive(&s.raw_empty[st]);
     // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
@@ -357,13 +377,13 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     float acc[16];
 #pragma unroll 1
     for (int l = 0; l < 4; l++) {
-      multiply_level(s, l, acc);
-      put_local_level(sc, acc, l, warp, ln);
+      multiply_level<E>(s, l, acc);
+      put_local_level<E>(sc, acc, l, warp, ln);
     }
-    multiply_level(s, 4, acc);
-    put_level16(sc, acc, warp, ln);
-    multiply_level(s, 5, acc);
-    put_level32(sc, acc, warp, ln);
+    multiply_level<E>(s, 4, acc);
+    put_level16<E>(sc, acc, warp, ln);
+    multiply_level<E>(s, 5, acc);
+    put_level32<E>(sc, acc, warp, ln);
     barrier_arrive(&s.turn[which ^ 1]);
     named_sync(barrier, kScoreThreads);  // L complete
     if (tid < 96) {
@@ -373,7 +393,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       load_channel_item<kForm, kWideGate>(s, params, maps, n + 2, st, num_items);
     }
     named_sync(barrier, kScoreThreads);  // the inverse is complete
-    write_inverse(sc, out.rest);
+    write_inverse<E>(sc, out.rest);
     write_scores(sc, out.rest);
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
     named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known

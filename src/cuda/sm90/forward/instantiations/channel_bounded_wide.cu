@@ -2,10 +2,9 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<GateKind::kChannel, GateForm::kBounded, true, false>(const Params&,
-                                                                          const Maps&, int,
-                                                                          cudaStream_t);
-template void launch<GateKind::kChannel, GateForm::kBounded, true, true>(const Params&, const Maps&,
-                                                                         int, cudaStream_t);
+template void launch<__nv_bfloat16, GateKind::kChannel, GateForm::kBounded, true, false>(
+    const Params&, const Maps&, int, cudaStream_t);
+template void launch<__nv_bfloat16, GateKind::kChannel, GateForm::kBounded, true, true>(
+    const Params&, const Maps&, int, cudaStream_t);
 
 }  // namespace deltic::gpu::forward

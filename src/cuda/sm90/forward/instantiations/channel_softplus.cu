@@ -2,11 +2,9 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<GateKind::kChannel, GateForm::kSoftplus, false, false>(const Params&,
-                                                                            const Maps&, int,
-                                                                            cudaStream_t);
-template void launch<GateKind::kChannel, GateForm::kSoftplus, false, true>(const Params&,
-                                                                           const Maps&, int,
-                                                                           cudaStream_t);
+template void launch<__nv_bfloat16, GateKind::kChannel, GateForm::kSoftplus, false, false>(
+    const Params&, const Maps&, int, cudaStream_t);
+template void launch<__nv_bfloat16, GateKind::kChannel, GateForm::kSoftplus, false, true>(
+    const Params&, const Maps&, int, cudaStream_t);
 
 }  // namespace deltic::gpu::forward

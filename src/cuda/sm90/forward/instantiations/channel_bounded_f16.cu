@@ -1,0 +1,12 @@
+#include "cuda/sm90/forward/instantiate.cuh"
+
+namespace deltic::gpu::forward {
+
+template void launch<__half, GateKind::kChannel, GateForm::kBounded, false, false>(const Params&,
+                                                                                   const Maps&, int,
+                                                                                   cudaStream_t);
+template void launch<__half, GateKind::kChannel, GateForm::kBounded, false, true>(const Params&,
+                                                                                  const Maps&, int,
+                                                                                  cudaStream_t);
+
+}  // namespace deltic::gpu::forward

@@ -1,0 +1,13 @@
+#include "cuda/sm90/forward/instantiate.cuh"
+
+namespace deltic::gpu::forward {
+
+template void launch<__half, GateKind::kChannel, GateForm::kSoftplus, false, false>(const Params&,
+                                                                                    const Maps&,
+                                                                                    int,
+                                                                                    cudaStream_t);
+template void launch<__half, GateKind::kChannel, GateForm::kSoftplus, false, true>(const Params&,
+                                                                                   const Maps&, int,
+                                                                                   cudaStream_t);
+
+}  // namespace deltic::gpu::forward
