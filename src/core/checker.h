@@ -139,6 +139,7 @@ class Checker {
     p_.beta_form = static_cast<deltic_beta_form>(o.beta_form);
     p_.v_first = o.state_layout == DELTIC_STATE_VK;
     p_.split = static_cast<deltic_split>(o.split);
+    p_.segment_length = o.segment_length;
     p_.chunk = o.chunk == 0 ? 64 : o.chunk;
     p_.l2norm = o.qk_l2norm != 0;
     p_.reverse = o.reverse != 0;

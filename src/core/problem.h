@@ -91,6 +91,7 @@ struct Problem {
   float scale = 1.0f, lower_bound = 0.0f;
   int32_t chunk = 64;  // width of A for `inverse`
   deltic_split split = DELTIC_SPLIT_AUTO;
+  int64_t segment_length = 0;  // tokens, with DELTIC_SPLIT_SEGMENTS
   int32_t threads = 1;
 
   Rows q, k, v, o, beta, g, gv;        // forward, decode

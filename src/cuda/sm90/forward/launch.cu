@@ -241,7 +241,8 @@ const char* refuse(const Problem& p) {
     return "K or V is above 128 or no multiple of 8";
   if (p.chunk != kChunk) return "its chunks have 64 tokens";
   if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value channel";
-  if (p.split == DELTIC_SPLIT_SEGMENTS) return "segments of a given length";
+  if (p.split == DELTIC_SPLIT_SEGMENTS && p.segment_length % kChunk != 0)
+    return "a segment length that is no multiple of 64";
   for (const Rows* rows : {&p.beta, &p.g})
     if (*rows && rows->dtype == DType::f64) return "beta or g is fp64";
   for (const Param* flat : {&p.A_log, &p.dt_bias})
@@ -267,8 +268,14 @@ const char* refuse(const Problem& p) {
 
 int segment_chunks(const Problem& p, int sms) {
   if (p.split == DELTIC_SPLIT_OFF || p.N == 0 || p.T == 0) return 0;
-  // Every sequence in the same pieces, whatever else is in the call.
-  if (p.split == DELTIC_SPLIT_BY_LENGTH) return int(std::max<int64_t>(kMinSegmentChunks, 4 * p.HV));
+  const int64_t most = chunks_in(p.T);  // of a sequence
+  if (p.split != DELTIC_SPLIT_AUTO) {
+    const int64_t chunks =
+        p.split == DELTIC_SPLIT_BY_LENGTH  // the same pieces, whatever else is in the call
+            ? std::max<int64_t>(kMinSegmentChunks, 4 * p.HV)
+            : std::max(p.segment_length / kChunk, (most + kMaxSegments - 1) / kMaxSegments);
+    return chunks < most ? int(chunks) : 0;
+  }
   const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
   // Lengths of packed sequences are not known here: half as long again as the mean.
   const int64_t mean = (all + p.N - 1) / p.N;

@@ -85,6 +85,7 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
 // Microseconds as measured: until the first packet of a launch is there, a merge step, a change of
 // state.
 constexpr float kLaunchUs = 18.f, kMergeUs = 1.2f, kPartUs = 2.f;
+constexpr int kMaxSegments = 64;  // per sequence: bounds the workspace
 inline int choose_segment(Costs c, int total, int longest, int ctas) {
   auto launch_time = [&](int chunks, int longest_part, int group) {
     const int carriers = choose_carriers(c, chunks, longest_part, group, ctas);
@@ -93,7 +94,7 @@ inline int choose_segment(Costs c, int total, int longest, int ctas) {
   };
   int best = 0;
   float time = launch_time(total, longest, 1);
-  for (int n = 2; n <= 64 && n <= longest / 4; n++) {
+  for (int n = 2; n <= kMaxSegments && n <= longest / 4; n++) {
     const int chunks = (longest + n - 1) / n,
               most = total - total / n;  // the last needs no transfer
     const float t = launch_time(most, chunks, 2) + launch_time(total, chunks, 1) + n * kMergeUs;
