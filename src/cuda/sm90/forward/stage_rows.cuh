@@ -84,23 +84,41 @@ __device__ inline void far_columns(const Rows& r, float2 f, uint32_t columns, ui
   }
 }
 
-// Two channels' gates of a token, fp32 or a 16-bit type.
-__device__ inline float2 load_gates(const Values& g, const void* chunk, int token, int channel) {
+// Two channels' gates of 16 tokens, fp32 or a 16-bit type, zeros from `count` on. All loads are
+// under way before a number is looked at; the pointer walks, as 16 of them would spill.
+__device__ inline void load_gates(const Values& g, const void* chunk, int token, int channel,
+                                  int count, float (&x)[16][2]) {
   const int64_t at = token * g.st + channel;
-  if (g.type == Number::kF32)
-    return __ldg(reinterpret_cast<const float2*>(static_cast<const float*>(chunk) + at));
-  const uint32_t x =
-      __ldg(reinterpret_cast<const uint32_t*>(static_cast<const uint16_t*>(chunk) + at));
-  if (g.type == Number::kBf16) return make_float2(bf16_lo(x), bf16_hi(x));
-  return __half22float2(*reinterpret_cast<const __half2*>(&x));
+  const bool is_wide = g.type == Number::kF32;
+  const int64_t step = g.st * (is_wide ? 4 : 2);
+  auto* from = static_cast<const uint8_t*>(chunk) + at * (is_wide ? 4 : 2);
+  auto walk = [&](auto load) {
+#pragma unroll
+    for (int t = 0; t < 16; t++) {
+      x[t][0] = x[t][1] = 0.f;
+      if (t < count) load(t);
+      from += step;
+      asm volatile("" : "+l"(from));
+    }
+  };
+  if (is_wide) {
+    walk([&](int t) {
+      const float2 f = __ldg(reinterpret_cast<const float2*>(from));
+      x[t][0] = f.x, x[t][1] = f.y;
+    });
+    return;
+  }
+  walk([&](int t) { x[t][0] = __uint_as_float(__ldg(reinterpret_cast<const uint32_t*>(from))); });
+#pragma unroll
+  for (int t = 0; t < 16; t++) {
+    const uint32_t bits = __float_as_uint(x[t][0]);
+    const float2 f = g.type == Number::kBf16 ? unpack<__nv_bfloat16>(bits) : unpack<__half>(bits);
+    x[t][0] = f.x, x[t][1] = f.y;
+  }
 }
 
 template <class E, GateForm kForm, bool kWideGate>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
-  const int tid = threadIdx.x, warp = tid / 32;
-  const int half = warp & 1, b = warp >> 1;  // 64 channels; 16 tokens
-  const uint32_t lane4 = 4 * (tid % 32);
-  const int channel = 64 * half + 2 * (tid % 32);
   // Six levels in three buffers: a level's buffer and parity are the same in every item.
   auto fill_level = [&](auto level, auto write) {
     constexpr int l = decltype(level)::value, i = l % kLevelBuffers;
@@ -111,6 +129,10 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
   };
 #pragma unroll 1
   for (int n = 0; n < num_items; n++) {
+    const int tid = thread_index(), warp = tid / 32;
+    const int half = warp & 1, b = warp >> 1;  // 64 channels; 16 tokens
+    const uint32_t lane4 = 4 * (tid % 32);
+    const int channel = 64 * half + 2 * (tid % 32);
     const int st = n % kRawStages;
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
     const Stage& stage = s.stage[st];
@@ -126,17 +148,14 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     const uint32_t g_addr = smem_u32(s.g[st]) + raw;
     const float slope = stage.slope, bound = params.lower_bound * kLog2e;
     const float2 bias = *reinterpret_cast<const float2*>(&stage.bias[channel]);
+    if constexpr (kWideGate)
+      load_gates(params.g_channel, stage.item.g, 16 * b, channel,
+                 channel < params.key_width ? rest : 0, r.fs);
 #pragma unroll
     for (int t = 0; t < 16; t++) {
       const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-      float2 g = make_float2(0.f, 0.f);
-      if constexpr (kWideGate) {
-        if (t < rest && channel < params.key_width)
-          g = load_gates(params.g_channel, stage.item.g, 16 * b + t, channel);
-      } else {
-        const uint32_t x = load_shared(g_addr + at);
-        g = make_float2(bf16_lo(x), bf16_hi(x));
-      }
+      float2 g = make_float2(r.fs[t][0], r.fs[t][1]);
+      if constexpr (!kWideGate) g = unpack<__nv_bfloat16>(load_shared(g_addr + at));
       r.k[t] = load_shared(k_addr + at), r.q[t] = load_shared(q_addr + at);
       r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
       r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
