@@ -237,14 +237,15 @@ __device__ inline void mma_pairs(float (&d)[4], uint32_t k_lo, uint32_t q_lo, ui
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
 }
-// d (16 x 8) += a (16 x 8) b (8 x 8); contraction index 2x, 2x + 1 of lane x stands for x, x + 4,
-// in both operands, so that an accumulator is an operand as it stands.
+__device__ inline float round_tf32(float x) { return __uint_as_float(to_tf32(x) & 0xffffe000u); }
+// d (16 x 8) += a (16 x 8) b (8 x 8), operands rounded before; contraction index 2x, 2x + 1 of lane
+// x stands for x, x + 4, in both operands, so that an accumulator is an operand as it stands.
 __device__ inline void mma_tf32(float (&d)[4], const float (&a)[4], float b0, float b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(to_tf32(a[0])), "r"(to_tf32(a[2])), "r"(to_tf32(a[1])), "r"(to_tf32(a[3])),
-        "r"(to_tf32(b0)), "r"(to_tf32(b1)));
+      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[1])),
+        "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 __device__ inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t addr) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

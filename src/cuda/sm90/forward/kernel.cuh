@@ -58,10 +58,10 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
   auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(raw);
   PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
+  HeadSmem& sh = *reinterpret_cast<HeadSmem*>(raw);
   if (threadIdx.x == 0) {
     if (is_carrier) {
       init_carry_barriers<kGate, kTransfer>(sc);
-      if constexpr (kGate == GateKind::kHead) sc.plan = plan;
     } else if constexpr (kGate == GateKind::kChannel) {
       sp.plan = plan;
       for (int i = 0; i < kRawStages; i++)
@@ -73,47 +73,39 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
       for (int i = 0; i < 2; i++)
         barrier_init(&sp.rows_done[i], kRowThreads), barrier_init(&sp.place_free[i], 1),
             barrier_init(&sp.turn[i], kScoreThreads);
+    } else {
+      sh.plan = plan;
+      for (int i = 0; i < kHeadGroups; i++) barrier_init(&sh.raw_full[i], 33);
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
   if constexpr (kGate == GateKind::kHead)
-    if (is_carrier && plan.num_pieces <= kTablePieces)
+    if (!is_carrier && plan.num_pieces <= kTablePieces)
       for (int i = threadIdx.x; i <= plan.num_pieces; i += kThreads) {
-        sc.prefix[i] = params.chunk_prefix[i];
-        if (i < plan.num_pieces) sc.spans[i] = span_in_memory(params, i);
+        sh.prefix[i] = params.chunk_prefix[i];
+        if (i < plan.num_pieces) sh.spans[i] = span_in_memory(params, i);
       }
   __syncthreads();
+  const int preparer = blockIdx.x - group * plan.carriers;
+  const int preparers = gridDim.x - group * plan.carriers;
+  const int num_items = (plan.total - preparer + preparers - 1) / preparers;
   // The compiler gives a branch the registers it asks for only if the largest comes first.
-  if constexpr (kGate == GateKind::kHead) {
-    if (wg < 2) {
-      more_registers<kCarryRegs<kGate>>();
-      if (is_carrier) carry_state<E, kGate, kTransfer>(sc, params, &map_o);
-    } else {
-      fewer_registers<kBesideRegs<kGate>>();
-      if (!is_carrier) return;
-      if (wg == 2)
-        solve_chunks<E, kTransfer>(sc, params, {&map_q, &map_k, &map_v});
-      else
-        score_chunks<E, kTransfer>(sc, params);
-    }
+  if (is_carrier && wg < 2) {
+    more_registers<kCarryRegs>();
+    carry_state<E, kGate, kTransfer>(sc, params, &map_o);
+  } else if (is_carrier) {
+    fewer_registers<kLoadRegs>();
+    if (threadIdx.x == 256)
+      load_packets<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v},
+                                     blockIdx.x / group);
+  } else if constexpr (kGate != GateKind::kChannel) {
+    prepare_heads<E>(sh, params, {&map_q, &map_k, &map_g}, num_items);
+  } else if (wg < 2) {
+    more_registers<kRowRegs>();
+    prepare_rows<E, kForm, kWideGate>(sp, params, num_items);
   } else {
-    const int preparer = blockIdx.x - group * plan.carriers;
-    const int preparers = gridDim.x - group * plan.carriers;
-    const int num_items = (plan.total - preparer + preparers - 1) / preparers;
-    if (is_carrier && wg < 2) {
-      more_registers<kCarryRegs<kGate>>();
-      carry_state<E, kGate, kTransfer>(sc, params, &map_o);
-    } else if (is_carrier) {
-      fewer_registers<kBesideRegs<kGate>>();
-      if (threadIdx.x == 256)
-        load_packets<kTransfer>(sc, params, *params.plan, &map_v, blockIdx.x / group);
-    } else if (wg < 2) {
-      more_registers<kRowRegs>();
-      prepare_rows<E, kForm, kWideGate>(sp, params, num_items);
-    } else {
-      fewer_registers<kScoreRegs>();
-      prepare_scores<E, kForm, kWideGate>(sp, params, {&map_q, &map_k, &map_g}, num_items);
-    }
+    fewer_registers<kScoreRegs>();
+    prepare_scores<E, kForm, kWideGate>(sp, params, {&map_q, &map_k, &map_g}, num_items);
   }
 }
 

@@ -45,7 +45,7 @@ int64_t num_checkpoints(const Problem& p) { return p.ckpt ? p.ckpt_tokens.n0 : 0
 
 // Places in the workspace, in bytes.
 struct Workspace {
-  int64_t plan[2], pieces, prefix, first, flags, handoff, ring, transfer, segment_state;
+  int64_t plan[2], pieces, prefix, first, flags, handoff, ring, rows, transfer, segment_state;
   int64_t chunk_stash, ckpt_spans, ckpt_places, stash, bytes;  // checkpoints
   int max_pieces, segment;
 };
@@ -66,8 +66,10 @@ Workspace workspace_of(const Problem& p) {
   w.prefix = take((w.max_pieces + 1) * 4), w.first = take((p.N + 1) * 4);
   w.flags = take(flag_words(int(sms)) * 4);
   w.handoff = take(sms * state);
-  if (kind_of(p) == GateKind::kChannel)
-    w.ring = take(sms * kRing * int64_t(sizeof(Packet<GateKind::kChannel>)));
+  w.ring = take(sms * kRing *
+                int64_t(kind_of(p) == GateKind::kChannel ? sizeof(Packet<GateKind::kChannel>)
+                                                         : sizeof(Packet<GateKind::kHead>)));
+  if (kind_of(p) == GateKind::kHead) w.rows = take(p.B * p.T * p.HV * int64_t(sizeof(float2)));
   if (w.segment > 0) {
     w.transfer = take(2 * w.max_pieces * p.HV * state);
     w.segment_state = take(w.max_pieces * p.HV * state);
@@ -157,7 +159,7 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   d.first_piece = reinterpret_cast<int*>(base + w.first);
   d.flags = reinterpret_cast<uint32_t*>(base + w.flags);
   d.handoff = reinterpret_cast<float*>(base + w.handoff);
-  d.ring = base + w.ring;
+  d.ring = base + w.ring, d.head_rows = reinterpret_cast<float2*>(base + w.rows);
   d.transfer = reinterpret_cast<float*>(base + w.transfer);
   d.segment_state = reinterpret_cast<float*>(base + w.segment_state);
   return d;

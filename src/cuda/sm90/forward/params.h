@@ -19,6 +19,7 @@ enum class GateKind { kHead, kChannel };  // one decay per head (or none), per c
 enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
 enum class Number { kF32, kBf16, kF16 };
 
+constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kChunk = 64, kWidth = 128;  // tokens per chunk; K and V are filled up to this
 constexpr int kHalf = kChunk * 64 * 2;    // 64 tokens x 64 channels, 128-byte rows and swizzle
 constexpr int kTile = 2 * kHalf;
@@ -66,7 +67,7 @@ struct Packet<GateKind::kChannel> {
   } rest;
 };
 // Gates per head, or none: the carrier takes k and q as they are and multiplies accumulators; T and
-// Aqk are those of spec.md, all norms and scales in them. It stays in shared memory.
+// Aqk are those of spec.md, all norms and scales in them.
 template <>
 struct Packet<GateKind::kHead> {
   struct alignas(1024) Rest {
@@ -79,7 +80,11 @@ struct Packet<GateKind::kHead> {
     float decay;  // exp(G_last)
   } rest;
 };
+template <GateKind kGate>
+constexpr int kRestBytes = kGate == GateKind::kChannel ? 33 * 1024 : sizeof(Solved) + 784;
 static_assert(sizeof(Packet<GateKind::kChannel>) == 65 * 1024);
+static_assert(sizeof(Packet<GateKind::kHead>) == 17 * 1024);
+static_assert(offsetof(Packet<GateKind::kHead>::Rest, decay) + 16 == kRestBytes<GateKind::kHead>);
 
 // A sequence, or one segment of it.
 struct Piece {
@@ -170,6 +175,7 @@ struct Params {
   float* handoff;        // [CTAs][V,K] states that go from one carrier to another
   float* transfer;       // [2][max_pieces][HV][V,K]: E, then M transposed; if split
   float* segment_state;  // [max_pieces][HV][V,K] before each piece; if split
+  float2* head_rows;     // [HV][B T] log2 decay and beta, of gates per head
 };
 constexpr int kMaxRing = 32;
 constexpr int64_t kStateSize = kWidth * kWidth;

@@ -12,18 +12,18 @@
 
 namespace deltic::gpu::forward {
 
-struct Costs {  // microseconds of one SM per chunk; prepare 0: the carriers do it themselves
+struct Costs {  // microseconds of one SM per chunk
   float carry, prepare;
 };
 // For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
 // times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
 // carriers are few).
 __host__ __device__ inline Costs costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.3f, 3.8f} : Costs{2.5f, 0.f};
+  return gate == GateKind::kChannel ? Costs{2.3f, 3.8f} : Costs{2.2f, 2.0f};
 }
 // As measured, for choosing segments.
 __host__ __device__ inline Costs measured_costs(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.2f, 5.2f} : Costs{2.5f, 0.f};
+  return gate == GateKind::kChannel ? Costs{2.2f, 5.2f} : Costs{2.2f, 2.0f};
 }
 
 __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
@@ -34,20 +34,17 @@ __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
 __host__ __device__ inline float split_time(Costs c, int total, int longest, int carriers,
                                             int group, int ctas) {
   const float carry = c.carry * steps_of(total, longest, carriers);
-  if (c.prepare == 0) return carry;
   const float prepare = c.prepare * total / (ctas - group * carriers);
   return carry > prepare ? carry : prepare;
 }
-// Carriers at most, of `group` CTAs each.
-__host__ __device__ inline int most_carriers(Costs c, int group, int ctas) {
-  return c.prepare == 0 ? ctas / group : (ctas - 1) / group;
-}
+// Carriers at most, of `group` CTAs each; one CTA at least prepares.
+__host__ __device__ inline int most_carriers(int group, int ctas) { return (ctas - 1) / group; }
 // Fewest carriers among the best splits.
 __host__ __device__ inline int choose_carriers(Costs c, int total, int longest, int group,
                                                int ctas) {
   int best = 1;
   float time = split_time(c, total, longest, 1, group, ctas);
-  for (int n = 2; n <= most_carriers(c, group, ctas); n++) {
+  for (int n = 2; n <= most_carriers(group, ctas); n++) {
     const float t = split_time(c, total, longest, n, group, ctas);
     if (t < time) time = t, best = n;
   }
@@ -140,6 +137,52 @@ __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
   s.is_last = true, s.end_stash = -1;
   return s;
 }
+__device__ inline float beta_value(const Params& p, float x) {
+  return p.has_sigmoid ? p.beta_scale * rcp_approx(1.f + exp2_approx(-x * kLog2e)) : x;
+}
+// log2 of a decay per head.
+__device__ inline float head_decay(const Params& p, float x, int head) {
+  const float rate = p.a_log.data ? expf(load_number(p.a_log.data, p.a_log.type, head)) : 1.f;
+  if (p.dt_bias.data) x += load_number(p.dt_bias.data, p.dt_bias.type, head);
+  if (p.form == GateForm::kBounded) {
+    x = p.lower_bound * kLog2e * rcp_approx(1.f + exp2_approx(-rate * kLog2e * x));
+  } else {
+    x *= kLog2e;
+    if (p.form == GateForm::kSoftplus)
+      x = -rate * (fmaxf(x, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(x))));
+  }
+  return fmaxf(x, -151.f);  // 2^-151 is 0; the sums keep their precision
+}
+// Log2 decay and beta of every token and head, so that a chunk's lie next to each other. A warp has
+// 32 tokens and kRowHeads heads.
+constexpr int kRowHeads = 8;
+__device__ inline void make_head_rows(const Params& p, int cta, int ctas) {
+  const int hv = p.num_value_heads, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int64_t tokens = int64_t(p.num_batches) * p.num_tokens;
+  const int groups = (hv + kRowHeads - 1) / kRowHeads;
+  for (int64_t i = cta * warps + threadIdx.x / 32; i < (tokens + 31) / 32 * groups;
+       i += int64_t(ctas) * warps) {
+    const int64_t at = i / groups * 32 + lane;
+    const int first = int(i % groups) * kRowHeads;
+    if (at >= tokens) continue;
+    const int64_t batch = at / p.num_tokens, token = at - batch * p.num_tokens;
+    uint32_t g[kRowHeads], beta[kRowHeads];
+#pragma unroll
+    for (int j = 0; j < kRowHeads; j++) {
+      const int head = min(first + j, hv - 1);
+      auto load = [&](const Values& v) {
+        return v.data ? load_bits(v.data, v.type, batch * v.sb + token * v.st + head * v.sh) : 0;
+      };
+      g[j] = load(p.g_head), beta[j] = load(p.beta);
+    }
+#pragma unroll
+    for (int j = 0; j < kRowHeads; j++)
+      if (first + j < hv)
+        p.head_rows[(first + j) * tokens + at] = make_float2(
+            p.g_head.data ? head_decay(p, number_of(g[j], p.g_head.type), first + j) : 0.f,
+            p.beta.data ? beta_value(p, number_of(beta[j], p.beta.type)) : 1.f);
+  }
+}
 __device__ inline int chunks_of(int tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 // A checkpoint: who keeps the state that it starts from, and the tokens from there on.
@@ -192,7 +235,7 @@ __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
   }
 }
 
-// One CTA: pieces, chunk counts, roles, and flags back to zero.
+// First CTA: pieces, chunk counts, roles, and flags back to zero. The others: gates per head.
 template <int kThreads>
 __global__ void make_plan(const __grid_constant__ Params params, Costs costs, int ctas) {
   __shared__ int s_pieces[kThreads], s_chunks[kThreads], s_longest;
@@ -200,6 +243,10 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   const int tid = threadIdx.x, n = params.num_sequences, cut = params.segment_chunks;
   grid_wait();     // nobody reads the workspace any more
   grid_release();  // the launch of the kernel is under way meanwhile
+  if (blockIdx.x > 0) {
+    make_head_rows(params, blockIdx.x - 1, gridDim.x - 1);
+    return;
+  }
   for (int i = tid; i < flag_words(ctas) / 4; i += kThreads)
     reinterpret_cast<uint4*>(params.flags)[i] = uint4{0, 0, 0, 0};
   if (tid == 0) s_longest = 0;
@@ -253,7 +300,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     at++, before += chunks;
   });
   const int total = s_chunks[kThreads - 1] * params.num_value_heads, group = group_of(params);
-  s_time[tid] = tid >= 1 && tid <= most_carriers(costs, group, ctas)
+  s_time[tid] = tid >= 1 && tid <= most_carriers(group, ctas)
                     ? split_time(costs, total, s_longest, tid, group, ctas)
                     : INFINITY;
   __syncthreads();

@@ -4,22 +4,15 @@
 
 namespace deltic::gpu::forward {
 
-// Warpgroups 0, 1 of a carrying CTA have 64 value columns each. With gates per channel a thread of
-// 2 loads packets, 3 leaves; other CTAs prepare them: 0, 1 form operands; 2, 3 (every other chunk
-// each) load, scores, inverse. With gates per head 2, 3 prepare the CTA's own chunks: 2 loads,
-// k k^T, inverse; 3 q k^T and factors.
+// Carrying CTA: warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads; 3 leaves.
+// Preparing CTA, gates per channel: warpgroups 0, 1 form operands; 2, 3 (every other chunk each)
+// load, scores, inverse. Gates per head: each of the four has chunks of its own.
 constexpr int kThreads = 512;
 constexpr int kRowThreads = 256, kScoreThreads = 128, kCarryThreads = 256;
 // setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
 // fifth of that: registers belong to the four quarters of an SM, and 17 warps leave 96 to each.
-constexpr int kRowRegs = 168, kScoreRegs = 88;
-template <GateKind kGate>
-constexpr int kCarryRegs = kGate == GateKind::kChannel ? 232 : 184;
-template <GateKind kGate>
-constexpr int kBesideRegs = kGate == GateKind::kChannel ? 24 : 72;
-static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512);
-static_assert(kCarryRegs<GateKind::kChannel> + kBesideRegs<GateKind::kChannel> <= 256);
-static_assert(kCarryRegs<GateKind::kHead> + kBesideRegs<GateKind::kHead> <= 256);
+constexpr int kRowRegs = 168, kScoreRegs = 88, kCarryRegs = 232, kLoadRegs = 24;
+static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoadRegs <= 512);
 
 constexpr int kRawStages = 2;
 constexpr int kLevelBuffers = 3;  // operands of three score levels between rows and scores
@@ -73,6 +66,32 @@ struct PrepareSmem {
 };
 static_assert(sizeof(PrepareSmem) <= 232448);
 
+// Gates per head, or none.
+constexpr int kHeadGroups = 4;
+constexpr int kTablePieces = 447;  // pieces whose place is kept in shared memory
+struct alignas(1024) HeadScores {
+  union {
+    float l[kChunk * kPitch];        // L, then its inverse
+    Packet<GateKind::kHead> packet;  // then what leaves, until the copy out has read it
+  };
+  float k_scale[kChunk];     // 1/|k|
+  float q_scale[kChunk];     // scale/|q|
+  float column[kChunk];      // cumulative log2 decay and log2 |k|: a column's exponent, negative
+  float to_end[kChunk];      // decay to the end of the token's 16, over |k|
+  float from_start[kChunk];  // decay from the last token of the 16 before
+};
+struct HeadSmem {
+  alignas(1024) uint8_t k[kHeadGroups][kTile], q[kHeadGroups][kTile];
+  HeadScores scores[kHeadGroups];
+  Stage stage[kHeadGroups][2];
+  Where where[kHeadGroups][2];
+  int prefix[kTablePieces + 1];
+  Span spans[kTablePieces + 1];
+  Plan plan;
+  uint64_t raw_full[kHeadGroups];
+};
+static_assert(sizeof(HeadSmem) <= 232448);
+
 struct Part {  // of a job, in places of the carrier's positions
   int token;   // first token of the chunk at position 0 if the job began there
   int rest;    // tokens of the job from there on
@@ -84,9 +103,10 @@ struct Part {  // of a job, in places of the carrier's positions
 };
 // Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their
 // place.
-constexpr int kKeyStages = 3, kValueStages = 4, kRestStages = 2;
+constexpr int kKeyStages = 3, kValueStages = 4;
 template <GateKind kGate>
-struct CarryTiles {
+struct CarrySmem {
+  static constexpr int kRestStages = kGate == GateKind::kChannel ? 2 : 3;
   alignas(1024) uint8_t k[kKeyStages][kTile], q[kKeyStages][kTile];  // per channel: with decays
   alignas(1024) uint8_t v[kValueStages][2][kHalf];                   // [warpgroup]
   alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
@@ -94,22 +114,6 @@ struct CarryTiles {
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
   uint64_t rest_full[kRestStages], rest_empty[kRestStages];
   uint64_t v_full[kValueStages], v_empty[kValueStages];
-};
-template <GateKind kGate>
-struct CarrySmem : CarryTiles<kGate> {};
-// Gates per head, or none: the CTA prepares its own chunks.
-constexpr int kTablePieces = 255;  // pieces whose place is kept in shared memory
-template <>
-struct CarrySmem<GateKind::kHead> : CarryTiles<GateKind::kHead> {
-  alignas(1024) float l[kChunk * kPitch];  // L, then its inverse
-  Stage stage[2];
-  float k_scale[2][kChunk];  // 1/|k|
-  float q_scale[2][kChunk];  // scale/|q|
-  float column[2][kChunk];   // cumulative log2 decay and log2 |k|: a column's exponent, negative
-  uint64_t stage_full[2];
-  Plan plan;
-  int prefix[kTablePieces + 1];
-  Span spans[kTablePieces + 1];
 };
 constexpr int kSmemBytes = 232448;  // all that an SM gives a CTA
 static_assert(sizeof(CarrySmem<GateKind::kChannel>) <= kSmemBytes);

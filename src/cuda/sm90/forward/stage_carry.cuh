@@ -1,7 +1,7 @@
 // The state chain: a warpgroup carries 64 value columns of S (V x K, fp32 accumulators) through the
 // chunks of its CTA's positions. All products are (value x .) accumulators, so a token's factor is
-// a column's. Packets arrive by bulk copy from the ring; with gates per head the CTA makes them
-// (stage_heads.cuh), and k and q come as they are.
+// a column's. Packets arrive by bulk copy from the ring; with gates per head k and q come as they
+// are.
 #pragma once
 #include "cuda/ptx/async.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -20,16 +20,12 @@ __device__ inline int num_positions(const Plan& plan, int carrier) {
 }
 template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s) {
-  constexpr bool kIsHead =
-      kGate == GateKind::kHead;  // eight more warps read keys and write packets
   for (int i = 0; i < kKeyStages; i++)
-    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], kIsHead ? 16 : 8);
-  for (int i = 0; i < kRestStages; i++)
-    barrier_init(&s.rest_full[i], kIsHead ? 8 : 1), barrier_init(&s.rest_empty[i], 8);
+    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 8);
+  for (int i = 0; i < s.kRestStages; i++)
+    barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 8);
   for (int i = 0; i < kValueStages; i++)  // freed by a thread that saw o leave, or by warps
     barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 8 : 2);
-  if constexpr (kIsHead)
-    for (int i = 0; i < 2; i++) barrier_init(&s.stage_full[i], 32);
 }
 
 // Values of the chunk at position n, when their place is free.
@@ -44,12 +40,16 @@ __device__ inline void load_values(CarrySmem<kGate>& s, const CUtensorMap* map, 
 }
 constexpr int kOutside = 1 << 30;  // a token in no tensor: zeros arrive
 
-// One thread: packets and values of every position of carrier i.
-template <bool kTransfer>
-__device__ inline void load_packets(CarrySmem<GateKind::kChannel>& s, const Params& params,
-                                    const Plan& plan, const CUtensorMap* map_v, int carrier) {
+struct CarryMaps {
+  const CUtensorMap *q, *k, *v;
+};
+// One thread: packets, keys and values of every position of carrier i.
+template <GateKind kGate, bool kTransfer>
+__device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                                    CarryMaps maps, int carrier) {
+  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
   const int count = num_positions(plan, carrier);
-  int token = 0, batch = 0, head = 0, left = 0;
+  int token = 0, batch = 0, head = 0, qk_head = 0, left = 0;
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     if (left == 0) {  // the next job, or part of one
@@ -57,29 +57,44 @@ __device__ inline void load_packets(CarrySmem<GateKind::kChannel>& s, const Para
       const Piece* piece = params.pieces + p.piece;
       token = __ldg(&piece->token) + p.chunk * kChunk, batch = __ldg(&piece->batch);
       head = p.head;
+      qk_head = divide(head, divide(params.num_value_heads, params.num_heads));
       left = p.end - p.begin;
-      if (is_identity<kTransfer>()) token = kOutside;
     }
     const int ks = n % kKeyStages, rs = n % kRestStages;
     const int slot = n & (params.ring_slots - 1);
-    auto* packet = reinterpret_cast<const Packet<GateKind::kChannel>*>(params.ring) +
+    auto* packet = reinterpret_cast<const Packet<kGate>*>(params.ring) +
                    int64_t(carrier) * params.ring_slots + slot;
-    load_values(s, map_v, n, head, token, batch);
+    auto load_keys = [&] {
+      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+      barrier_expect(&s.keys_full[ks], 2 * kTile);
+      if constexpr (kGate == GateKind::kChannel) {
+        bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
+        bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
+      } else {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, token, batch,
+                                    &s.keys_full[ks]);
+          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, token, batch,
+                                    &s.keys_full[ks]);
+        }
+      }
+    };
+    if constexpr (kGate == GateKind::kHead) load_keys();
+    load_values(s, maps.v, n, head, is_identity<kTransfer>() ? kOutside : token, batch);
     if (n > 1) {  // all of the packet before the last is here: its place in the ring is free
       const int m = n - 2;
       barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
-      barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
+      if constexpr (kGate == GateKind::kChannel)
+        barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
       store_relaxed(consumed_flag(params, blockIdx.x), n - 1);
     }
     wait_flag<true>(ready_flag(params, carrier, slot), n + 1);
-    fence_async_proxy_all();  // packets are written by ordinary stores
-    barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
-    barrier_expect(&s.keys_full[ks], 2 * kTile);
-    bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
-    bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
+    fence_async_proxy_all();  // packets per channel are written by ordinary stores
+    if constexpr (kGate == GateKind::kChannel) load_keys();
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
-    barrier_expect(&s.rest_full[rs], sizeof(packet->rest));
-    bulk_load(&s.rest[rs], &packet->rest, sizeof(packet->rest), &s.rest_full[rs]);
+    barrier_expect(&s.rest_full[rs], kRestBytes<kGate>);
+    bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
     token += kChunk, left--;
   }
 }
@@ -100,20 +115,27 @@ __device__ inline float4 factors_at(const float* table, int i) {
   return *reinterpret_cast<const float4*>(table + 16 * x + ((4 * i) ^ (4 * (x / 2))));
 }
 
-// Rows past the sequence's end belong to someone else: replaced by zeros, not multiplied away. Keys
-// have been by who prepared the packet.
+// Rows past the sequence's end belong to someone else: replaced by zeros, not multiplied away. Of
+// keys (per head) each warpgroup clears one half of the channels, and both wait.
 template <GateKind kGate>
 __device__ inline void clear_tail(CarrySmem<kGate>& s, int n, int rest) {
   const int tid = carry_tid(), row = tid % 128 / 2;
   barrier_wait(&s.v_full[n % kValueStages], (n / kValueStages) & 1);
   if (row >= rest) {
     auto* v = reinterpret_cast<uint4*>(s.v[n % kValueStages][tid / 128] + row * 128);
+    auto* k = reinterpret_cast<uint4*>(s.k[n % kKeyStages] + tid / 128 * kHalf + row * 128);
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+    for (int i = 0; i < 4; i++) {
+      v[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+      if constexpr (kGate == GateKind::kHead) k[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+    }
   }
-  named_sync(1 + tid / 128, 128);  // v of the warpgroup is clean
-  if constexpr (kGate == GateKind::kHead)
-    barrier_wait(&s.rest_full[n % kRestStages], (n / kRestStages) & 1);
+  if constexpr (kGate == GateKind::kHead) {
+    fence_async_proxy();
+    named_sync(5, 256);  // k and v are clean
+  } else {
+    named_sync(1 + tid / 128, 128);  // v of the warpgroup is clean
+  }
 }
 
 // o of chunk n, rounded, as the fragments that stmatrix takes.
@@ -123,7 +145,7 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
-    if constexpr (kGate == GateKind::kChannel) f = factors_at(s.rest[n % kRestStages].o_factor, i);
+    if constexpr (kGate == GateKind::kChannel) f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
     r[4 * i] = pack_result<E>(o[8 * i] * f.x, o[8 * i + 1] * f.y);
     r[4 * i + 1] = pack_result<E>(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
     r[4 * i + 2] = pack_result<E>(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
@@ -250,16 +272,6 @@ __device__ inline void store_given(const Params& params, int slot, int head, con
     store_given(static_cast<__nv_bfloat16*>(view.data) + at, view, params, S);
 }
 
-// Position n of a carrier; with gates per head from tables in shared memory where they hold it.
-template <GateKind kGate>
-__device__ inline Place place_at(const CarrySmem<kGate>& s, const Params& params, int carrier,
-                                 int n) {
-  const int* table = params.chunk_prefix;
-  const Plan plan = *params.plan;
-  if constexpr (kGate == GateKind::kHead)
-    if (plan.num_pieces <= kTablePieces) table = s.prefix;
-  return locate(plan, table, opaque(params.num_value_heads), carrier * plan.steps + n);
-}
 // A warp: the first position from n on before which the state is kept. chunk, own_chunk: as in
 // Part.
 __device__ inline int next_stop(const Params& params, int chunk, int own_chunk, int n, int end) {
@@ -314,7 +326,7 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
                                   float (&S)[64]) {
   constexpr int group = kTransfer ? 2 : 1;
   Part& part = s.part[carry_tid() / 128];
-  const Place p = place_at(s, params, blockIdx.x / group, n);
+  const Place p = place_of(params, *params.plan, blockIdx.x / group * params.plan->steps + n);
   const Piece piece = params.pieces[p.piece];
   const int end = n + p.end - p.begin, chunk = params.chunk_prefix[p.piece] + p.begin - n;
   const int own_chunk = piece.first_chunk + p.begin - n;
@@ -347,10 +359,10 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
     start_state(S, false);
 }
 // The part whose last position is n: its state to the carrier before, or out.
-template <GateKind kGate, bool kTransfer>
-__device__ inline void end_part(const CarrySmem<kGate>& s, const Params& params, int n,
-                                const float (&S)[64]) {
-  const Place p = place_at(s, params, blockIdx.x / (kTransfer ? 2 : 1), n);
+template <bool kTransfer>
+__device__ inline void end_part(const Params& params, int n, const float (&S)[64]) {
+  constexpr int group = kTransfer ? 2 : 1;
+  const Place p = place_of(params, *params.plan, blockIdx.x / group * params.plan->steps + n);
   if (p.end < p.count) {
     store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, S);
     __threadfence();
@@ -491,28 +503,17 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
   wgmma_commit();
 }
 
-template <bool kFirst, class A, class B>
-__device__ inline auto& either(A& a, B& b) {
-  if constexpr (kFirst)
-    return a;
-  else
-    return b;
-}
-
 // Two warpgroups: every position of the carrier. A step, and what runs beside the products:
-//   per channel                                 per head (fewer registers)
-//   k S           | o of the chunk before       k S           |
-//                 | rounded; v to registers     T (v - k S)   |
-//   T (v - k S)   | q S ; o of the chunk        q S           | S *= decay
-//                 | before out; S *= decay      S += k^T v_new| q S times its factor
-//   S += k^T v_new, o = q S + Aqk v_new         o = q S + Aqk v_new, o out
+//   k S           | o of the chunk before rounded; v to registers
+//   T (v - k S)   | q S ; o of the chunk before out; S *= decay
+//   S += k^T v_new| per head: q S times its factor
+//   o = q S + Aqk v_new
 template <class E, GateKind kGate, bool kTransfer>
 __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
                                    const CUtensorMap* map_o) {
   constexpr bool kIsHead = kGate == GateKind::kHead, kHasOutput = !kTransfer;
-  // Per head o takes the place of acc: v_new is rounded before q S.
-  float S[64], acc[32], apart[kIsHead ? 1 : 32] = {};
-  float(&O)[32] = either<kIsHead>(acc, apart);
+  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
+  float S[64], acc[32], O[32] = {};
   uint32_t av[16];
   auto part = [&]() -> const Part& { return s.part[carry_tid() / 128]; };
   int n = 0;
@@ -528,56 +529,43 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       if (reread(part().rest) - n * kChunk < kChunk)
         clear_tail(s, n, reread(part().rest) - n * kChunk);
       uint32_t as[32];
-      auto round_state = [&] {
 #pragma unroll
-        for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
-      };
-      round_state();
+      for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
       if constexpr (kIsHead) wait_turn(n);
       multiply_state<E>(as, s.k[ks], acc);
       barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
-      auto load_v = [&] {
+      {
         const uint32_t at = smem_u32(s.v[vs][carry_tid() / 128]) + fragment_offset(carry_tid());
 #pragma unroll
         for (int i = 0; i < 4; i++)
           ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), at + i * 2048);
-      };
-      if constexpr (!kIsHead) load_v();
-      if constexpr (!kIsHead && kHasOutput)
-        if (n > 0) round_output<E>(s, n - 1, O, ob);  // not used if another job begins
+      }
+      if constexpr (kTransfer)
+        warp_arrive(&s.v_empty[vs]);
+      else if (n > 0)
+        round_output<E>(s, n - 1, O, ob);  // not used if another job begins
       barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
       auto& rest = s.rest[rs];
       wgmma_wait<0>();
       fence_operands(acc);
-      if constexpr (kIsHead) load_v();
-      if constexpr (kTransfer) warp_arrive(&s.v_empty[vs]);
       if constexpr (kIsHead)
         subtract_from_values<E, false>(rest.ks_factor, v, acc, av);
       else
         subtract_from_values<E, !kIsHalf<E>>(rest.v_factor, v, acc, av);
       multiply_tokens<E>(av, rest.solved.t, false, acc);  // v_new
-      if constexpr (!kIsHead && kHasOutput) {
-        multiply_state<E>(as, s.q[ks], O);
+      if constexpr (kHasOutput) multiply_state<E>(as, s.q[ks], O);
+      if constexpr (kIsHead) pass_turn();
+      if constexpr (kHasOutput) {
         if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
         if (n > reread(part().first)) store_output(s, n - 1, kChunk, part(), ob, params, map_o);
       }
-      if constexpr (!kIsHead) decay_state(rest, S);
-      if constexpr (kIsHead) pass_turn();
-      wgmma_wait<!kIsHead && kHasOutput ? 1 : 0>();
+      decay_state(rest, S);
+      wgmma_wait<kHasOutput ? 1 : 0>();
       fence_operands(acc);
 #pragma unroll
       for (int i = 0; i < 16; i++) av[i] = pack<E>(acc[2 * i], acc[2 * i + 1]);
       uint32_t ah[16];  // v_new with the decays to the chunk's end
-      if constexpr (kIsHead) {
-        if constexpr (kHasOutput) {
-          round_state();
-          multiply_state<E>(as, s.q[ks], O);
-        }
-        decay_state(rest, S);
-        wgmma_wait<0>();  // no registers for more beside S as an operand
-        fence_operands(O);
-      }
       if constexpr (kIsHalf<E>) {
         decay_values(update_factor(rest), av, ah);
       } else if constexpr (kIsHead) {
@@ -594,27 +582,26 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
         wgmma<E, Major::mn>(S, &ah[4 * j], desc_at(kr, j * 2048));
       wgmma_commit();
       if constexpr (kHasOutput) {
-        if constexpr (kIsHead) multiply_columns(rest.qs_factor, O);
+        if constexpr (kIsHead) {
+          wgmma_wait<1>();
+          fence_operands(O);
+          multiply_columns(rest.qs_factor, O);
+        }
         multiply_tokens<E>(av, rest.solved.aqk, true, O);
       }
       wgmma_wait<0>();
       fence_operands(S);
       fence_operands(O);
       warp_arrive(&s.keys_empty[n % kKeyStages]);
-      if constexpr (kIsHead || kTransfer) warp_arrive(&s.rest_empty[n % kRestStages]);
+      if constexpr (kTransfer) warp_arrive(&s.rest_empty[n % kRestStages]);
       n++;
-      if (n == reread(part().end)) break;
-      if constexpr (kIsHead && kHasOutput) {
-        round_output<E>(s, n - 1, O, ob);
-        store_output(s, n - 1, kChunk, part(), ob, params, map_o);
-      }
-    } while (true);
+    } while (n < reread(part().end));
     if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
       uint32_t ob[16];
       round_output<E>(s, n - 1, O, ob);
       store_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), ob, params, map_o);
     }
-    end_part<kGate, kTransfer>(s, params, n - 1, S);
+    end_part<kTransfer>(params, n - 1, S);
   }
   if (kIsHead && n > 0 && carry_tid() < 128)
     named_sync(4, 256);  // what the other warpgroup passed last

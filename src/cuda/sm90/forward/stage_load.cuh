@@ -11,7 +11,7 @@ struct InputMaps {
 
 // A warp's part of what comes by ordinary loads, between issue and use.
 struct Fetched {
-  uint32_t a_log, beta[2], g[2], bias[4];  // bits
+  uint32_t a_log, beta[2], bias[4];  // bits
   int rest;
 };
 
@@ -51,21 +51,23 @@ __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const W
     tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
   }
 }
-// One warp: what comes by ordinary loads, and the item itself.
 template <GateKind kGate>
+__device__ inline Item item_of(const Params& params, const Where& w) {
+  const int slot = w.step & (params.ring_slots - 1);  // a power of two
+  return {w.rest,
+          w.step,
+          params.ring +
+              (int64_t(w.carrier) * params.ring_slots + slot) * int64_t(sizeof(Packet<kGate>)),
+          ready_flag(params, w.carrier, slot),
+          consumed_flag(params, group_of(params) * w.carrier),
+          nullptr};
+}
+// One warp, gates per channel: what comes by ordinary loads, and the item itself.
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
   const int lane = threadIdx.x % 32;
-  f.rest = min(w.rest, kChunk);
-  if (kGate == GateKind::kHead && lane == 0) stage.item.rest = f.rest;
-  if (kGate == GateKind::kChannel && lane == 0) {
-    const int slot = w.step & (params.ring_slots - 1);  // a power of two
-    stage.item = {f.rest,
-                  w.step,
-                  params.ring + (int64_t(w.carrier) * params.ring_slots + slot) *
-                                    int64_t(sizeof(Packet<GateKind::kChannel>)),
-                  ready_flag(params, w.carrier, slot),
-                  consumed_flag(params, group_of(params) * w.carrier),
-                  nullptr};
+  f.rest = w.rest;
+  if (lane == 0) {
+    stage.item = item_of<GateKind::kChannel>(params, w);
     const Values& g = params.g_channel;
     if (g.data)
       stage.item.g =
@@ -77,27 +79,23 @@ __device__ inline void begin_item(Stage& stage, const Params& params, const Wher
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     f.bias[i] = 0;
-    if (kGate == GateKind::kChannel && bias.data && 4 * lane < params.key_width)
+    if (bias.data && 4 * lane < params.key_width)
       f.bias[i] =
           load_bits(bias.data, bias.type, int64_t(w.head) * params.key_width + 4 * lane + i);
   }
-  if (kGate == GateKind::kHead && bias.data) f.bias[0] = load_bits(bias.data, bias.type, w.head);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int t = 2 * lane + i;
-    auto load = [&](const Values& v) -> uint32_t {
-      if (!v.data || t >= f.rest) return 0;
-      return load_bits(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh);
-    };
-    f.beta[i] = load(params.beta);
-    f.g[i] = kGate == GateKind::kHead ? load(params.g_head) : 0;
+    const Values& v = params.beta;
+    f.beta[i] =
+        v.data && t < f.rest
+            ? load_bits(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh)
+            : 0;
   }
 }
 __device__ inline float beta_of(const Params& params, const Fetched& f, int i) {
   if (2 * int(threadIdx.x % 32) + i >= f.rest) return 0.f;
-  if (!params.beta.data) return 1.f;
-  const float x = number_of(f.beta[i], params.beta.type);
-  return params.has_sigmoid ? params.beta_scale * rcp_approx(1.f + exp2_approx(-x * kLog2e)) : x;
+  return params.beta.data ? beta_value(params, number_of(f.beta[i], params.beta.type)) : 1.f;
 }
 // The same warp, later: beta and the parameters of gates per channel.
 template <GateForm kForm>
@@ -114,40 +112,6 @@ __device__ inline void finish_channel_item(Stage& stage, const Params& params, c
                     number_of(f.bias[2], params.dt_bias.type) * by,
                     number_of(f.bias[3], params.dt_bias.type) * by);
   }
-  *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
-      make_float2(beta_of(params, f, 0), beta_of(params, f, 1));
-}
-// Or beta and the cumulative gates of a head.
-__device__ inline void finish_head_item(Stage& stage, const Params& params, const Fetched& f) {
-  const int lane = threadIdx.x % 32;
-  const float rate = expf(number_of(f.a_log, params.a_log.type));
-  const float bias = number_of(f.bias[0], params.dt_bias.type);
-  float g[2] = {};
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    if (params.g_head.data && 2 * lane + i < f.rest) {
-      const float x = number_of(f.g[i], params.g_head.type);
-      if (params.form == GateForm::kBounded) {
-        g[i] = params.lower_bound * kLog2e *
-               rcp_approx(1.f + exp2_approx(-rate * kLog2e * (x + bias)));
-      } else if (params.form == GateForm::kSoftplus) {
-        const float y = (x + bias) * kLog2e;
-        g[i] = -rate * (fmaxf(y, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(y))));
-      } else {
-        g[i] = x * kLog2e;
-      }
-      g[i] = fmaxf(g[i], -151.f);  // 2^-151 is 0; the sums keep their precision
-    }
-  }
-  float sum = g[0] + g[1];
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const float x = __shfl_up_sync(~0u, sum, d);
-    if (lane >= d) sum += x;
-  }
-  const float before = __shfl_up_sync(~0u, sum, 1);
-  *reinterpret_cast<float2*>(&stage.g_sum[2 * lane]) =
-      make_float2((lane ? before : 0.f) + g[0], sum);
   *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
       make_float2(beta_of(params, f, 0), beta_of(params, f, 1));
 }

@@ -13,7 +13,6 @@
 
 namespace deltic::gpu::forward {
 
-constexpr float kLog2e = 1.4426950408889634f;
 template <int i>
 using Index = std::integral_constant<int, i>;
 

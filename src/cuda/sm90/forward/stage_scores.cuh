@@ -2,21 +2,17 @@
 // chunk each). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1.
 #pragma once
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward/stage_invert.cuh"
 #include "cuda/sm90/forward/stage_load.cuh"
 
 namespace deltic::gpu::forward {
-
-struct Lane {
-  int id, g, x;
-  __device__ explicit Lane(int tid) : id(tid % 32), g(id / 4), x(id % 4) {}
-};
 
 // Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the
 // lane that has the token's.
 template <class E, class Use>
 __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_tile, int warp,
                                        const Lane& ln, Use use) {
-#pragma unroll
+#pragma unroll 1  // instructions of all roles together should stay in the SM's cache
   for (int i = 0; i < 2; i++) {
     const int slab = 2 * warp + i;
     const uint32_t base = (8 * slab + ln.id % 8) * 128;
@@ -59,7 +55,7 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
 // Squares of the warp's 16 tokens of one tile; use(token, square) as above.
 template <class E, class Use>
 __device__ inline void token_squares(const uint8_t* tile, int warp, const Lane& ln, Use use) {
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < 2; i++) {
     const int slab = 2 * warp + i;
     const uint32_t base = (8 * slab + ln.id % 8) * 128;
@@ -84,7 +80,7 @@ __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a,
     *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) = pack<E>(a, b);
   } else {
     const float f = s.row_scale[row];
-    *reinterpret_cast<float2*>(&s.l[row * kPitch + col]) = make_float2(a * f, b * f);
+    put_operand(&s.l[row * kPitch + col], a * f, b * f);
   }
 }
 
@@ -138,118 +134,6 @@ __device__ inline void put_level32(Scores& s, const float (&acc)[16], int warp, 
     for (int i = 0; i < 2; i++)
       put_pair<E>(s, warp >= 2, 32 + 16 * (warp & 1) + 8 * i + ln.g, 8 * j + 2 * ln.x,
                   acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
-}
-
-// Inverses of two 16 x 16 diagonal blocks of I + L by substitution in fp32; a lane holds a column.
-__device__ inline void invert_blocks(float* first, float* second, const Lane& ln) {
-  const int c = ln.id % 16;
-  float* const block = ln.id < 16 ? first : second;
-  float x[16];
-#pragma unroll
-  for (int r = 0; r < 16; r++) {
-    float sum = c == r ? 1.f : 0.f, odd = 0.f;
-#pragma unroll
-    for (int i = 0; i < r; i += 4) {
-      const float4 l = *reinterpret_cast<const float4*>(block + r * kPitch + i);
-      sum -= l.x * x[i];
-      if (i + 1 < r) odd -= l.y * x[i + 1];
-      if (i + 2 < r) sum -= l.z * x[i + 2];
-      if (i + 3 < r) odd -= l.w * x[i + 3];
-    }
-    x[r] = sum + odd;
-  }
-  __syncwarp();
-#pragma unroll
-  for (int r = 0; r < 16; r++) block[r * kPitch + c] = x[r];
-  __syncwarp();
-}
-// A 16 x 16 block as two operands or accumulators of 16 x 8.
-struct Block {
-  float m[2][4];
-};
-__device__ inline Block load_block(const float* p, const Lane& ln) {
-  Block b;
-#pragma unroll
-  for (int j = 0; j < 2; j++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const float2 f =
-          *reinterpret_cast<const float2*>(p + (8 * i + ln.g) * kPitch + 8 * j + 2 * ln.x);
-      b.m[j][2 * i] = f.x, b.m[j][2 * i + 1] = f.y;
-    }
-  return b;
-}
-__device__ inline void store_negative(float* p, const Block& b, const Lane& ln) {
-#pragma unroll
-  for (int j = 0; j < 2; j++)
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-      *reinterpret_cast<float2*>(p + (8 * i + ln.g) * kPitch + 8 * j + 2 * ln.x) =
-          make_float2(-b.m[j][2 * i], -b.m[j][2 * i + 1]);
-}
-// d += a b, b in shared memory.
-__device__ inline void multiply(Block& d, const Block& a, const float* b, const Lane& ln) {
-#pragma unroll
-  for (int k = 0; k < 2; k++)
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const float* p = b + (8 * k + 2 * ln.x) * kPitch + 8 * j + ln.g;
-      mma_tf32(d.m[j], a.m[k], p[0], p[kPitch]);
-    }
-}
-// (I + L)^-1 in place: 16 x 16 blocks, then T21 = -(T22 L21) T11 for blocks of 16 and of 32. Three
-// warps; the fourth loads meanwhile. barrier: of 96 threads.
-__device__ inline void invert(float* l, int barrier) {
-  const int warp = thread_index() % 128 / 32;
-  const Lane ln(thread_index());
-  auto block = [&](int i, int j) { return l + (16 * i) * kPitch + 16 * j; };
-  if (warp < 2) {
-    const int i = 2 * warp;
-    invert_blocks(block(i, i), block(i + 1, i + 1), ln);
-    Block y = {}, z = {};
-    multiply(y, load_block(block(i + 1, i + 1), ln), block(i + 1, i), ln);
-    multiply(z, y, block(i, i), ln);
-    __syncwarp();
-    store_negative(block(i + 1, i), z, ln);
-  }
-  named_sync(barrier, 96);
-  // Rows of blocks 2 and 3 against columns 0 and 1. Products of blocks: six in warp 0, four in warp
-  // 1, two and three in warp 2.
-  Block z[2] = {};
-  if (warp == 0) {
-    Block y[2] = {};
-#pragma unroll
-    for (int i = 2; i < 4; i++) {
-      const Block a = load_block(block(3, i), ln);
-      multiply(y[0], a, block(i, 0), ln);
-      multiply(y[1], a, block(i, 1), ln);
-    }
-    multiply(z[0], y[0], block(0, 0), ln);
-    multiply(z[0], y[1], block(1, 0), ln);
-  } else if (warp == 1) {
-    Block y[2] = {};
-    const Block a = load_block(block(2, 2), ln);
-    multiply(y[0], a, block(2, 0), ln);
-    multiply(y[1], a, block(2, 1), ln);
-    multiply(z[0], y[0], block(0, 0), ln);
-    multiply(z[0], y[1], block(1, 0), ln);
-  } else {
-    Block y[2] = {};
-    multiply(y[0], load_block(block(2, 2), ln), block(2, 1), ln);
-    multiply(y[1], load_block(block(3, 2), ln), block(2, 1), ln);
-    multiply(y[1], load_block(block(3, 3), ln), block(3, 1), ln);
-    multiply(z[0], y[0], block(1, 1), ln);
-    multiply(z[1], y[1], block(1, 1), ln);
-  }
-  named_sync(barrier, 96);  // L of the lower half has been read
-  if (warp == 0) {
-    store_negative(block(3, 0), z[0], ln);
-  } else if (warp == 1) {
-    store_negative(block(2, 0), z[0], ln);
-  } else {
-    store_negative(block(2, 1), z[0], ln);
-    store_negative(block(3, 1), z[1], ln);
-  }
 }
 
 // T with its scales (columns; fp16: rows too) and the factors of v and o to the packet; zeros above
@@ -324,7 +208,7 @@ __device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
   if (thread_index() % 32 == 0) load_tiles<kWideGate>(s, maps, w, st);
   __syncwarp();
   Fetched fetched;
-  begin_item<GateKind::kChannel>(s.stage[st], params, w, fetched);
+  begin_item(s.stage[st], params, w, fetched);
   if (n + 2 < num_items) find_channel_item(s, params, n + 2, st);
   finish_channel_item<kForm>(s.stage[st], params, fetched);
   arrive_item(&s.raw_full[st]);
@@ -376,18 +260,19 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
     float acc[16];
 #pragma unroll 1
-    for (int l = 0; l < 4; l++) {
+    for (int l = 0; l < 6; l++) {
       multiply_level<E>(s, l, acc);
-      put_local_level<E>(sc, acc, l, warp, ln);
+      if (l < 4)
+        put_local_level<E>(sc, acc, l, warp, ln);
+      else if (l == 4)
+        put_level16<E>(sc, acc, warp, ln);
+      else
+        put_level32<E>(sc, acc, warp, ln);
     }
-    multiply_level<E>(s, 4, acc);
-    put_level16<E>(sc, acc, warp, ln);
-    multiply_level<E>(s, 5, acc);
-    put_level32<E>(sc, acc, warp, ln);
     barrier_arrive(&s.turn[which ^ 1]);
     named_sync(barrier, kScoreThreads);  // L complete
     if (tid < 96) {
-      invert(sc.l, barrier + 2);
+      invert_in_place(sc.l, barrier + 2);
     } else if (n + 2 < num_items) {
       barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
       load_channel_item<kForm, kWideGate>(s, params, maps, n + 2, st, num_items);
