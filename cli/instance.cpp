@@ -265,6 +265,7 @@ Options Instance::options(const RunOptions& run) const {
   Options o;
   o.impl = run.impl;
   o.num_threads = run.threads;
+  if (run.checked) o.checked = true;
   o.chunk = c.chunk;
   if (c.gate != Gate::none && (!c.is_block() || c.op == Op::cumsum || c.op == Op::gate)) {
     o.gate_form = c.form;
@@ -388,6 +389,9 @@ void Instance::run(const RunOptions& run) {
     saved_before_.assign(saved_.data(), saved_.data() + saved_.bytes());
   }
   call(run);
+  if (place_.device == DeviceType::cuda && (run.checked || deltic_get_checked() == 1)) {
+    device_error(at_call(workspace_, run.copy), run.stream);
+  }
   fetch();
 }
 

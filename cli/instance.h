@@ -65,6 +65,7 @@ struct RunOptions {
   int threads = 0;     // 0: the library's default
   size_t copy = 0;     // on the GPU: which of the twins
   void* stream = nullptr;
+  bool checked = false;  // checked mode, wherever it is not on already
 };
 
 // Where an instance's tensors lie for the call. The host's memory is there in any case: inputs are

@@ -1721,6 +1721,17 @@ TEST(OperationError, Settings) {
   EXPECT_EQ(deltic_info(nullptr, nullptr), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(), "info: fn: expected a function, got null");
 }
+TEST(OperationError, DeviceErrorWantsAWorkspaceOfAGpu) {
+  EXPECT_EQ(deltic_device_error(nullptr, nullptr), DELTIC_INVALID_ARGUMENT);
+  EXPECT_STREQ(deltic_last_error(),
+               "device_error: workspace: expected a struct, got a null pointer");
+  alignas(64) std::byte host[256] = {};
+  const deltic_workspace workspace{host, sizeof(host)};
+  EXPECT_NE(deltic_device_error(&workspace, nullptr), DELTIC_OK);
+  EXPECT_EQ(std::string_view(deltic_last_error())
+                .find("device_error: workspace: expected that of a checked call on a GPU, got "),
+            0u);
+}
 TEST(OperationError, ErrorsAreExceptionsInCpp) {
   Tensors tensors;
   try {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "check.h"
@@ -396,6 +397,182 @@ TEST_F(Gpu, AHostCopyOfTheLengthsIsChecked) {
   EXPECT_NE(
       error_of([&] { instance.call({}); }).find("cu_seqlens_host: expected offsets that never"),
       std::string::npos);
+}
+
+// Checked mode: a case, and what is put into one of its inputs.
+struct Spoiled {
+  const char* line;
+  const char* tensor;
+  std::vector<std::pair<int64_t, double>> numbers;  // row-major index, value
+  const char* named = nullptr;                      // the argument in the text, if it is another
+};
+const double kNan = std::nan(""), kInfinity = std::numeric_limits<double>::infinity();
+constexpr const char* kForward =
+    "forward gate=head seqs=5,70,64 pad=3 H=2 HV=4 K=128 V=128 dtype=bf16 init=1 split=off";
+constexpr const char* kChannel =
+    "forward gate=channel form=softplus seqs=100,0,64 H=2 K=64 V=64 dtype=bf16 split=off";
+constexpr const char* kMove = "decode gate=head dense=4x1 H=2 HV=4 K=64 V=64 pool=move";
+constexpr const char* kTokens = "decode gate=channel seqs=3,2,4 H=2 K=32 V=32 pool=tokens idx=i64";
+constexpr const char* kCheckpoints =
+    "forward gate=head seqs=70,64 H=2 K=64 V=64 ckpt=0,10,64,end init=1 dtype=f32";
+const std::vector<Spoiled>& spoiled() {
+  static const std::vector<Spoiled> all = {
+      // Lengths: 0, 5, 75, 139 of 142 rows.
+      {kForward, "cu_seqlens", {{0, 1}}},
+      {kForward, "cu_seqlens", {{0, -1}}},
+      {kForward, "cu_seqlens", {{2, 4}}},
+      {kForward, "cu_seqlens", {{3, 143}}},
+      {kForward, "cu_seqlens", {{1, 1 << 20}, {2, 1 << 20}, {3, 1 << 20}}},
+      // Slots: sequence n reads 7 - 2 n and writes 8 - 2 n of 11.
+      {kMove, "read_index", {{2, 11}}},
+      {kMove, "read_index", {{1, -2}}},
+      {kMove, "write_index", {{3, 11}}},
+      {kMove, "write_index", {{1, 8}}},
+      {kMove, "read_index", {{1, 8}}},
+      {kTokens, "write_index", {{0, 100}}},
+      {kTokens, "write_index", {{6, 3}}},
+      {kTokens, "write_index", {{12, 5}, {15, 5}}},
+      {kTokens, "cu_seqlens", {{1, 0}, {2, 2}}, "write_index"},  // 7 tokens, 6 columns
+      // Checkpoints: 0 10 64 end of the first, 0 10 64 end of the second sequence; 8 entries.
+      {kCheckpoints, "ckpt_cu", {{0, 1}}},
+      {kCheckpoints, "ckpt_cu", {{1, 9}}},
+      {kCheckpoints, "ckpt_cu", {{2, 3}}},
+      {kCheckpoints, "ckpt_tokens", {{6, 65}}},
+      {kCheckpoints, "ckpt_tokens", {{1, -1}}},
+      {kCheckpoints, "ckpt_slots", {{3, 10}}},
+      {kCheckpoints, "ckpt_slots", {{1, 2}}},
+      {kCheckpoints, "ckpt_slots", {{7, 3}}},
+      // Numbers. The first by sequence, token, head; padding is nobody's.
+      {kForward, "q", {{20 * 256 + 128 + 5, kNan}}},
+      {kForward, "q", {{20 * 256 + 128 + 5, kNan}, {20 * 256 + 7, kInfinity}}},
+      {kForward, "k", {{138 * 256 + 255, -kInfinity}}},
+      {kForward, "v", {{80 * 512 + 3 * 128 + 99, kNan}}},
+      {kForward, "beta", {{75 * 4 + 2, kInfinity}}},
+      {kForward, "g", {{6 * 4 + 1, -kInfinity}, {6 * 4, kNan}}},
+      {kForward, "initial_state", {{(2 * 4 + 1) * 128 * 128 + 130, kNan}}},
+      {kChannel, "g", {{110 * 128 + 64 + 3, kNan}}},
+      {kChannel, "A_log", {{1, kInfinity}}},
+      {kChannel, "dt_bias", {{64 + 3, kNan}}},
+      {kMove, "state_pool", {{(5 * 4 + 3) * 64 * 64 + 17, kNan}}},
+      {"decode gate=head dense=2x3 H=1 K=32 V=32 betavec=1 gv=1", "gv", {{70, kNan}}},
+      {"decode gate=head dense=2x3 H=1 K=32 V=32 betavec=1 gv=1", "beta", {{101, kNan}}},
+      // Sums of positive gates: 1.5 a token from token 70 on, in a chunk that begins at 64.
+      {"forward gate=head dense=1x128 H=2 K=64 V=64 dtype=bf16 split=off",
+       "g",
+       {{141, 1.5}, {143, 1.5}, {145, 1.5}, {147, 1.5}, {149, 1.5}, {151, 1.5}}},
+      // Building blocks.
+      {"cumsum gate=channel seqs=70,3 HV=2 K=8", "g", {{71 * 16 + 9, kNan}}},
+      {"gate gate=head form=softplus dense=2x9 HV=3", "A_log", {{2, kNan}}},
+      {"l2norm dense=2x9 H=3 K=20", "x", {{14 * 60 + 59, kInfinity}}},
+      {"kkt gate=channel seqs=64,9 H=2 K=64 dtype=bf16", "k", {{70 * 128 + 1, kNan}}},
+      {"scores gate=head seqs=64,9 H=2 K=64", "q", {{3, kNan}}},
+      {"inverse seqs=64,9 HV=2 chunk=32", "a", {{40 * 64 + 32 + 7, kNan}}},
+      {"inverse seqs=64,9 HV=2 chunk=32", "cu_seqlens", {{1, 80}}},
+      {"wy gate=head seqs=64,9 H=2 K=64 V=64", "v", {{66 * 128 + 64, kNan}}},
+  };
+  return all;
+}
+
+// Every entry is an error, which the CPU says too.
+TEST(Checked, TheCpuNamesWhatIsSpoiled) {
+  for (const Spoiled& s : spoiled()) {
+    Instance cpu(cases::parse(s.line));
+    EXPECT_EQ(error_of([&] { cpu.run({.checked = true}); }), "") << s.line;
+    for (const auto& [index, value] : s.numbers) cpu.set(s.tensor, index, value);
+    const std::string text = error_of([&] { cpu.run({.checked = true}); });
+    EXPECT_NE(text.find(std::string(": ") + (s.named ? s.named : s.tensor) + ": expected "),
+              std::string::npos)
+        << text << "\n  " << s.line;
+  }
+}
+
+TEST_F(Gpu, CheckedModeSaysWhatTheCpuSays) {
+  for (const Spoiled& s : spoiled()) {
+    const Case c = cases::parse(s.line);
+    Instance right(c), cpu(c);
+    for (const auto& [index, value] : s.numbers) cpu.set(s.tensor, index, value);
+    const std::string expected = error_of([&] { cpu.run({.checked = true}); });
+    ASSERT_NE(expected, "") << s.tensor << "\n  " << s.line;
+    for (const std::string& impl : takers(c)) {
+      Instance gpu(c, true, kGpu);
+      for (const auto& [index, value] : s.numbers) gpu.set(s.tensor, index, value);
+      EXPECT_EQ(error_of([&] { gpu.run({.impl = impl, .checked = true}); }), expected)
+          << impl << "\n  " << s.line;
+      // Nothing was written: what reset left there is still there.
+      gpu.fetch();
+      EXPECT_EQ(gpu.damage(), "") << impl << "\n  " << s.line;
+      for (const std::string& name : gpu.outputs()) {
+        const std::vector<std::byte> after = gpu.bytes(name);
+        gpu.reset();
+        EXPECT_TRUE(after == gpu.bytes(name)) << impl << ": " << name << "\n  " << s.line;
+      }
+      // The next call is as good as the first.
+      for (const auto& [index, value] : s.numbers) {
+        gpu.set(s.tensor, index, right.values(s.tensor)[static_cast<size_t>(index)]);
+      }
+      EXPECT_EQ(error_of([&] { gpu.run({.impl = impl, .checked = true}); }), "")
+          << impl << "\n  " << s.line;
+    }
+  }
+}
+
+TEST_F(Gpu, CheckedModeChangesNoBit) {
+  for (const char* line : kLines) {
+    const Case c = cases::parse(line);
+    for (const std::string& impl : takers(c)) {
+      Instance plain(c, true, kGpu), checked(c, true, kGpu);
+      plain.run({.impl = impl});
+      checked.run({.impl = impl, .checked = true});
+      EXPECT_EQ(checked.damage(), "") << impl << "\n  " << line;
+      for (const std::string& name : plain.outputs()) {
+        EXPECT_TRUE(plain.bytes(name) == checked.bytes(name)) << impl << ": " << name;
+      }
+    }
+  }
+}
+
+// Recorded once; a replay with a wrong length is found, the next one with a right one is clean.
+TEST_F(Gpu, CheckedModeInAGraph) {
+  const Case c = cases::parse(kForward);
+  for (const std::string& impl : takers(c)) {
+    Instance instance(c, true, kGpu);
+    instance.reserve({.impl = impl, .checked = true});
+    const auto memory = device::allocate(instance.workspace_bytes());
+    const deltic_workspace workspace{memory.get(), instance.workspace_bytes()};
+    instance.reset();
+    Options options = instance.options({.impl = impl, .checked = true});
+    device::Graph graph(
+        [&](void* stream) { forward(options, instance.tensors(), workspace, stream); });
+    graph.replay();
+    EXPECT_EQ(error_of([&] { device_error(workspace); }), "");
+    instance.set("cu_seqlens", 3, 200);
+    instance.reset();
+    graph.replay();
+    EXPECT_EQ(error_of([&] { device_error(workspace); }),
+              "forward: cu_seqlens: expected a last offset of at most T = 142, got 200");
+    instance.set("cu_seqlens", 3, 139);
+    instance.reset();
+    graph.replay();
+    EXPECT_EQ(error_of([&] { device_error(workspace); }), "");
+  }
+}
+
+TEST_F(Gpu, DeviceErrorNamesAForeignWorkspace) {
+  constexpr const char* kWho =
+      "device_error: workspace: expected that of a checked call on a GPU, got ";
+  const auto memory = device::allocate(1024);
+  const std::vector<std::byte> zeros(1024);
+  device::upload(memory.get(), zeros.data(), zeros.size());
+  EXPECT_EQ(error_of([&] {
+              device_error({memory.get(), 1024});
+            }),
+            kWho + std::string("other bytes"));
+  EXPECT_EQ(error_of([&] { device_error({memory.get(), 8}); }), kWho + std::string("8 bytes"));
+  std::vector<std::byte> host(1024);
+  EXPECT_EQ(error_of([&] {
+              device_error({host.data(), 1024});
+            }),
+            kWho + std::string("memory of the host"));
 }
 
 // In a process of its own: from a context that exists to the first result.

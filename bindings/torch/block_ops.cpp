@@ -53,7 +53,7 @@ struct Block {
   }
   void run(uint64_t bytes, const deltic_tensor& where) const {
     const Workspace workspace(bytes, where);
-    check(deltic_block(op, &options.c, &t, workspace.c(), stream_of(where)));
+    check_call(deltic_block(op, &options.c, &t, workspace.c(), stream_of(where)), workspace, where);
   }
   // Of the blocks with one output, `out`, already planned.
   Tensor run_for_out(const deltic_tensor& where) {
@@ -214,7 +214,8 @@ Gradients block_backward(int64_t op, const MaybeTensor& q, const MaybeTensor& k,
   Gradients gradients{make(b.dq),    make(b.dk), make(b.dv),     make(b.dx),      make(b.dg),
                       make(b.dbeta), make(b.da), make(b.dA_log), make(b.ddt_bias)};
   const Workspace workspace(bytes, *where);
-  check(deltic_block_backward(in.op, &in.options.c, &b, workspace.c(), stream_of(*where)));
+  check_call(deltic_block_backward(in.op, &in.options.c, &b, workspace.c(), stream_of(*where)),
+             workspace, *where);
   return gradients;
 }
 

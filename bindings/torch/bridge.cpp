@@ -309,6 +309,13 @@ void* stream_of(const deltic_tensor& where) {
   return stream;
 }
 
+void check_call(deltic_status status, const Workspace& workspace, const deltic_tensor& where) {
+  check(status);
+  if (where.device_type != DELTIC_CUDA || deltic_get_checked() != 1) return;
+  const deltic_status found = deltic_device_error(workspace.c(), stream_of(where));
+  if (found != DELTIC_UNSUPPORTED) check(found);
+}
+
 }  // namespace deltic::bridge
 
 using namespace deltic;

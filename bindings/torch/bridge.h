@@ -98,6 +98,10 @@ struct ForwardBytes {
 };
 ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors);
 
+// The status of a call that had this workspace. On a GPU in checked mode the checks run there:
+// waits for the call and fails with what they found. One under capture cannot be waited for.
+void check_call(deltic_status status, const Workspace& workspace, const deltic_tensor& where);
+
 // The stream of a CUDA tensor's device, null on the CPU.
 void* stream_of(const deltic_tensor& where);
 

@@ -57,7 +57,7 @@ struct Inputs {
   }
   void run(uint64_t bytes) const {
     const Workspace workspace(bytes, t.x);
-    check(deltic_conv(&options.c, &t, workspace.c(), stream_of(t.x)));
+    check_call(deltic_conv(&options.c, &t, workspace.c(), stream_of(t.x)), workspace, t.x);
   }
 };
 
@@ -123,7 +123,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(
   std::tuple<Tensor, Tensor, Tensor, Tensor> gradients{
       allocate(b.dx, in.t.x), dw, allocate(b.dbias, in.t.x), allocate(b.d_initial_state, in.t.x)};
   const Workspace workspace(bytes, in.t.x);
-  check(deltic_conv_backward(&in.options.c, &b, workspace.c(), stream_of(in.t.x)));
+  check_call(deltic_conv_backward(&in.options.c, &b, workspace.c(), stream_of(in.t.x)), workspace,
+             in.t.x);
   return gradients;
 }
 

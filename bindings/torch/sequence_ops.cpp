@@ -65,8 +65,8 @@ struct Inputs {
   }
   void run(bool is_decode, uint64_t bytes) const {
     const Workspace workspace(bytes, t.q);
-    check((is_decode ? deltic_decode : deltic_forward)(&options.c, &t, workspace.c(),
-                                                       stream_of(t.q)));
+    const auto function = is_decode ? deltic_decode : deltic_forward;
+    check_call(function(&options.c, &t, workspace.c(), stream_of(t.q)), workspace, t.q);
   }
 };
 
@@ -219,7 +219,7 @@ Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, 
                       make(b.dbeta),  make(b.dg),       make(b.dgv),
                       make(b.dA_log), make(b.ddt_bias), make(b.d_initial_state)};
   const Workspace workspace(bytes, where);
-  check(deltic_backward(&in.options.c, &b, workspace.c(), stream_of(where)));
+  check_call(deltic_backward(&in.options.c, &b, workspace.c(), stream_of(where)), workspace, where);
   return gradients;
 }
 

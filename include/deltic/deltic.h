@@ -27,6 +27,8 @@
  *    overlaps no tensor.
  *  - Errors: nothing is written when a call fails with DELTIC_INVALID_ARGUMENT or
  *    DELTIC_UNSUPPORTED. The text, `op: argument: expected X, got Y`, is in deltic_last_error().
+ *    Values on a GPU are looked at in checked mode alone, see deltic_device_error; unchecked, wrong
+ *    lengths and slots there give undefined results, but no access outside of the tensors.
  *  - Results: the same bits for any number of threads and in every run; a sequence's result does not
  *    depend on what else is in the batch; later tokens never change a bit of an earlier output.
  */
@@ -350,7 +352,8 @@ DELTIC_API const char* deltic_op_name(int32_t op);
 DELTIC_API deltic_status deltic_set_num_threads(int32_t n);
 DELTIC_API int32_t deltic_get_num_threads(void);
 /* Checked mode also looks for non-finite inputs and for gates above 0 beyond the contract, and
- * names the first one; what forward kept (`saved`) is taken as it is. -1 goes back to what
+ * names the first one; what forward kept (`saved`) is taken as it is. Of CUDA tensors it also looks
+ * at lengths, slots and lists, and deltic_device_error says what it found. -1 goes back to what
  * DELTIC_CHECKED says (0 or 1; every operation fails on another text). Process-wide. */
 DELTIC_API deltic_status deltic_set_checked(int32_t on);
 /* 0, 1, or -1: DELTIC_CHECKED is asked and is neither. */
@@ -458,6 +461,15 @@ DELTIC_API deltic_status deltic_conv_backward_workspace(const deltic_options* op
 DELTIC_API deltic_status deltic_conv_backward(const deltic_options* options,
                                               const deltic_conv_backward_tensors* tensors,
                                               const deltic_workspace* workspace, void* stream);
+
+/* Checked mode on a GPU. The host does not see the values of a call there, so checks run on the
+ * stream before the work. If they find an error - lengths, slots, lists, an input that is not
+ * finite, a gate beyond the contract - nothing but the workspace is written, the call itself still
+ * returns DELTIC_OK, and this function, given its workspace, waits for the stream and returns the
+ * error with its text; DELTIC_OK if there was none. The workspace must not have been used for
+ * another call in between. A call recorded in a graph is checked in every replay; a stream under
+ * capture cannot be waited for: DELTIC_UNSUPPORTED. */
+DELTIC_API deltic_status deltic_device_error(const deltic_workspace* workspace, void* stream);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -464,6 +464,12 @@ inline void conv_backward(const Options& options, const ConvBackwardTensors& ten
   detail::call(deltic_conv_backward, options, tensors, &workspace, stream);
 }
 
+// What checked mode found in the last call on a GPU with this workspace: waits for the stream, then
+// throws as the call would have on the CPU. See deltic_device_error.
+inline void device_error(const deltic_workspace& workspace, void* stream = nullptr) {
+  detail::check(deltic_device_error(&workspace, stream));
+}
+
 // The same with a workspace allocated for the call: for CPU tensors, where it costs little.
 inline void forward(const Options& options, const Tensors& tensors) {
   const Workspace w(forward_workspace_bytes(options, tensors));

@@ -102,7 +102,9 @@ void check_buffer(deltic_op op, const char* name, const deltic_buffer& buffer, u
 
 // Checks of values run before the work, in the same memory.
 uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
-  if (p.device == DELTIC_CUDA) return chosen.workspace_bytes(p);
+  if (p.device == DELTIC_CUDA) {
+    return chosen.workspace_bytes(p) + (p.checked ? gpu::check_bytes(p) : 0);
+  }
   return std::max<uint64_t>(chosen.workspace_bytes(p), value_scratch_bytes(p));
 }
 
@@ -198,12 +200,22 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   if (p.device == DELTIC_CUDA) {
     check_host_lengths(p);
     const gpu::DeviceScope scope(p.device_index);
-    chosen.run(p, memory, stream);
-    return;
+    if (!p.checked) return chosen.run(p, memory, stream);
+    const size_t check_bytes = gpu::check_bytes(p);
+    Problem checked = p;
+    checked.record = gpu::check_on_device(p, memory.first(check_bytes), stream);
+    return chosen.run(checked, memory.subspan(check_bytes), stream);
   }
   check_values(p, memory);
   if (p.checked) check_finite(p);
   chosen.run(p, memory, stream);
+}
+
+void device_error(const deltic_workspace* workspace, void* stream) {
+  if (workspace == nullptr) {
+    fail(DELTIC_INVALID_ARGUMENT, "device_error: workspace: expected a struct, got a null pointer");
+  }
+  gpu::fail_as_found(*workspace, stream);
 }
 
 template <class Tensors>

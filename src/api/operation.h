@@ -16,6 +16,8 @@ void memory_query(const deltic_options* options, const deltic_backward_tensors* 
 template <class Tensors>
 void run_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                    const deltic_workspace* workspace, void* stream);
+// Fails as the last checked call on a GPU's workspace should have; waits for the stream.
+void device_error(const deltic_workspace* workspace, void* stream);
 template <class Tensors>
 void explain_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                        deltic_explain_fn fn, void* user);

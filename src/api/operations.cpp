@@ -63,6 +63,9 @@ deltic_status deltic_block(int32_t op, const deltic_options* options,
                            void* stream) {
   return guard([&] { run_operation(block_op(op), options, tensors, workspace, stream); });
 }
+deltic_status deltic_device_error(const deltic_workspace* workspace, void* stream) {
+  return guard([&] { device_error(workspace, stream); });
+}
 deltic_status deltic_explain(int32_t op, const deltic_options* options,
                              const deltic_tensors* tensors, deltic_explain_fn fn, void* user) {
   return guard([&] { explain_operation(main_op(op), options, tensors, fn, user); });

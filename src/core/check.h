@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "core/finding.h"
 #include "core/problem.h"
 
 namespace deltic {
@@ -47,5 +48,28 @@ void check_host_lengths(const Problem& p);
 // Checked mode: the first (lowest sequence, token, head) non-finite input, gates above the
 // contract.
 void check_finite(const Problem& p);
+
+// What checked mode looks at, in the order in which it names them.
+struct CheckedRows {
+  Rows rows;
+  Argument argument;
+  int64_t heads, width;
+  int32_t diagonal;  // of a triangle per chunk, row r is read before column r + diagonal; -1: whole
+};
+struct CheckedParam {
+  Param param;
+  Argument argument;
+  int64_t count, per_unit;  // numbers; of them per head or channel
+  bool is_channel;
+};
+struct CheckedInputs {
+  static constexpr int kMaxRows = 15, kMaxParams = 4;
+  CheckedRows rows[kMaxRows];
+  CheckedParam params[kMaxParams];
+  int num_rows = 0, num_params = 0;
+  bool sums = false;  // of gates above 0
+};
+CheckedInputs checked_inputs(const Problem& p);
+inline constexpr double kMaxGateSum = 8;  // gates above 0 are right below that, per chunk
 
 }  // namespace deltic

@@ -118,6 +118,10 @@ struct Problem {
   deltic_activation activation = DELTIC_ACTIVATION_NONE;
   Param weight, bias, dweight, dbias;
 
+  // Checked mode on a GPU: a word in its memory, all ones unless the checks found something; then
+  // the work is skipped. Null: unchecked.
+  const uint64_t* record = nullptr;
+
   int64_t k_head(int64_t value_head) const { return value_head / (HV / H); }
 };
 

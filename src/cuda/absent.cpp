@@ -16,6 +16,14 @@ void check_device(const char* op, int32_t) {
        ": no implementation takes this call: this build has no CUDA support");
 }
 
+size_t check_bytes(const Problem&) { return 0; }
+const uint64_t* check_on_device(const Problem&, std::span<std::byte>, void*) { return nullptr; }
+void fail_as_found(const deltic_buffer&, void*) {
+  fail(DELTIC_UNSUPPORTED,
+       "device_error: workspace: expected that of a checked call on a GPU, got one in a build "
+       "without CUDA");
+}
+
 DeviceScope::DeviceScope(int32_t) {}
 DeviceScope::~DeviceScope() = default;
 

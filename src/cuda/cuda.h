@@ -2,6 +2,7 @@
 // A build without CUDA has the same functions (absent.cpp): empty lists.
 #pragma once
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,13 @@ std::vector<std::string> devices_found();
 
 // Fails unless the device exists; in the name of `op`.
 void check_device(const char* op, int32_t device_index);
+
+// Checked mode. The checks run on the stream, before the work and in the first check_bytes(p) of
+// the workspace; what they return is Problem::record.
+size_t check_bytes(const Problem& p);
+const uint64_t* check_on_device(const Problem& p, std::span<std::byte> memory, void* stream);
+// Waits for the stream; fails as the last checked call on this workspace should have.
+void fail_as_found(const deltic_buffer& workspace, void* stream);
 
 // Makes a device the current one of this thread, and the former one again at the end.
 class DeviceScope {

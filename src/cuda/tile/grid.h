@@ -6,7 +6,7 @@
 
 namespace deltic::gpu {
 
-inline Tokens tokens_of(const Problem& p) { return {p.cu, p.packed, p.N, p.T}; }
+inline Tokens tokens_of(const Problem& p) { return {p.cu, p.packed, p.N, p.T, p.record}; }
 
 inline unsigned checked_ctas(int64_t num) {
   if (num > INT32_MAX) {

@@ -16,8 +16,15 @@ struct Tokens {
   Indices cu;
   bool packed;
   int64_t N, T;
-  const Span* spans = nullptr;  // [N] in device memory, instead of the above
+  const uint64_t* record;  // of checked mode: all ones, or the call is wrong; null: not checked
+  const Span* spans = nullptr;  // [N] in device memory, instead of lengths
 };
+
+// Whether the checks found something: then no kernel works.
+__device__ inline bool is_wrong(const Tokens& x) {
+  return x.record != nullptr && *x.record != ~0ull;
+}
+
 
 __device__ inline int64_t clamp_index(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;

@@ -90,6 +90,7 @@ __device__ void store_rows(const Params& p, const TokenTile& tile, int64_t head,
 template <int W>
 __global__ void __launch_bounds__(kThreads) inverse_kernel(const __grid_constant__ Params p) {
   __shared__ alignas(16) float m[kTile * (W + 4)];
+  if (is_wrong(p.tokens)) return;
   const unsigned index = blockIdx.x, heads = static_cast<unsigned>(p.heads);
   if (index >= p.num_items) {
     zero_padding(p.tokens, p.out, p.heads, W, index - p.num_items, kPaddingCtas);

@@ -168,6 +168,7 @@ template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     recurrence_kernel(const __grid_constant__ Params p) {
   __shared__ Stage<Tr> s;
+  if (is_wrong(p.tokens)) return;
   const int64_t num_slices = p.tokens.N * p.HV * p.num_slices;
   const unsigned index = blockIdx.x;
   if (index >= num_slices) {

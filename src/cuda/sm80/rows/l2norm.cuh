@@ -51,6 +51,7 @@ __device__ inline void normalize_row(const NormParams& p, int64_t b, int64_t t, 
 
 __global__ void __launch_bounds__(32 * kNormWarps)
     l2norm_kernel(const __grid_constant__ NormParams p) {
+  if (is_wrong(p.tokens)) return;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kNormWarps + threadIdx.x / 32;
   if (row >= p.num_rows) return;
   const unsigned heads = static_cast<unsigned>(p.heads), T = static_cast<unsigned>(p.tokens.T);

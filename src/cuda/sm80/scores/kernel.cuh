@@ -137,6 +137,7 @@ template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     scores_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char smem[];
+  if (is_wrong(p.tokens)) return;
   const unsigned index = blockIdx.x, heads = static_cast<unsigned>(p.heads);
   if (index >= p.num_items) {
     zero_padding(p.tokens, p.kkt, p.heads, p.W, index - p.num_items, kPaddingCtas);

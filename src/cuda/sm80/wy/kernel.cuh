@@ -125,6 +125,7 @@ __device__ inline void multiply_slice(const Params& p, const Place& at, int64_t 
 
 __global__ void __launch_bounds__(kThreads) wy_kernel(const __grid_constant__ Params p) {
   __shared__ Shared s;
+  if (is_wrong(p.tokens)) return;
   const unsigned index = blockIdx.x, heads = static_cast<unsigned>(p.heads);
   if (index >= p.num_items) {
     const int64_t n = index - p.num_items;

@@ -150,6 +150,7 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   d.read_index = list_of(p.read_index ? p.read_index : p.write_index);
   d.write_index = list_of(p.write_index ? p.write_index : p.read_index);
   d.num_read_slots = int(p.state_in.slots), d.num_write_slots = int(p.state_out.slots);
+  d.record = p.record;
   d.segment_chunks = w.segment;
   if (p.save != DELTIC_SAVE_NONE) d.saved = p.saved.data, d.saved_layout = saved_layout(p, p.save);
   d.max_pieces = w.max_pieces, d.ring_slots = kRing;
@@ -237,7 +238,6 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream
 
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
-  if (p.checked) return "it has no checked mode";
   if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "q, k and v are not of 16 bits";
   if (p.K > kWidth || p.V > kWidth || p.K % 8 != 0 || p.V % 8 != 0)
     return "K or V is above 128 or no multiple of 8";

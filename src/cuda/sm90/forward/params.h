@@ -155,7 +155,8 @@ struct Params {
   bool is_packed, is_pool;
   IndexList cu_seqlens, read_index, write_index;
   int num_read_slots, num_write_slots;
-  int segment_chunks;  // of a piece; 0: sequences stay whole
+  const uint64_t* record;  // of checked mode: all ones, or there is no work; null: not checked
+  int segment_chunks;      // of a piece; 0: sequences stay whole
   Checkpoints ckpt;
   void* saved;  // for backward; null: nothing is kept
   SavedLayout saved_layout;

@@ -183,6 +183,12 @@ __device__ inline void make_head_rows(const Params& p, int cta, int ctas) {
             p.beta.data ? beta_value(p, number_of(beta[j], p.beta.type)) : 1.f);
   }
 }
+__device__ inline Piece nothing() {
+  Piece s{};
+  s.read_slot = s.write_slot = s.end_stash = -1;
+  s.is_last = true;
+  return s;
+}
 __device__ inline int chunks_of(int tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 // A checkpoint: who keeps the state that it starts from, and the tokens from there on.
@@ -255,10 +261,12 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   // that decrease anywhere make all sequences empty: those that overlap could be more chunks and
   // pieces than there is room for.
   bool is_ordered = true;
+  // A call that the checks refuse: sequences without tokens or states, no padding.
+  const bool is_wrong = params.record != nullptr && *params.record != ~0ull;
   const int per = (n + kThreads - 1) / kThreads;
   auto each_piece = [&](auto use) {
     for (int i = tid * per; i < min(n, (tid + 1) * per); i++) {
-      Piece whole = sequence_at(params, i, is_ordered);
+      Piece whole = is_wrong ? nothing() : sequence_at(params, i, is_ordered);
       if (!is_ordered) whole.length = whole.zero = 0;
       const int chunks = chunks_of(whole.length);
       const int count = cut > 0 && chunks > 0 ? (chunks + cut - 1) / cut : 1;
@@ -312,7 +320,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     for (int i = 2; i < min(ctas + 1, kThreads); i++)
       if (s_time[i] < s_time[best]) best = i;
     int padding = params.num_tokens;
-    if (params.is_packed) {
+    if (params.is_packed && !is_wrong) {
       const int64_t end = n > 0 ? load_index(params.cu_seqlens, n) : 0;
       padding = int(min(max(end, int64_t(0)), int64_t(params.num_tokens)));
     }

@@ -1,0 +1,82 @@
+// The words of what a check of values found.
+#include "core/finding.h"
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace deltic {
+namespace {
+
+const char* name_of(Argument argument) {
+  constexpr const char* names[] = {"q",          "k",
+                                   "v",          "x",
+                                   "a",          "beta",
+                                   "g",          "gv",
+                                   "d_o",        "out",
+                                   "d_out",      "d_w",
+                                   "d_u",        "d_kg",
+                                   "d_qg",       "A_log",
+                                   "dt_bias",    "weight",
+                                   "bias",       "initial_state",
+                                   "state_pool", "d_final_state",
+                                   "cu_seqlens", "cu_seqlens_host",
+                                   "read_index", "write_index",
+                                   "ckpt_cu",    "ckpt_tokens",
+                                   "ckpt_slots"};
+  return names[static_cast<int>(argument)];
+}
+
+// ` at sequence 1, token 2, head 3`: what of it there is.
+std::string where(const Finding& f) {
+  std::string text;
+  const auto add = [&](const char* what, int64_t index) {
+    if (index >= 0) text += cat(text.empty() ? " at " : ", ", what, " ", index);
+  };
+  add("sequence", f.sequence);
+  add("token", f.token);
+  add("head", f.head);
+  add("channel", f.channel);
+  return text;
+}
+
+std::string expected(const Finding& f) {
+  switch (f.wrong) {
+    case Wrong::first_offset:
+      return cat("the first offset to be 0, got ", f.got);
+    case Wrong::falling_offset:
+      return cat("offsets that never decrease, ",
+                 f.limit >= 0 ? cat("up to M = ", f.limit, ", ") : "", "got ", f.got, " after ",
+                 f.other, " at ", f.at);
+    case Wrong::last_offset:
+      return cat("a last offset of at most T = ", f.limit, ", got ", f.got);
+    case Wrong::few_columns:
+      return cat("a column for each of the ", f.limit, " tokens of sequence ", f.sequence, ", got ",
+                 f.got);
+    case Wrong::slot:
+      return cat("slots of -1 to ", f.limit - 1, ", got ", f.got, " at ", f.at);
+    case Wrong::written_twice:
+      return cat("every slot to be written once, got slot ", f.got,
+                 f.sequence == f.other ? cat(" twice for sequence ", f.sequence)
+                                       : cat(" for sequences ", f.sequence, " and ", f.other));
+    case Wrong::read_while_written:
+      return cat("no slot that another sequence writes, got slot ", f.got, " for sequence ",
+                 f.sequence, ", written by sequence ", f.other);
+    case Wrong::checkpoint_token:
+      return cat("0 to ", f.limit, ", the length of sequence ", f.sequence, ", got ", f.got, " at ",
+                 f.at);
+    case Wrong::not_finite:
+      return cat("finite values, got ", f.value, where(f));
+    case Wrong::growing_gate:
+      return cat("positive log decays that sum to less than 8 in a chunk, got ", f.value, where(f));
+    default:
+      return "right values, got right values";
+  }
+}
+
+}  // namespace
+
+std::string text_of(deltic_op op, const Finding& f) {
+  return cat(deltic::name_of(op), ": ", name_of(f.argument), ": expected ", expected(f));
+}
+
+}  // namespace deltic

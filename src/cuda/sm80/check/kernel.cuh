@@ -1,0 +1,463 @@
+// Checked mode: lists, then values, each finding a key of 64 bits that orders it; the least stays,
+// whoever comes first. Then the finding in full.
+#pragma once
+
+#include "cuda/sm80/check/params.h"
+
+namespace deltic::gpu::check {
+
+inline constexpr int kThreads = 256;
+
+// Classes in the order in which the CPU checks them; the position orders findings of a class and
+// says where they are. All of it fits 60 bits: positions are below rows * heads * 16.
+enum Class : unsigned { kLengths, kPool, kTwice, kRead, kLists, kListTwice, kParam, kValue, kSum };
+inline constexpr int kPerHead = CheckedInputs::kMaxRows + 1;  // positions of a head's rows
+
+__device__ inline void report(const Params& p, Class which, int64_t position) {
+  const auto key =
+      static_cast<unsigned long long>(which) << 60 | static_cast<unsigned long long>(position);
+  atomicMin(&p.record->key, key);
+}
+
+struct Walk {  // of all threads, or of all warps
+  int64_t first, step;
+};
+__device__ inline Walk threads() {
+  return {static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x,
+          static_cast<int64_t>(gridDim.x) * kThreads};
+}
+__device__ inline Walk warps() {
+  const Walk all = threads();
+  return {all.first / 32, all.step / 32};
+}
+
+// The indices that say where states go: one list serves both directions.
+__device__ inline const Indices& written(const Params& p) {
+  return p.write_index.present ? p.write_index : p.read_index;
+}
+__device__ inline bool has_indices(const Params& p) {
+  return p.is_pool && (p.read_index.present || p.write_index.present);
+}
+// Writers are numbered: sequence times columns plus token.
+__device__ inline int64_t num_columns(const Params& p) {
+  return p.write_index.n1 > 0 ? p.write_index.n1 : 1;
+}
+__device__ inline int64_t num_writes(const Params& p, int64_t n) {
+  return p.write_index.n1 > 0 ? min(span_of(p.tokens, n).length, p.write_index.n1) : 1;
+}
+__device__ inline bool is_slot(int64_t slot, int64_t slots) { return slot >= -1 && slot < slots; }
+
+struct List {
+  int64_t begin, end;
+};
+__device__ inline List checkpoints_of(const Params& p, int64_t n) {
+  const int64_t M = p.ckpt_tokens.n0, begin = clamp_index(load_index(p.ckpt_cu, n), 0, M);
+  return {begin, clamp_index(load_index(p.ckpt_cu, n + 1), begin, M)};
+}
+// Positions of a sequence's checkpoint list: its offset, then slot and token of every entry.
+__device__ inline int64_t list_position(const Params& p, int64_t n) {
+  return 1 + n * (2 * p.ckpt_tokens.n0 + 1);
+}
+
+__device__ inline void check_length(const Params& p, int64_t n) {
+  if (load_index(p.tokens.cu, n + 1) < load_index(p.tokens.cu, n)) report(p, kLengths, 1 + n);
+}
+// The ends, which are there without a sequence too.
+__device__ inline void check_ends(const Params& p) {
+  if (p.tokens.packed) {
+    if (load_index(p.tokens.cu, 0) != 0) report(p, kLengths, 0);
+    if (load_index(p.tokens.cu, p.tokens.N) > p.tokens.T) report(p, kLengths, 1 + p.tokens.N);
+  }
+  if (p.ckpt_cu.present && load_index(p.ckpt_cu, 0) != 0) report(p, kLists, 0);
+}
+
+__device__ inline void check_slots(const Params& p, int64_t n) {
+  const int64_t columns = num_columns(p), position = n * (columns + 2), slots = p.state_in.slots;
+  if (p.write_index.n1 > 0 && span_of(p.tokens, n).length > p.write_index.n1) {
+    report(p, kPool, position);
+  }
+  if (p.read_index.present && !is_slot(load_index(p.read_index, n), slots)) {
+    report(p, kPool, position + 1);
+  }
+#pragma unroll 1
+  for (int64_t t = 0; t < num_writes(p, n); ++t) {
+    const int64_t slot = load_index(written(p), n, t);
+    if (!is_slot(slot, slots)) {
+      report(p, kPool, position + 2 + t);
+    } else if (slot >= 0) {
+      atomicMin(&p.pool_owner[slot], static_cast<unsigned long long>(n * columns + t));
+    }
+  }
+}
+
+__device__ inline void check_checkpoints(const Params& p, int64_t n) {
+  const int64_t from = load_index(p.ckpt_cu, n), to = load_index(p.ckpt_cu, n + 1);
+  const int64_t position = list_position(p, n), length = span_of(p.tokens, n).length;
+  if (to < from || to > p.ckpt_tokens.n0) report(p, kLists, position);
+  const List list = checkpoints_of(p, n);
+#pragma unroll 1
+  for (int64_t m = list.begin; m < list.end; ++m) {
+    const int64_t slot = load_index(p.ckpt_slots, m), tokens = load_index(p.ckpt_tokens, m);
+    if (!is_slot(slot, p.ckpt_num_slots)) {
+      report(p, kLists, position + 1 + 2 * m);
+    } else if (slot >= 0) {
+      if (tokens < 0 || tokens > length) report(p, kLists, position + 2 + 2 * m);
+      atomicMin(&p.ckpt_owner[slot], static_cast<unsigned long long>(m));
+    }
+  }
+}
+
+// Lengths, slots and lists in range; who writes which slot.
+__global__ void __launch_bounds__(kThreads) check_lists(const __grid_constant__ Params p) {
+  const Walk all = threads();
+  if (all.first == 0) check_ends(p);
+#pragma unroll 1
+  for (int64_t n = all.first; n < p.tokens.N; n += all.step) {
+    if (p.tokens.packed) check_length(p, n);
+    if (has_indices(p)) check_slots(p, n);
+    if (p.ckpt_cu.present) check_checkpoints(p, n);
+  }
+}
+
+// Behind check_lists: no slot twice, none read that another sequence writes.
+__device__ inline void check_owners(const Params& p, int64_t n) {
+  if (has_indices(p)) {
+    const int64_t columns = num_columns(p), slots = p.state_in.slots;
+    for (int64_t t = 0; t < num_writes(p, n); ++t) {
+      const int64_t slot = slot_or_none(load_index(written(p), n, t), slots);
+      if (slot >= 0 && p.pool_owner[slot] != n * columns + t) report(p, kTwice, slot);
+    }
+    if (p.read_index.present && p.write_index.present) {
+      const int64_t slot = slot_or_none(load_index(p.read_index, n), slots);
+      const unsigned long long owner = slot >= 0 ? p.pool_owner[slot] : ~0ull;
+      if (owner != ~0ull && owner / columns != n) report(p, kRead, n);
+    }
+  }
+  if (p.ckpt_cu.present) {
+    const List list = checkpoints_of(p, n);
+    for (int64_t m = list.begin; m < list.end; ++m) {
+      const int64_t slot = slot_or_none(load_index(p.ckpt_slots, m), p.ckpt_num_slots);
+      if (slot >= 0 && p.ckpt_owner[slot] != m) report(p, kListTwice, slot);
+    }
+  }
+}
+
+// A sequence has a line for its states and one for each token, all in order.
+__device__ inline int64_t first_line(const Params& p, int64_t n) {
+  return n + (p.tokens.packed ? span_of(p.tokens, n).begin : n * p.tokens.T);
+}
+__device__ inline int64_t sequence_of_line(const Params& p, int64_t line) {
+  if (!p.tokens.packed) return line / (p.tokens.T + 1);
+  int64_t n = 0, end = p.tokens.N;  // the sequence is in [n, end)
+  while (end - n > 1) {
+    const int64_t middle = (n + end) / 2;
+    (first_line(p, middle) <= line ? n : end) = middle;
+  }
+  return n;
+}
+__device__ inline int64_t line_position(const Params& p, int64_t line) {
+  return line * p.HV * kPerHead;
+}
+
+// Number i of a state, channels before columns.
+__device__ inline float state_number(const Params& p, const States& x, int64_t slot, int64_t head,
+                                     int64_t i) {
+  return load(x.data, x.dtype,
+              slot * x.s_slot + head * x.s_head + i / p.V * x.s_k + i % p.V * x.s_v);
+}
+__device__ inline int64_t state_slot(const Params& p, int which, int64_t n) {
+  const States& x = which == 0 ? p.state_in : p.d_final;
+  if (!x.present) return -1;
+  if (which == 1 || !p.is_pool) return n;
+  const Indices& list = p.read_index.present ? p.read_index : p.write_index;
+  return slot_or_none(list.present ? load_index(list, n) : n, x.slots);
+}
+__device__ inline int64_t row_width(const Params& p, const CheckedRows& x, int64_t t) {
+  return x.diagonal < 0 ? x.width : t % p.chunk + x.diagonal;
+}
+
+// By a warp: the state of a sequence and head; the rows of a token and head.
+__device__ inline void check_state(const Params& p, int64_t n, int64_t head, int lane) {
+  for (int which = 0; which < 2; ++which) {
+    const int64_t slot = state_slot(p, which, n);
+    if (slot < 0) continue;
+    const States& x = which == 0 ? p.state_in : p.d_final;
+    for (int64_t i = lane; i < p.K * p.V; i += 32) {
+      if (isfinite(state_number(p, x, slot, head, i))) continue;
+      report(p, kValue, line_position(p, first_line(p, n)) + which * p.HV + head);
+      break;
+    }
+  }
+}
+__device__ inline void check_rows(const Params& p, int64_t n, int64_t t, int64_t head, int lane) {
+  const Span span = span_of(p.tokens, n);
+  for (int input = 0; input < p.inputs.num_rows; ++input) {
+    const CheckedRows& x = p.inputs.rows[input];
+    if (head >= x.heads) continue;
+    const int64_t at = offset(x.rows, span.batch, span.begin + t, head);
+    for (int64_t c = lane; c < row_width(p, x, t); c += 32) {
+      if (isfinite(load(x.rows.data, x.rows.dtype, at + c))) continue;
+      report(p, kValue, line_position(p, first_line(p, n) + 1 + t) + head * kPerHead + input);
+      break;
+    }
+  }
+}
+
+// The sum of a chunk's positive log decays up to token t; the CPU adds in the same order.
+__device__ inline double gate_sum(const Params& p, const Span& span, int64_t t, int64_t head,
+                                  int64_t channel) {
+  double sum = 0;
+  for (int64_t i = t / p.chunk * p.chunk; i <= t; ++i) {
+    const int64_t at = offset(p.g, span.batch, span.begin + i, head) + channel;
+    sum += fmax(0.0, static_cast<double>(load(p.g.data, p.g.dtype, at)));
+  }
+  return sum;
+}
+__device__ inline void check_sums(const Params& p, int64_t n, int64_t first, int64_t head,
+                                  int64_t channel) {
+  const Span span = span_of(p.tokens, n);
+  double sum = 0;
+  for (int64_t t = first; t < min(first + p.chunk, span.length); ++t) {
+    const int64_t at = offset(p.g, span.batch, span.begin + t, head) + channel;
+    sum += fmax(0.0, static_cast<double>(load(p.g.data, p.g.dtype, at)));
+    if (!(sum >= kMaxGateSum)) continue;
+    report(p, kSum, ((n * p.HV + head) * p.gate_width + channel) * p.tokens.T + t);
+    return;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) check_values(const __grid_constant__ Params p) {
+  const Walk all = threads(), by_warp = warps();
+  const int lane = threadIdx.x % 32;
+  for (int64_t n = all.first; n < p.tokens.N; n += all.step) check_owners(p, n);
+  int64_t before = 0;
+  for (int i = 0; i < p.inputs.num_params; ++i) {
+    const CheckedParam& x = p.inputs.params[i];
+    for (int64_t j = all.first; j < x.count; j += all.step) {
+      if (!isfinite(load_param(x.param, j))) report(p, kParam, before + j);
+    }
+    before += x.count;
+  }
+  if (p.state_in.present || p.d_final.present) {
+    for (int64_t i = by_warp.first; i < p.tokens.N * p.HV; i += by_warp.step) {
+      check_state(p, i / p.HV, i % p.HV, lane);
+    }
+  }
+  // Lines of tokens, padding left out.
+  const int64_t lines = p.tokens.packed ? padding_begin(p.tokens) : p.B * p.tokens.T;
+  for (int64_t i = by_warp.first; i < lines * p.HV; i += by_warp.step) {
+    const int64_t row = i / p.HV;
+    int64_t n = 0, t = row;
+    if (!p.tokens.packed) {
+      n = row / p.tokens.T, t = row % p.tokens.T;
+    } else {
+      int64_t end = p.tokens.N;  // the last sequence that begins at or before the row
+      while (end - n > 1) {
+        const int64_t middle = (n + end) / 2;
+        (span_of(p.tokens, middle).begin <= row ? n : end) = middle;
+      }
+      t = row - span_of(p.tokens, n).begin;
+      if (t < 0 || t >= span_of(p.tokens, n).length) continue;  // offsets that decrease
+    }
+    check_rows(p, n, t, i % p.HV, lane);
+    // A lane per channel, once per chunk.
+    if (!p.inputs.sums || t % p.chunk != 0) continue;
+    for (int64_t c = lane; c < p.gate_width; c += 32) check_sums(p, n, t, i % p.HV, c);
+  }
+}
+
+// The first i below count that has a property; count: none. By the whole CTA.
+template <class F>
+__device__ int64_t first_of(int64_t count, F&& has) {
+  __shared__ unsigned long long s_first;
+  __syncthreads();  // the one before has been read
+  if (threadIdx.x == 0) s_first = static_cast<unsigned long long>(count);
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+    if (!has(i)) continue;
+    atomicMin(&s_first, static_cast<unsigned long long>(i));
+    break;
+  }
+  __syncthreads();  // all have looked
+  return static_cast<int64_t>(s_first);
+}
+
+__device__ inline Finding describe_lengths(const Params& p, int64_t position) {
+  const Indices& cu = p.tokens.cu;
+  Finding f{.argument = Argument::cu_seqlens};
+  if (position == 0) {
+    f.wrong = Wrong::first_offset, f.got = load_index(cu, 0);
+  } else if (position <= p.tokens.N) {
+    f.wrong = Wrong::falling_offset, f.at = position, f.limit = -1;
+    f.got = load_index(cu, position), f.other = load_index(cu, position - 1);
+  } else {
+    f.wrong = Wrong::last_offset, f.got = load_index(cu, p.tokens.N), f.limit = p.tokens.T;
+  }
+  return f;
+}
+__device__ inline Finding describe_slots(const Params& p, int64_t position) {
+  const int64_t per = num_columns(p) + 2, n = position / per, item = position % per;
+  Finding f{.wrong = Wrong::slot, .argument = Argument::write_index};
+  f.at = n, f.limit = p.state_in.slots;
+  if (item == 0) {
+    f.wrong = Wrong::few_columns, f.sequence = n;
+    f.got = p.write_index.n1, f.limit = span_of(p.tokens, n).length;
+  } else if (item == 1) {
+    f.argument = Argument::read_index, f.got = load_index(p.read_index, n);
+  } else {
+    if (!p.write_index.present) f.argument = Argument::read_index;
+    f.got = load_index(written(p), n, item - 2);
+  }
+  return f;
+}
+__device__ inline Finding describe_lists(const Params& p, int64_t position) {
+  Finding f{.wrong = Wrong::falling_offset, .argument = Argument::ckpt_cu};
+  if (position == 0) {
+    f.wrong = Wrong::first_offset, f.got = load_index(p.ckpt_cu, 0);
+    return f;
+  }
+  const int64_t per = 2 * p.ckpt_tokens.n0 + 1, n = (position - 1) / per;
+  const int64_t item = (position - 1) % per, m = (item - 1) / 2;
+  if (item == 0) {
+    f.got = load_index(p.ckpt_cu, n + 1), f.other = load_index(p.ckpt_cu, n);
+    f.limit = p.ckpt_tokens.n0, f.at = n + 1;
+  } else if (item % 2 == 1) {
+    f.wrong = Wrong::slot, f.argument = Argument::ckpt_slots, f.at = m;
+    f.got = load_index(p.ckpt_slots, m), f.limit = p.ckpt_num_slots;
+  } else {
+    f.wrong = Wrong::checkpoint_token, f.argument = Argument::ckpt_tokens, f.at = m;
+    f.sequence = n, f.got = load_index(p.ckpt_tokens, m);
+    f.limit = span_of(p.tokens, n).length;
+  }
+  return f;
+}
+// The two lowest writers of a slot. By the whole CTA, as the ones below.
+__device__ inline Finding describe_twice(const Params& p, int64_t slot) {
+  const int64_t columns = num_columns(p), first = static_cast<int64_t>(p.pool_owner[slot]);
+  const int64_t second = first_of(p.tokens.N * columns, [&](int64_t i) {
+    return i != first && i % columns < num_writes(p, i / columns) &&
+           load_index(written(p), i / columns, i % columns) == slot;
+  });
+  return {.wrong = Wrong::written_twice,
+          .argument = p.write_index.present ? Argument::write_index : Argument::read_index,
+          .sequence = first / columns,
+          .got = slot,
+          .other = second / columns};
+}
+__device__ inline Finding describe_list_twice(const Params& p, int64_t slot) {
+  const auto first = static_cast<int64_t>(p.ckpt_owner[slot]);
+  const int64_t second = first_of(p.ckpt_tokens.n0, [&](int64_t m) {
+    return m != first && load_index(p.ckpt_slots, m) == slot;
+  });
+  // Which list an entry is of.
+  const auto owner = [&](int64_t m) {
+    return first_of(p.tokens.N, [&](int64_t n) {
+      const List list = checkpoints_of(p, n);
+      return list.begin <= m && m < list.end;
+    });
+  };
+  Finding f{.wrong = Wrong::written_twice, .argument = Argument::ckpt_slots};
+  f.got = slot, f.sequence = owner(first), f.other = owner(second);
+  return f;
+}
+__device__ inline Finding describe_read(const Params& p, int64_t n) {
+  const int64_t slot = load_index(p.read_index, n);
+  return {.wrong = Wrong::read_while_written,
+          .argument = Argument::read_index,
+          .sequence = n,
+          .got = slot,
+          .other = static_cast<int64_t>(p.pool_owner[slot]) / num_columns(p)};
+}
+__device__ inline Finding describe_param(const Params& p, int64_t position) {
+  Finding f{.wrong = Wrong::not_finite};
+  for (int i = 0; i < p.inputs.num_params; ++i) {
+    const CheckedParam& x = p.inputs.params[i];
+    if (position < x.count) {
+      f.argument = x.argument, f.value = load_param(x.param, position);
+      (x.is_channel ? f.channel : f.head) = position / x.per_unit;
+      break;
+    }
+    position -= x.count;
+  }
+  return f;
+}
+__device__ inline Finding describe_value(const Params& p, int64_t position) {
+  const int64_t per = p.HV * kPerHead, line = position / per, item = position % per;
+  const int64_t n = sequence_of_line(p, line), t = line - first_line(p, n) - 1;
+  Finding f{.wrong = Wrong::not_finite, .sequence = n};
+  if (t < 0) {
+    const int which = item < p.HV ? 0 : 1;
+    const States& x = which == 0 ? p.state_in : p.d_final;
+    const int64_t slot = state_slot(p, which, n), head = item - which * p.HV;
+    const int64_t i = first_of(
+        p.K * p.V, [&](int64_t j) { return !isfinite(state_number(p, x, slot, head, j)); });
+    f.argument = which == 1  ? Argument::d_final_state
+                 : p.is_pool ? Argument::state_pool
+                             : Argument::initial_state;
+    f.head = head, f.value = state_number(p, x, slot, head, min(i, p.K * p.V - 1));
+    return f;
+  }
+  const int64_t head = item / kPerHead;
+  const CheckedRows& x = p.inputs.rows[item % kPerHead];
+  const Span span = span_of(p.tokens, n);
+  const int64_t at = offset(x.rows, span.batch, span.begin + t, head), width = row_width(p, x, t);
+  const int64_t c = first_of(
+      width, [&](int64_t j) { return !isfinite(load(x.rows.data, x.rows.dtype, at + j)); });
+  f.argument = x.argument, f.token = t, f.head = head;
+  f.value = load(x.rows.data, x.rows.dtype, at + min(c, width - 1));
+  return f;
+}
+__device__ inline Finding describe_sum(const Params& p, int64_t position) {
+  const int64_t t = position % p.tokens.T, column = position / p.tokens.T;
+  const int64_t channel = column % p.gate_width, job = column / p.gate_width;
+  const int64_t n = job / p.HV, head = job % p.HV;
+  return {.wrong = Wrong::growing_gate,
+          .argument = Argument::g,
+          .sequence = n,
+          .token = t,
+          .head = head,
+          .value = gate_sum(p, span_of(p.tokens, n), t, head, channel)};
+}
+
+// One CTA, behind the checks: what the least key means.
+__global__ void __launch_bounds__(kThreads) describe(const __grid_constant__ Params p) {
+  const unsigned long long key = p.record->key;
+  const auto position = static_cast<int64_t>(key & ((1ull << 60) - 1));
+  Finding f;
+  if (key != ~0ull) {
+    switch (static_cast<Class>(key >> 60)) {
+      case kLengths:
+        f = describe_lengths(p, position);
+        break;
+      case kPool:
+        f = describe_slots(p, position);
+        break;
+      case kTwice:
+        f = describe_twice(p, position);
+        break;
+      case kRead:
+        f = describe_read(p, position);
+        break;
+      case kLists:
+        f = describe_lists(p, position);
+        break;
+      case kListTwice:
+        f = describe_list_twice(p, position);
+        break;
+      case kParam:
+        f = describe_param(p, position);
+        break;
+      case kValue:
+        f = describe_value(p, position);
+        break;
+      default:
+        f = describe_sum(p, position);
+    }
+  }
+  if (threadIdx.x == 0) {
+    p.record->mark = kMark, p.record->op = p.op;
+    p.record->finding = f;
+  }
+}
+
+}  // namespace deltic::gpu::check
