@@ -15,10 +15,9 @@
 namespace deltic::cases {
 namespace {
 
-constexpr Op kOps[] = {Op::forward, Op::decode, Op::cumsum,  Op::gate, Op::l2norm,
-                       Op::kkt,     Op::scores, Op::inverse, Op::wy,   Op::backward};
-constexpr const char* kOpNames[] = {"forward", "decode", "cumsum",  "gate", "l2norm",
-                                    "kkt",     "scores", "inverse", "wy",   "backward"};
+// Operations that a line can name, by their names in the library.
+constexpr Op kOps[] = {Op::forward, Op::decode,  Op::cumsum,         Op::gate, Op::l2norm,  Op::kkt,
+                       Op::scores,  Op::inverse, Op::scores_inverse, Op::wy,   Op::backward};
 
 // Adds an item to a list in a text.
 void append(std::string& list, const char* separator, std::string_view item) {
@@ -28,7 +27,7 @@ void append(std::string& list, const char* separator, std::string_view item) {
 
 std::string op_names() {
   std::string all;
-  for (const char* n : kOpNames) append(all, "|", n);
+  for (Op op : kOps) append(all, "|", name(op));
   return all;
 }
 
@@ -127,7 +126,7 @@ struct Key {
 std::string only_for(const Case& c, std::initializer_list<Op> ops) {
   if (is_any(c.op, ops)) return "";
   std::string text;
-  for (Op op : ops) append(text, " or ", kOpNames[static_cast<int>(op)]);
+  for (Op op : ops) append(text, " or ", name(op));
   return text + " as the operation";
 }
 
@@ -196,7 +195,7 @@ std::vector<Key> make_keys() {
   using C = const Case&;
   const auto needs_gate_op = [](C c) {
     return only_for(c, {Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt,
-                        Op::scores, Op::wy});
+                        Op::scores, Op::scores_inverse, Op::wy});
   };
   const auto needs_form_op = [](C c) {
     const std::string s =
@@ -275,8 +274,8 @@ std::vector<Key> make_keys() {
   keys.push_back(size_key(
       "H", "2", "query/key heads", 1, 1 << 20,
       [](C c) {
-        return only_for(
-            c, {Op::forward, Op::decode, Op::backward, Op::l2norm, Op::kkt, Op::scores, Op::wy});
+        return only_for(c, {Op::forward, Op::decode, Op::backward, Op::l2norm, Op::kkt, Op::scores,
+                            Op::scores_inverse, Op::wy});
       },
       &Case::H));
   keys.push_back(size_key(
@@ -312,7 +311,8 @@ std::vector<Key> make_keys() {
   keys.push_back(dtype_key(
       "betadtype", "f32|bf16|f16", "f32", "of beta",
       [](C c) {
-        const std::string s = only_for(c, {Op::forward, Op::decode, Op::backward, Op::kkt, Op::wy});
+        const std::string s = only_for(
+            c, {Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::wy});
         return !s.empty() ? s : c.beta == Beta::none ? "a beta" : "";
       },
       {DType::f32, DType::bf16, DType::f16}, &Case::betadtype));
@@ -333,7 +333,8 @@ std::vector<Key> make_keys() {
       "beta", "none|value|sigmoid|2sigmoid", "value",
       "absent (1), as given, through a sigmoid, twice that (blocks: none|value; inverse: its data)",
       [](C c) {
-        return only_for(c, {Op::forward, Op::decode, Op::backward, Op::kkt, Op::inverse, Op::wy});
+        return only_for(c, {Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse,
+                            Op::inverse, Op::wy});
       },
       kBetaNames, [](C c) { return static_cast<int>(c.beta); },
       [](Case& c, int i) { c.beta = static_cast<Beta>(i); }));
@@ -347,16 +348,16 @@ std::vector<Key> make_keys() {
   keys.push_back(flag_key("gv", "0", "decode: a value-wise log decay", needs_decode, &Case::gv));
   keys.push_back(
       flag_key("l2norm", "0", "q and k are normalised inside", needs_sequence_op, &Case::l2norm));
-  keys.push_back(
-      {"scale", "number or default", "default", "K^-1/2 unless given (cumsum: 1)",
-       [](C c) {
-         return only_for(c, {Op::forward, Op::decode, Op::backward, Op::cumsum, Op::scores});
-       },
-       [](C c) { return c.scale ? number(*c.scale) : std::string("default"); },
-       [](Case& c, std::string_view v) {
-         c.scale.reset();
-         if (v != "default") c.scale = to_number("scale", v, "a number or default");
-       }});
+  keys.push_back({"scale", "number or default", "default", "K^-1/2 unless given (cumsum: 1)",
+                  [](C c) {
+                    return only_for(c, {Op::forward, Op::decode, Op::backward, Op::cumsum,
+                                        Op::scores, Op::scores_inverse});
+                  },
+                  [](C c) { return c.scale ? number(*c.scale) : std::string("default"); },
+                  [](Case& c, std::string_view v) {
+                    c.scale.reset();
+                    if (v != "default") c.scale = to_number("scale", v, "a number or default");
+                  }});
   keys.push_back(enum_key(
       "state", "kv|vk", "kv", "states K-first or V-first",
       [=](C c) {
@@ -422,7 +423,7 @@ std::vector<Key> make_keys() {
   keys.push_back({"chunk", "16|32|64", "64", "chunk length (inverse: width of A)",
                   [](C c) {
                     return only_for(c, {Op::forward, Op::backward, Op::cumsum, Op::kkt, Op::scores,
-                                        Op::inverse, Op::wy});
+                                        Op::scores_inverse, Op::inverse, Op::wy});
                   },
                   [](C c) { return std::to_string(c.chunk); },
                   [](Case& c, std::string_view v) {
@@ -573,7 +574,8 @@ void check_conflicts(const Case& c) {
   if (is_any(c.op, {Op::cumsum, Op::gate}) && c.gate == Gate::none) {
     fail("gate: expected head or channel for this operation, got 'none'");
   }
-  if (is_any(c.op, {Op::kkt, Op::wy}) && c.beta != Beta::none && c.beta != Beta::value) {
+  if (is_any(c.op, {Op::kkt, Op::scores_inverse, Op::wy}) && c.beta != Beta::none &&
+      c.beta != Beta::value) {
     fail("beta: expected none or value for this operation, got '" + *value_of(c, "beta") + "'");
   }
   if (c.final_state == Final::inplace && !c.init) {
@@ -626,12 +628,10 @@ Case parse(std::string_view line) {
   std::string word;
   if (!(words >> word)) throw CaseError("case: expected an operation, got an empty line");
   Case c;
-  const auto name = std::find_if(std::begin(kOpNames), std::end(kOpNames),
-                                 [&](const char* n) { return word == n; });
-  if (name == std::end(kOpNames)) {
-    bad("operation", op_names(), word);
-  }
-  c.op = kOps[name - std::begin(kOpNames)];
+  const auto* op =
+      std::find_if(std::begin(kOps), std::end(kOps), [&](Op o) { return word == name(o); });
+  if (op == std::end(kOps)) bad("operation", op_names(), word);
+  c.op = *op;
 
   std::map<std::string, std::string, std::less<>> given;
   while (words >> word) {
@@ -671,7 +671,7 @@ Case parse(std::string_view line) {
 }
 
 std::string canonical(const Case& c) {
-  std::string line = kOpNames[static_cast<int>(c.op)];
+  std::string line(name(c.op));
   for (const Key& k : keys()) {
     if (k.needs(c).empty()) append(line, " ", std::string(k.name) + "=" + k.get(c));
   }
@@ -685,7 +685,7 @@ std::string brief(const Case& c) {
     if (k.needs(c).empty()) words.push_back(std::string(k.name) + "=" + k.get(c));
   }
   const auto joined = [&] {
-    std::string line = kOpNames[static_cast<int>(c.op)];
+    std::string line(name(c.op));
     for (const std::string& w : words) line += " " + w;
     return line;
   };
@@ -711,7 +711,7 @@ std::string brief(const Case& c) {
 Case normalise(const Case& c) { return parse(canonical(c)); }
 
 std::optional<std::string> value_of(const Case& c, std::string_view key) {
-  if (key == "op") return kOpNames[static_cast<int>(c.op)];
+  if (key == "op") return std::string(name(c.op));
   const Key* k = find_key(key);
   if (k == nullptr || !k->needs(c).empty()) return std::nullopt;
   return k->get(c);

@@ -69,7 +69,7 @@ bool counts_from_rounded(const Case& c, const std::string& name, DType stored) {
 bool has_half_products(const Case& c, const std::string& name) {
   if (!is_half(c.dtype)) return false;
   if (c.op == Op::forward || c.op == Op::backward) return true;
-  if (c.op == Op::kkt || c.op == Op::scores) return true;
+  if (c.op == Op::kkt || c.op == Op::scores || c.op == Op::scores_inverse) return true;
   if (c.op == Op::wy) return name == "w" || name == "u";
   return c.op == Op::decode && name == "o";
 }

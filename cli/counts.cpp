@@ -29,6 +29,8 @@ double count_flops(const Case& c) {
     case Op::kkt:
     case Op::scores:
       return rows * C * K;
+    case Op::scores_inverse:
+      return rows * C * (2 * K + C / 3);
     case Op::inverse:
       return rows * C * C / 3;
     default:
@@ -58,6 +60,8 @@ double count_bytes(const Case& c) {
       return k_rows * K * in + gate + beta + v_rows * C * out;
     case Op::scores:
       return 2 * k_rows * K * in + gate + v_rows * C * out;
+    case Op::scores_inverse:
+      return 2 * k_rows * K * in + gate + beta + 2 * v_rows * C * out;
     case Op::inverse:
       return v_rows * C * (in + out);
     case Op::wy:

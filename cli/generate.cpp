@@ -287,7 +287,8 @@ void Instance::generate_block() {
     return;
   }
   fill(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x.k));
-  if (c.op == Op::scores || (c.op == Op::wy && c.qg)) {
+  const bool has_scores = c.op == Op::scores || c.op == Op::scores_inverse;
+  if (has_scores || (c.op == Op::wy && c.qg)) {
     fill(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
          from(has_data_ ? draw_queries(c) : none));
   }
@@ -299,6 +300,7 @@ void Instance::generate_block() {
   }
   if (c.op != Op::wy) {
     add("out", Role::output, c.odtype, {B, T, c.HV, W}, true);
+    if (c.op == Op::scores_inverse) add("a", Role::output, c.odtype, {B, T, c.HV, W}, true);
     return;
   }
   fill(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
@@ -318,6 +320,7 @@ void Instance::spoil_unread_rows() {
   for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "a", "d_o"}) {
     if (!has(name)) continue;
     Tensor& t = find(name);
+    if (t.role == Role::output) continue;  // `a` of scores_inverse
     const int64_t tokens = spec_.num_batches() * spec_.num_tokens();
     for (const auto& [first, last] : unread_tokens()) {
       const int64_t per_token = t.view.numel() / tokens;

@@ -53,9 +53,10 @@ float gate_at(const Problem& p, int64_t row, int64_t d) {
   return p.g[static_cast<size_t>(p.c.gate == Gate::channel ? row * p.c.K + d : row)];
 }
 
-void block_products(const Problem& p, const Output& out) {  // kkt, scores
+// Entries of kkt or of scores: put(index, value).
+template <class F>
+void block_products(const Problem& p, bool is_kkt, const F& put) {
   const Case& c = p.c;
-  const bool is_kkt = c.op == Op::kkt;
   Floats Gi(static_cast<size_t>(c.K)), Gj(Gi.size());
   for_each_chunk(p, [&](int64_t token, int64_t rows, int64_t h) {
     for (int64_t i = 0; i < rows; ++i) {
@@ -69,19 +70,18 @@ void block_products(const Problem& p, const Output& out) {  // kkt, scores
         }
         float sum = 0, same = 0;
         gated_products(p, left, left, right, Gi.data(), Gj.data(), c.K, sum, same);
-        out.put(static_cast<size_t>(row * c.chunk + j),
-                (is_kkt ? p.beta_at(row) : p.scale()) * sum);
+        put(static_cast<size_t>(row * c.chunk + j), (is_kkt ? p.beta_at(row) : p.scale()) * sum);
       }
     }
   });
 }
 
-void block_inverse(const Problem& p, const Output& out) {
+void block_inverse(const Problem& p, const Floats& a, const Output& out) {
   const int64_t W = p.c.chunk;
   for_each_chunk(p, [&](int64_t token, int64_t rows, int64_t h) {
     Floats L(static_cast<size_t>(rows * W), 0.0f);
     for (int64_t i = 0; i < rows; ++i) {
-      std::copy_n(p.a.data() + ((token + i) * p.c.HV + h) * W, i, L.data() + i * W);
+      std::copy_n(a.data() + ((token + i) * p.c.HV + h) * W, i, L.data() + i * W);
     }
     const Floats A = invert(L, rows, W);
     for (int64_t i = 0; i < rows; ++i) {
@@ -143,8 +143,16 @@ Values block(const Instance& instance) {
   const Output out = make_output(instance, all, "out", 0.0);
   if (op == Op::cumsum || op == Op::gate) block_gates(p, out);
   if (op == Op::l2norm) block_l2norm(p, out, make_output(instance, all, "rstd", 0.0));
-  if (op == Op::kkt || op == Op::scores) block_products(p, out);
-  if (op == Op::inverse) block_inverse(p, out);
+  if (op == Op::kkt || op == Op::scores || op == Op::scores_inverse) {
+    block_products(p, op == Op::kkt, [&](size_t at, float x) { out.put(at, x); });
+  }
+  if (op == Op::inverse) block_inverse(p, p.a, out);
+  if (op == Op::scores_inverse) {
+    const Output inverse = make_output(instance, all, "a", 0.0);
+    Floats L(all["a"].size(), 0.0f);
+    block_products(p, true, [&](size_t at, float x) { L[at] = x; });
+    block_inverse(p, L, inverse);
+  }
   return all;
 }
 

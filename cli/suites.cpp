@@ -89,7 +89,7 @@ std::vector<SuiteRow> all_suites() {
       "forward gate=head dense=1x1024 H=8 K=256 V=512 dtype=bf16 l2norm=1");
 
   for (const char* op : {"kkt gate=none", "kkt gate=head", "kkt gate=channel", "scores gate=head",
-                         "scores gate=channel"}) {
+                         "scores gate=channel", "scores_inverse gate=channel"}) {
     add("blocks", op, std::string(op) + " dense=1x2048 H=16 K=128");
   }
   add("blocks", "inverse", "inverse dense=1x2048 HV=16 K=128");

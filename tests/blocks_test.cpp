@@ -212,6 +212,36 @@ TEST_P(Blocks, Inverse) {
   }
 }
 
+// One pass gives the bits of three.
+TEST_P(Blocks, ScoresInverse) {
+  for (const std::string& impl : names_of(Op::scores_inverse)) {
+    const Buffer gate = G(impl), L = output(scores_shape()), X = output(scores_shape()),
+                 P = output(scores_shape()), both_X = output(scores_shape()),
+                 both_P = output(scores_shape());
+    const TensorView cu = in_.cu.view();
+    BlockTensors t{.q = in_.q.view(),
+                   .k = in_.k.view(),
+                   .g = gate.view(),
+                   .beta = in_.beta.view(),
+                   .a = both_X.view(),
+                   .cu_seqlens = cu,
+                   .out = both_P.view()};
+    scores_inverse(options(impl), t);
+    EXPECT_TRUE(both_X.sentinels_intact() && both_P.sentinels_intact());
+    t.a = {}, t.beta = {}, t.out = P.view();
+    scores(options(impl), t);
+    t.q = {}, t.beta = in_.beta.view(), t.out = L.view();
+    kkt(options(impl), t);
+    inverse(options(impl), {.a = L.view(), .cu_seqlens = cu, .out = X.view()});
+    // The oracle does not round to fp32 in between.
+    const double tolerance = impl == "reference" ? 1e-6 : 0;
+    for (int64_t i = 0; i < T * HV * in_.chunk; ++i) {
+      ASSERT_EQ(both_P.get(i), P.get(i)) << impl << " scores " << i;
+      ASSERT_NEAR(both_X.get(i), X.get(i), tolerance) << impl << " inverse " << i;
+    }
+  }
+}
+
 // Section by section as the chunked form has it: the blocks give w, u, kg, qg and the scores; what
 // is left are three products with the state.
 TEST_P(Blocks, TogetherTheyAreTheForwardPass) {

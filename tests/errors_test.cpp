@@ -156,6 +156,9 @@ struct BlockWorld {
         t.x = key;
         t.out = memory.make(DType::f32, {1, 8, 2, 16}).view();
         break;
+      case DELTIC_SCORES_INVERSE:
+        t.a = memory.make(DType::f32, {1, 8, 4, 16}).view();
+        [[fallthrough]];
       case DELTIC_SCORES:
         t.q = memory.zeros(DType::f32, {1, 8, 2, 16}).view();
         [[fallthrough]];
@@ -1465,6 +1468,23 @@ const WrongBlock kBlockErrors[] = {
        set_shape(w.t.q, {1, 8, 2, 8});
      },
      "q: expected shape [1, 8, 2, 16], got [1, 8, 2, 8]"},
+    {"scores_inverse_no_a", DELTIC_SCORES_INVERSE, [](BlockWorld& w) { w.t.a = none(); },
+     "a: expected a tensor, got none"},
+    {"scores_inverse_a_shape", DELTIC_SCORES_INVERSE,
+     [](BlockWorld& w) {
+       set_shape(w.t.a, {1, 8, 2, 16});
+     },
+     "a: expected shape [1, 8, 4, 16], got [1, 8, 2, 16]"},
+    {"scores_inverse_overlap", DELTIC_SCORES_INVERSE,
+     [](BlockWorld& w) { w.t.a.data = w.t.out.data; },
+     "out: expected memory of its own, got an overlap with a"},
+    {"scores_inverse_over_q", DELTIC_SCORES_INVERSE, [](BlockWorld& w) { w.t.a.data = w.t.q.data; },
+     "a: expected memory of its own, got an overlap with q"},
+    {"scores_inverse_with_w", DELTIC_SCORES_INVERSE,
+     [](BlockWorld& w) {
+       w.t.w = w.memory.make(DType::f32, {1, 8, 4, 16}).view();
+     },
+     "w: expected none, got a tensor"},
     {"inverse_width", DELTIC_INVERSE,
      [](BlockWorld& w) {
        set_shape(w.t.a, {1, 8, 4, 8});
@@ -1720,6 +1740,15 @@ TEST(OperationError, Settings) {
   EXPECT_STREQ(deltic_last_error(), "set_checked: on: expected -1 (environment), 0 or 1, got 2");
   EXPECT_EQ(deltic_info(nullptr, nullptr), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(), "info: fn: expected a function, got null");
+}
+TEST(OperationError, ScoresInverseHasNoGradientOfItsOwn) {
+  const auto w = std::make_unique<GradientWorld>(DELTIC_SCORES);
+  EXPECT_EQ(w->call(DELTIC_SCORES_INVERSE), DELTIC_INVALID_ARGUMENT);
+  EXPECT_STREQ(deltic_last_error(),
+               "block_backward: op: expected a building block with a gradient of its own (that of "
+               "scores_inverse is made of those of scores, inverse and kkt), got scores_inverse "
+               "(11)");
+  EXPECT_EQ(w->query(DELTIC_SCORES_INVERSE), DELTIC_INVALID_ARGUMENT);
 }
 TEST(OperationError, DeviceErrorWantsAWorkspaceOfAGpu) {
   EXPECT_EQ(deltic_device_error(nullptr, nullptr), DELTIC_INVALID_ARGUMENT);

@@ -92,10 +92,11 @@ INSTANTIATE_TEST_SUITE_P(All, LongGpuCases, testing::ValuesIn(shards()));
 
 // Every operation has somebody who takes its plainest call.
 TEST_F(Gpu, EveryOperationHasAnImplementation) {
-  for (const char* line : {"forward gate=head seqs=64 dtype=f32", "decode gate=channel seqs=1",
-                           "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64",
-                           "l2norm seqs=64", "kkt gate=head seqs=64", "scores gate=channel seqs=64",
-                           "inverse seqs=64", "wy gate=head seqs=64"}) {
+  for (const char* line :
+       {"forward gate=head seqs=64 dtype=f32", "decode gate=channel seqs=1",
+        "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64", "l2norm seqs=64",
+        "kkt gate=head seqs=64", "scores gate=channel seqs=64", "inverse seqs=64",
+        "wy gate=head seqs=64", "scores_inverse gate=channel seqs=64"}) {
     EXPECT_FALSE(takers(cases::parse(line)).empty()) << line;
   }
 }
@@ -466,6 +467,7 @@ const std::vector<Spoiled>& spoiled() {
       {"l2norm dense=2x9 H=3 K=20", "x", {{14 * 60 + 59, kInfinity}}},
       {"kkt gate=channel seqs=64,9 H=2 K=64 dtype=bf16", "k", {{70 * 128 + 1, kNan}}},
       {"scores gate=head seqs=64,9 H=2 K=64", "q", {{3, kNan}}},
+      {"scores_inverse gate=channel seqs=64,9 H=2 K=64 dtype=f16", "beta", {{67 * 2 + 1, kNan}}},
       {"inverse seqs=64,9 HV=2 chunk=32", "a", {{40 * 64 + 32 + 7, kNan}}},
       {"inverse seqs=64,9 HV=2 chunk=32", "cu_seqlens", {{1, 80}}},
       {"wy gate=head seqs=64,9 H=2 K=64 V=64", "v", {{66 * 128 + 64, kNan}}},

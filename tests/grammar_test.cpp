@@ -178,7 +178,7 @@ TEST(Grammar, Filters) {
 TEST(Grammar, HelpNamesEveryKeyOfALine) {
   const std::string help = grammar_help();
   for (const char* op : {"forward", "decode", "cumsum", "gate", "l2norm", "kkt", "scores",
-                         "inverse", "wy", "backward form=softplus init=1"}) {
+                         "inverse", "wy", "scores_inverse", "backward form=softplus init=1"}) {
     const std::string line = canonical(parse(op));
     for (size_t at = line.find('='); at != std::string::npos; at = line.find('=', at + 1)) {
       const size_t begin = line.rfind(' ', at) + 1;

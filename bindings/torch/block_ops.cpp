@@ -139,6 +139,22 @@ Tensor inverse(const Tensor& a, const MaybeTensor& cu_seqlens, const MaybeTensor
   return b.run_for_out(b.t.a);
 }
 
+std::tuple<Tensor, Tensor> scores_inverse(const Tensor& q, const Tensor& k, const MaybeTensor& g,
+                                          const MaybeTensor& beta, const MaybeTensor& cu_seqlens,
+                                          const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale,
+                                          const std::string& options, MaybeType dtype) {
+  Block b(DELTIC_SCORES_INVERSE, options, scale);
+  b.t.q = view(b.name, "q", q), b.t.k = view(b.name, "k", k), b.t.g = view(b.name, "g", g);
+  b.t.beta = view(b.name, "beta", beta);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  b.t.out = b.plan_square(dtype);
+  b.t.a = b.t.out;
+  const uint64_t bytes = b.workspace_bytes();
+  Tensor out = allocate(b.t.out, b.t.k), inverse = allocate(b.t.a, b.t.k);
+  b.run(bytes, b.t.k);
+  return {out, inverse};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> wy(const Tensor& k, const Tensor& a,
                                               const MaybeTensor& v, const MaybeTensor& g,
                                               const MaybeTensor& beta, const MaybeTensor& q,
@@ -227,6 +243,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("scores", TORCH_BOX(&scores));
   m.impl("inverse", TORCH_BOX(&inverse));
   m.impl("wy", TORCH_BOX(&wy));
+  m.impl("scores_inverse", TORCH_BOX(&scores_inverse));
   m.impl("block_backward", TORCH_BOX(&block_backward));
 }
 
@@ -243,6 +260,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
         ") -> Tensor");
   m.def("scores(Tensor q, Tensor k, Tensor? g=None, " DELTIC_SEQUENCES
         "float? scale=None, " DELTIC_OPTIONS ") -> Tensor");
+  m.def("scores_inverse(Tensor q, Tensor k, Tensor? g=None, Tensor? beta=None, " DELTIC_SEQUENCES
+        "float? scale=None, " DELTIC_OPTIONS ") -> (Tensor scores, Tensor inverse)");
   m.def("inverse(Tensor a, " DELTIC_SEQUENCES DELTIC_OPTIONS ") -> Tensor");
   m.def(
       "wy(Tensor k, Tensor a, Tensor? v=None, Tensor? g=None, Tensor? beta=None, Tensor? "

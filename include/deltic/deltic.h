@@ -88,7 +88,8 @@ typedef enum deltic_op {
   DELTIC_WY = 8,       /* w, u, k exp(G_last - G), q exp(G) */
   DELTIC_BACKWARD = 9, /* the gradients of forward */
   DELTIC_CONV = 10,    /* causal depthwise convolution of a few taps, in front of the delta rule */
-  DELTIC_NUM_OPS = 11
+  DELTIC_SCORES_INVERSE = 11, /* scores, and (I + A)^-1 of kkt's A, in one pass */
+  DELTIC_NUM_OPS = 12
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -246,6 +247,9 @@ typedef struct deltic_backward_tensors {
  *   scores  q k [g] -> out [B,T,HV,W]: scale sum_d q_id k_jd exp(G_id - G_jd), j <= i, else 0
  *   inverse a [B,T,HV,W] -> out: (I + A)^-1 per chunk; only entries below the diagonal are read;
  *           unit diagonal, zeros above it and in columns past a partial chunk's length
+ *   scores_inverse  q k [g beta] -> out [B,T,HV,W]: as scores; a [B,T,HV,W], written by this
+ *           operation: (I + A)^-1 with the A that kkt gives, as inverse has it, without a rounding
+ *           in between
  *   wy      k a [v g beta q] -> w = A (beta k exp(G)) [B,T,HV,K]; with v: u = A (beta v)
  *           [B,T,HV,V]; where asked for kg = k exp(G_last - G) and, with q, qg = q exp(G), both
  *           [B,T,HV,K]. a is the inverse, as `inverse` gives it.
@@ -261,7 +265,8 @@ typedef struct deltic_block_tensors {
 /* clang-format off */
 /* Tensors of a building block's gradient: its inputs, what came back for its outputs, and the
  * gradients asked for (rank > 0), each with its input's shape and a dtype of its own. The gradient is
- * that of the formula above; g of kkt, scores and wy is G, and dg its gradient.
+ * that of the formula above; g of kkt, scores and wy is G, and dg its gradient. scores_inverse has
+ * none of its own: it is that of scores, plus that of kkt at da of inverse.
  *
  *   cumsum  g [A_log dt_bias], d_out -> dg dA_log ddt_bias; 0 where the log decay is below -104
  *   gate    g [A_log dt_bias], d_out -> dg dA_log ddt_bias
@@ -435,7 +440,7 @@ DELTIC_API deltic_status deltic_decode_workspace(const deltic_options* options,
                                                  const deltic_tensors* tensors, uint64_t* bytes);
 DELTIC_API deltic_status deltic_decode(const deltic_options* options, const deltic_tensors* tensors,
                                        const deltic_workspace* workspace, void* stream);
-/* op: one of DELTIC_CUMSUM .. DELTIC_WY. */
+/* op: a building block: one of DELTIC_CUMSUM .. DELTIC_WY, or DELTIC_SCORES_INVERSE. */
 DELTIC_API deltic_status deltic_block_workspace(int32_t op, const deltic_options* options,
                                                 const deltic_block_tensors* tensors,
                                                 uint64_t* bytes);

@@ -50,7 +50,8 @@ enum class Op : int32_t {
   inverse = DELTIC_INVERSE,
   wy = DELTIC_WY,
   backward = DELTIC_BACKWARD,
-  conv = DELTIC_CONV
+  conv = DELTIC_CONV,
+  scores_inverse = DELTIC_SCORES_INVERSE
 };
 enum class GateForm : int32_t {
   log_decay = DELTIC_GATE_LOG_DECAY,
@@ -506,6 +507,10 @@ inline void kkt(const Options& o, const BlockTensors& t) { block(Op::kkt, o, t);
 inline void scores(const Options& o, const BlockTensors& t) { block(Op::scores, o, t); }
 inline void inverse(const Options& o, const BlockTensors& t) { block(Op::inverse, o, t); }
 inline void wy(const Options& o, const BlockTensors& t) { block(Op::wy, o, t); }
+// Writes out and a.
+inline void scores_inverse(const Options& o, const BlockTensors& t) {
+  block(Op::scores_inverse, o, t);
+}
 inline void cumsum_backward(const Options& o, const BlockBackwardTensors& t) {
   block_backward(Op::cumsum, o, t);
 }

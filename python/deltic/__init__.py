@@ -1,6 +1,6 @@
 """deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, KDA) for torch."""
 
-from ._blocks import cumsum, gate, inverse, kkt, l2norm, scores, wy
+from ._blocks import cumsum, gate, inverse, kkt, l2norm, scores, scores_inverse, wy
 from ._conv import causal_conv1d, causal_conv1d_update
 from ._library import LIBRARY as _LIBRARY
 from ._native import Checkpoints, decode, delta_rule, recurrent
@@ -20,5 +20,6 @@ __all__ = [
     "l2norm",
     "recurrent",
     "scores",
+    "scores_inverse",
     "wy",
 ]

@@ -1,5 +1,6 @@
 """The building blocks of the chunked form, each with its gradient."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -114,6 +115,21 @@ def _inverse_fake(
     return a.new_empty(a.shape, dtype=dtype or a.dtype)
 
 
+@register_fake("scores_inverse")
+def _scores_inverse_fake(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    scale: float | None = None,
+    options: str = "",
+    dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]:
+    return _square(k, g, beta, options, dtype), _square(k, g, beta, options, dtype)
+
+
 @register_fake("wy")
 def _wy_fake(
     k: Tensor,
@@ -175,6 +191,27 @@ def _block_backward_fake(
 # ---- Gradients ----------------------------------------------------------------------------------
 
 
+def _block_backward(
+    name: str,
+    given: Mapping[str, Tensor | None],
+    came: Mapping[str, Tensor | None],
+    options: tuple[float | None, float | None, str],
+    needs: Mapping[str, bool],
+) -> dict[str, Tensor]:
+    """The gradients of a block, by the name of its input; empty tensors where not needed."""
+    found = call(
+        _BLOCK_BACKWARD,
+        _NUMBERS[name],
+        *(given.get(x) for x in ("q", "k", "v", "x", "g", "beta", "A_log", "dt_bias", "a", "out")),
+        given.get("cu_seqlens"),
+        given.get("cu_seqlens_cpu"),
+        *(came.get(x) for x in ("out", "w", "u", "kg", "qg")),
+        *options,
+        wanted([needs.get(x, False) for x in _GRADIENTS]),
+    )
+    return dict(zip(_GRADIENTS, found, strict=True))
+
+
 def _register_gradient(
     name: str, arguments: tuple[str, ...], outputs: tuple[str, ...] = ("out",)
 ) -> None:
@@ -207,20 +244,7 @@ def _register_gradient(
         came = dict(zip(outputs, grads, strict=False))
         if all(grad is None for grad in came.values()):
             return (None,) * len(arguments)
-        found = call(
-            _BLOCK_BACKWARD,
-            _NUMBERS[name],
-            *(
-                kept.get(x)
-                for x in ("q", "k", "v", "x", "g", "beta", "A_log", "dt_bias", "a", "out")
-            ),
-            kept.get("cu_seqlens"),
-            kept.get("cu_seqlens_cpu"),
-            *(came.get(x) for x in ("out", "w", "u", "kg", "qg")),
-            *ctx.options,
-            wanted([needs.get(x, False) for x in _GRADIENTS]),
-        )
-        gradients = dict(zip(_GRADIENTS, found, strict=True))
+        gradients = _block_backward(name, kept, came, ctx.options, needs)
         return tuple(gradients[x] if x in gradients and needs.get(x) else None for x in arguments)
 
     torch.library.register_autograd(f"deltic::{name}", backward, setup_context=setup)
@@ -240,6 +264,52 @@ _register_gradient(
     ("k", "a", "v", "g", "beta", "q", *_SEQUENCES, "output_kg", "options", "dtype"),
     ("w", "u", "kg", "qg"),
 )
+
+
+_SCORES_INVERSE = ("q", "k", "g", "beta", *_SEQUENCES, "scale", "options", "dtype")
+
+
+def _scores_inverse_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    given = dict(zip(_SCORES_INVERSE, inputs, strict=True))
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:6], output[1])
+    ctx.options = (given["scale"], given["options"])
+
+
+def _scores_inverse_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """The gradient of scores, and that of kkt at the inverse's: the same operations, composed."""
+    q, k, g, beta, cu, cu_cpu, inverse = ctx.saved_tensors
+    scale, options = ctx.options
+    needs = dict(zip(_SCORES_INVERSE, ctx.needs_input_grad, strict=False))
+    lists = {"cu_seqlens": cu, "cu_seqlens_cpu": cu_cpu}
+    found: dict[str, Tensor] = {}
+
+    def add(gradients: dict[str, Tensor], names: tuple[str, ...]) -> None:
+        for x in names:
+            if needs.get(x):
+                found[x] = found[x] + gradients[x] if x in found else gradients[x]
+
+    if grads[0] is not None:
+        given = {"q": q, "k": k, "g": g, **lists}
+        came = {"out": grads[0]}
+        add(_block_backward("scores", given, came, (scale, None, options), needs), ("q", "k", "g"))
+    if grads[1] is not None:
+        # In fp32: its gradient, which has its dtype, goes on into another operation.
+        wide_inverse = inverse.to(wide(k.dtype))
+        words = " ".join(x for x in options.split() if x.startswith("impl="))
+        given = {"out": wide_inverse, **lists}
+        came = {"out": grads[1]}
+        da = _block_backward("inverse", given, came, (None, None, words), {"a": True})["a"]
+        given = {"k": k, "g": g, "beta": beta, **lists}
+        came = {"out": da}
+        add(_block_backward("kkt", given, came, (None, None, options), needs), ("k", "g", "beta"))
+    return tuple(found.get(x) for x in _SCORES_INVERSE)
+
+
+torch.library.register_autograd(
+    "deltic::scores_inverse", _scores_inverse_backward, setup_context=_scores_inverse_setup
+)
+refuse_vmap("scores_inverse")
 refuse_gradient("block_backward")
 refuse_vmap("block_backward")
 
@@ -483,6 +553,46 @@ def inverse(
     words = _words("inverse", dtype=dtype, impl=impl)
     out: Tensor = call(_OPS.inverse.default, a, cu_seqlens, cu_seqlens_cpu, words, dtype)
     return out
+
+
+def scores_inverse(
+    q: Tensor,
+    k: Tensor,
+    *,
+    g: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    chunk_size: int = 64,
+    cu_seqlens: Tensor | None = None,
+    cu_seqlens_cpu: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    impl: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`deltic.scores`, and :func:`deltic.inverse` of :func:`deltic.kkt`, in one pass.
+
+    q, k and g are read once, and what is inverted is never rounded in between.
+
+    Args:
+        q, k: ``[B, T, H, K]``.
+        g: the cumulative sum G of the log decay, ``[B, T, HV]`` or ``[B, T, HV, K]``.
+        beta: ``[B, T, HV]``, of the inverse.
+        scale: of the scores, by default ``K ** -0.5``.
+        dtype: of the results, by default fp32.
+
+    Returns:
+        The scores and the inverse, both ``[B, T, HV, chunk_size]``, with HV of g or beta, else H.
+
+    >>> import torch, deltic
+    >>> ones = torch.ones(1, 2, 1, 4)
+    >>> scores, inverse = deltic.scores_inverse(ones, ones, chunk_size=16)
+    >>> scores[0, :, 0, :2].tolist(), inverse[0, :, 0, :2].tolist()
+    ([[2.0, 0.0], [2.0, 2.0]], [[1.0, 0.0], [-4.0, 1.0]])
+    """
+    words = _words("scores_inverse", chunk_size=chunk_size, scale=scale, dtype=dtype, impl=impl)
+    scores, inverse = call(
+        _OPS.scores_inverse.default, q, k, g, beta, cu_seqlens, cu_seqlens_cpu, scale, words, dtype
+    )
+    return scores, inverse
 
 
 def wy(

@@ -7,11 +7,21 @@ using namespace deltic;
 
 namespace {
 deltic_op block_op(int32_t op) {
-  if (op < DELTIC_CUMSUM || op > DELTIC_WY) {
+  if (op < 0 || op >= DELTIC_NUM_OPS || !is_block(static_cast<deltic_op>(op))) {
     fail(DELTIC_INVALID_ARGUMENT, "block: op: expected a building block, got ", deltic_op_name(op),
          " (", op, ")");
   }
   return static_cast<deltic_op>(op);
+}
+// Of those, one whose gradient is an operation too.
+deltic_op block_gradient_op(int32_t op) {
+  if (op == DELTIC_SCORES_INVERSE) {
+    fail(DELTIC_INVALID_ARGUMENT,
+         "block_backward: op: expected a building block with a gradient of its own (that of "
+         "scores_inverse is made of those of scores, inverse and kkt), got scores_inverse (",
+         op, ")");
+  }
+  return block_op(op);
 }
 deltic_op main_op(int32_t op) {
   if (op == DELTIC_BACKWARD) {
@@ -88,17 +98,17 @@ deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
 deltic_status deltic_block_backward_workspace(int32_t op, const deltic_options* options,
                                               const deltic_block_backward_tensors* tensors,
                                               uint64_t* bytes) {
-  return guard([&] { workspace_query(block_op(op), options, tensors, bytes); });
+  return guard([&] { workspace_query(block_gradient_op(op), options, tensors, bytes); });
 }
 deltic_status deltic_block_backward(int32_t op, const deltic_options* options,
                                     const deltic_block_backward_tensors* tensors,
                                     const deltic_workspace* workspace, void* stream) {
-  return guard([&] { run_operation(block_op(op), options, tensors, workspace, stream); });
+  return guard([&] { run_operation(block_gradient_op(op), options, tensors, workspace, stream); });
 }
 deltic_status deltic_block_backward_explain(int32_t op, const deltic_options* options,
                                             const deltic_block_backward_tensors* tensors,
                                             deltic_explain_fn fn, void* user) {
-  return guard([&] { explain_operation(block_op(op), options, tensors, fn, user); });
+  return guard([&] { explain_operation(block_gradient_op(op), options, tensors, fn, user); });
 }
 deltic_status deltic_conv_workspace(const deltic_options* options,
                                     const deltic_conv_tensors* tensors, uint64_t* bytes) {

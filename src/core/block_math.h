@@ -42,6 +42,10 @@ struct Buffers {
         row = scratch.take<Real>(W);
         x = scratch.take<Real>(W * W);
         break;
+      case DELTIC_SCORES_INVERSE:
+        a = scratch.take<Real>(W);
+        x = scratch.take<Real>(W * W);
+        [[fallthrough]];
       case DELTIC_KKT:
       case DELTIC_SCORES:
         row = scratch.take<Real>(std::max(W, p.K));
@@ -122,41 +126,60 @@ Real gated_product(const Problem& p, const Real* x, const Real* k, const Real* G
   return sum * std::exp(*Gi - *Gj);
 }
 
-// kkt: out_ij = beta_i * (k_i, k_j), j < i. Scores: out_ij = scale * (q_i, k_j), j <= i. Else 0.
-template <class Real>
-void products_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
-  const bool is_scores = p.op == DELTIC_SCORES;
-  const int64_t K = p.K, width = gate_width(p);
-  load_keys_and_gates(p, c, buffers);
-  for (int64_t i = 0; i < c.length; ++i) {
-    const int64_t t = c.begin + i, num_columns = is_scores ? i + 1 : i;
-    Real factor = static_cast<Real>(p.scale);
-    if (is_scores) {
-      load_row(p.q, c.batch, t, p.k_head(c.head), 0, K, buffers.row);
-    } else {
-      load_beta(p, c.batch, t, c.head, 0, 1, &factor);
-      std::copy_n(buffers.k + i * K, K, buffers.row);
-    }
-    for (int64_t j = 0; j < num_columns; ++j) {
-      const Real product = gated_product(p, buffers.row, buffers.k + j * K, buffers.G + i * width,
-                                         buffers.G + j * width);
-      store(p.out.data, p.out.dtype, p.out.at(c.batch, t, c.head) + j, factor * product);
-    }
-    zero_row(p.out, c.batch, t, c.head, num_columns, p.chunk - num_columns);
+// Row i of beta_i (k_i, k_j), j < i, or of scale (q_i, k_j), j <= i, with decays: f(j, entry).
+// Needs load_keys_and_gates.
+template <class Real, class F>
+void products_row(const Problem& p, const Chunk& c, int64_t i, bool is_scores,
+                  Buffers<Real>& buffers, const F& f) {
+  const int64_t K = p.K, width = gate_width(p), t = c.begin + i;
+  Real factor = static_cast<Real>(p.scale);
+  if (is_scores) {
+    load_row(p.q, c.batch, t, p.k_head(c.head), 0, K, buffers.row);
+  } else {
+    load_beta(p, c.batch, t, c.head, 0, 1, &factor);
+    std::copy_n(buffers.k + i * K, K, buffers.row);
+  }
+  for (int64_t j = 0; j < (is_scores ? i + 1 : i); ++j) {
+    f(j, factor * gated_product(p, buffers.row, buffers.k + j * K, buffers.G + i * width,
+                                buffers.G + j * width));
   }
 }
 
-// X = (I + A)^-1 by rows: X_i = e_i - sum_{j<i} A_ij X_j. A: room for a row.
+// Row i of a result of kkt (strictly lower) or of scores.
+template <class Real>
+void store_products(const Problem& p, const Chunk& c, int64_t i, bool is_scores,
+                    Buffers<Real>& buffers) {
+  const int64_t t = c.begin + i, num_columns = is_scores ? i + 1 : i;
+  products_row(p, c, i, is_scores, buffers, [&](int64_t j, Real x) {
+    store(p.out.data, p.out.dtype, p.out.at(c.batch, t, c.head) + j, x);
+  });
+  zero_row(p.out, c.batch, t, c.head, num_columns, p.chunk - num_columns);
+}
+
+template <class Real>
+void products_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  load_keys_and_gates(p, c, buffers);
+  for (int64_t i = 0; i < c.length; ++i) {
+    store_products(p, c, i, p.op == DELTIC_SCORES, buffers);
+  }
+}
+
+// Row i of X = (I + A)^-1 from row i of A: X_i = e_i - sum_{j<i} A_ij X_j.
+template <class Real>
+void invert_row(int64_t W, int64_t i, const Real* A, Real* X) {
+  std::fill_n(X + i * W, W, Real(0));
+  X[i * W + i] = 1;
+  for (int64_t j = 0; j < i; ++j) {
+    for (int64_t m = 0; m <= j; ++m) X[i * W + m] -= A[j] * X[j * W + m];
+  }
+}
+
+// A: room for a row.
 template <class Real>
 void invert_rows(const Problem& p, const Chunk& c, Real* A, Real* X) {
-  const int64_t W = p.chunk;
   for (int64_t i = 0; i < c.length; ++i) {
     load_row(p.a, c.batch, c.begin + i, c.head, 0, i, A);
-    std::fill_n(X + i * W, W, Real(0));
-    X[i * W + i] = 1;
-    for (int64_t j = 0; j < i; ++j) {
-      for (int64_t m = 0; m <= j; ++m) X[i * W + m] -= A[j] * X[j * W + m];
-    }
+    invert_row(p.chunk, i, A, X);
   }
 }
 
@@ -165,6 +188,17 @@ void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
   invert_rows(p, c, buffers.row, buffers.x);
   for (int64_t i = 0; i < c.length; ++i) {
     store_row(p.out, c.batch, c.begin + i, c.head, 0, p.chunk, buffers.x + i * p.chunk);
+  }
+}
+
+template <class Real>
+void scores_inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+  load_keys_and_gates(p, c, buffers);
+  for (int64_t i = 0; i < c.length; ++i) {
+    store_products(p, c, i, true, buffers);
+    products_row(p, c, i, false, buffers, [&](int64_t j, Real x) { buffers.a[j] = x; });
+    invert_row(p.chunk, i, buffers.a, buffers.x);
+    store_row(p.inverse, c.batch, c.begin + i, c.head, 0, p.chunk, buffers.x + i * p.chunk);
   }
 }
 
@@ -231,6 +265,8 @@ void run_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
       return l2norm_chunk(p, c, buffers);
     case DELTIC_INVERSE:
       return inverse_chunk(p, c, buffers);
+    case DELTIC_SCORES_INVERSE:
+      return scores_inverse_chunk(p, c, buffers);
     case DELTIC_WY:
       return wy_chunk(p, c, buffers);
     default:
@@ -242,6 +278,7 @@ inline void zero_all_padding(const Problem& p) {
   const int64_t heads = num_heads(p);
   const bool is_gate = p.op == DELTIC_CUMSUM || p.op == DELTIC_GATE;
   zero_padding(p, p.out, heads, is_gate ? gate_width(p) : p.op == DELTIC_L2NORM ? p.K : p.chunk);
+  zero_padding(p, p.inverse, heads, p.chunk);
   zero_padding(p, p.rstd, heads, 1);
   zero_padding(p, p.w, heads, p.K);
   zero_padding(p, p.u, heads, p.V);

@@ -6,8 +6,9 @@
 namespace deltic {
 
 const char* name_of(deltic_op op) {
-  constexpr const char* names[] = {"forward", "decode",  "cumsum", "gate",     "l2norm", "kkt",
-                                   "scores",  "inverse", "wy",     "backward", "conv"};
+  constexpr const char* names[] = {"forward", "decode",   "cumsum", "gate",
+                                   "l2norm",  "kkt",      "scores", "inverse",
+                                   "wy",      "backward", "conv",   "scores_inverse"};
   return names[op];
 }
 

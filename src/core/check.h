@@ -9,7 +9,9 @@
 namespace deltic {
 
 const char* name_of(deltic_op op);
-constexpr bool is_block(deltic_op op) { return op >= DELTIC_CUMSUM && op <= DELTIC_WY; }
+constexpr bool is_block(deltic_op op) {
+  return (op >= DELTIC_CUMSUM && op <= DELTIC_WY) || op == DELTIC_SCORES_INVERSE;
+}
 
 // What the caller knows besides the call itself.
 struct CheckContext {

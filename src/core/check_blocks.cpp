@@ -25,6 +25,8 @@ constexpr BlockUse block_use(deltic_op op) {
       return {.q = kMust, .k = kMust, .g = kMay, .out = kMust};
     case DELTIC_INVERSE:
       return {.a = kMust, .out = kMust};
+    case DELTIC_SCORES_INVERSE:
+      return {.q = kMust, .k = kMust, .g = kMay, .beta = kMay, .a = kMust, .out = kMust};
     default:
       return {.q = kMay,
               .k = kMust,
@@ -46,6 +48,9 @@ void take(Checker& c, const deltic_tensor& tensor, const char* name, Use how, bo
   if (tensor.rank != 0) c.float_dtype(tensor, name);
 }
 
+// The operation that gives the inverse instead of taking it.
+constexpr bool writes_a(deltic_op op) { return op == DELTIC_SCORES_INVERSE; }
+
 void take_inputs(Checker& c, const deltic_block_tensors& t, const BlockUse& use) {
   take(c, t.q, "q", use.q, false);
   take(c, t.k, "k", use.k, false);
@@ -55,7 +60,7 @@ void take_inputs(Checker& c, const deltic_block_tensors& t, const BlockUse& use)
   take(c, t.beta, "beta", use.beta, false);
   take(c, t.A_log, "A_log", use.gate_params, false);
   take(c, t.dt_bias, "dt_bias", use.gate_params, false);
-  take(c, t.a, "a", use.a, false);
+  take(c, t.a, "a", use.a, writes_a(c.p_.op));
 }
 
 // Sizes from the leading input. `square`, [B,T,HV,W], leads where there is one.
@@ -129,12 +134,13 @@ void check_rest(Checker& c, const deltic_block_tensors& t, const Checker::Named&
     c.shape(t.v, "v", {p.B, p.T, p.HV, p.V});
   }
   if (!c.has_scale_) {
-    p.scale = p.op == DELTIC_SCORES ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.K)))
-                                    : 1.0f;
+    const bool has_q = p.op == DELTIC_SCORES || p.op == DELTIC_SCORES_INVERSE;
+    p.scale = has_q ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.K))) : 1.0f;
   }
   p.q = Checker::rows(t.q), p.k = Checker::rows(t.k), p.v = Checker::rows(t.v),
   p.x = Checker::rows(t.x);
-  p.beta = Checker::rows(t.beta), p.a = Checker::rows(t.a);
+  p.beta = Checker::rows(t.beta);
+  (writes_a(p.op) ? p.inverse : p.a) = Checker::rows(t.a);
 }
 
 // Rows of K or V numbers per token and value head, where present.
@@ -146,7 +152,8 @@ void check_value_rows(const Checker& c, const deltic_tensor& t, const char* name
 void check_inputs_alone(const Checker& c, const deltic_block_tensors& t) {
   c.input(t.q, "q"), c.input(t.k, "k"), c.input(t.v, "v"), c.input(t.x, "x"), c.input(t.g, "g");
   c.input(t.beta, "beta"), c.input(t.A_log, "A_log"), c.input(t.dt_bias, "dt_bias");
-  c.input(t.a, "a"), c.input(t.cu_seqlens, "cu_seqlens");
+  if (!writes_a(c.p_.op)) c.input(t.a, "a");
+  c.input(t.cu_seqlens, "cu_seqlens");
   c.input(t.cu_seqlens_host, "cu_seqlens_host");
 }
 
@@ -176,6 +183,7 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_blo
     const DType d = static_cast<DType>(t.rstd.dtype);
     if (d != DType::f32 && d != DType::f64) c.bad("rstd", "expected fp32, got ", name_of(d));
   }
+  if (writes_a(op)) check_value_rows(c, t.a, "a", p.chunk);
   check_value_rows(c, t.w, "w", p.K);
   if ((t.v.rank != 0) != (t.u.rank != 0))
     c.bad(t.v.rank != 0 ? "u" : "v", "expected a tensor, as u goes with v, got none");
@@ -186,6 +194,7 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_blo
   check_value_rows(c, t.qg, "qg", p.K);
   p.out = Checker::rows(t.out), p.w = Checker::rows(t.w), p.u = Checker::rows(t.u);
   p.kg = Checker::rows(t.kg), p.qg = Checker::rows(t.qg), p.rstd = Checker::rows(t.rstd);
+  if (writes_a(op)) c.output(t.a, "a");
   c.output(t.out, "out"), c.output(t.w, "w"), c.output(t.u, "u");
   c.output(t.kg, "kg"), c.output(t.qg, "qg"), c.output(t.rstd, "rstd");
   check_inputs_alone(c, t);

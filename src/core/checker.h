@@ -124,7 +124,8 @@ class Checker {
     }
     if (block) {
       const bool takes_gate = p_.op == DELTIC_CUMSUM || p_.op == DELTIC_GATE;
-      const bool takes_scale = p_.op == DELTIC_CUMSUM || p_.op == DELTIC_SCORES;
+      const bool takes_scale =
+          p_.op == DELTIC_CUMSUM || p_.op == DELTIC_SCORES || p_.op == DELTIC_SCORES_INVERSE;
       if (o.gate_form != DELTIC_GATE_LOG_DECAY && !takes_gate) {
         bad("gate_form", "expected log_decay (g is the cumulative sum here), got ", o.gate_form);
       }

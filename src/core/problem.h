@@ -96,6 +96,7 @@ struct Problem {
 
   Rows q, k, v, o, beta, g, gv;        // forward, decode
   Rows x, a, out, w, u, kg, qg, rstd;  // building blocks
+  Rows inverse;                        // out, of scores_inverse: `a` of the call
   Param A_log, dt_bias;
   Indices cu, cu_host;
   // initial/final state or a pool: where sequence n starts and ends.

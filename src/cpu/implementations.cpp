@@ -1,4 +1,5 @@
 // The CPU backend's lists, best first; the plain one last.
+#include "core/check.h"
 #include "cpu/cpu.h"
 #include "cpu/features.h"
 #include "cpu/plain.h"
@@ -53,8 +54,10 @@ struct Lists {
     of[DELTIC_BACKWARD].add(tile_backward_doors(), takes_bf16_backward);
     of[DELTIC_BACKWARD].add(backward_doors(), refuse_value_wise);
     of[DELTIC_CONV].add(conv_doors(), takes_all);
-    for (int i = DELTIC_CUMSUM; i <= DELTIC_WY; ++i) of[i].add(block_doors(), takes_all);
-    for (int i = 0; i < DELTIC_NUM_OPS; ++i) of[i].add(plain(static_cast<deltic_op>(i)));
+    for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
+      if (is_block(static_cast<deltic_op>(i))) of[i].add(block_doors(), takes_all);
+      of[i].add(plain(static_cast<deltic_op>(i)));
+    }
   }
 };
 

@@ -17,7 +17,7 @@ const char* refuse(const Problem& p) {
   if (p.save != DELTIC_SAVE_NONE) return "it keeps nothing for a backward pass";
   const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
   for (const Rows* rows : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g, &p.gv, &p.x, &p.a, &p.out, &p.w,
-                           &p.u, &p.kg, &p.qg, &p.rstd}) {
+                           &p.u, &p.kg, &p.qg, &p.rstd, &p.inverse}) {
     if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
   }
   for (const States* states : {&p.state_in, &p.state_out, &p.ckpt}) {
@@ -38,6 +38,7 @@ void run(const Problem& p, std::span<std::byte>, void* stream) {
       return recurrence::run(p, stream);
     case DELTIC_KKT:
     case DELTIC_SCORES:
+    case DELTIC_SCORES_INVERSE:
       return scores::run(p, stream);
     case DELTIC_INVERSE:
       return inverse::run(p, stream);

@@ -486,9 +486,10 @@ void fuzz_block(Bytes& b, deltic_op op) {
     default:
       t.k = rows(s.H, s.K);
       if (b.below(2) == 0) t.g = gate(per_channel);
+      if (op == DELTIC_SCORES_INVERSE) t.a = rows(s.HV, width);
       if (op != DELTIC_SCORES && b.below(2) == 0)
         t.beta = contiguous(float_dtype(b), {s.B, s.T, s.HV});
-      if (op == DELTIC_SCORES) t.q = rows(s.H, s.K);
+      if (op == DELTIC_SCORES || op == DELTIC_SCORES_INVERSE) t.q = rows(s.H, s.K);
       if (op != DELTIC_WY) {
         t.out = rows(s.HV, width);
         break;

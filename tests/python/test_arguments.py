@@ -40,6 +40,7 @@ BASE = {
     "kkt": dict(k=KEYS, g=CUMULATIVE, beta=BETA, chunk_size=16),
     "scores": dict(q=Q, k=KEYS, g=CUMULATIVE, chunk_size=16),
     "inverse": dict(a=SQUARE),
+    "scores_inverse": dict(q=Q, k=KEYS, g=CUMULATIVE, beta=BETA, chunk_size=16),
     "wy": dict(k=KEYS, a=SQUARE, v=VALUES, g=CUMULATIVE, beta=BETA, q=Q, output_kg=True),
 }
 SEQUENCES = ("delta_rule", "recurrent", "decode")
@@ -172,6 +173,16 @@ EFFECTS = {
         "q": ({}, dict(q=2 * Q)),
         "k": ({}, dict(k=2 * KEYS)),
         "g": ({}, dict(g=None)),
+        "scale": ({}, dict(scale=0.5)),
+        "chunk_size": ({}, dict(chunk_size=32)),
+        "cu_seqlens": ({}, dict(cu_seqlens=CU)),
+        "dtype": ({}, dict(dtype=torch.bfloat16)),
+    },
+    "scores_inverse": {
+        "q": ({}, dict(q=2 * Q)),
+        "k": ({}, dict(k=2 * KEYS)),
+        "g": ({}, dict(g=None)),
+        "beta": ({}, dict(beta=None)),
         "scale": ({}, dict(scale=0.5)),
         "chunk_size": ({}, dict(chunk_size=32)),
         "cu_seqlens": ({}, dict(cu_seqlens=CU)),
@@ -319,6 +330,16 @@ REFUSALS = {
         "q": (dict(q=Q[0]), ValueError, "q: expected shape"),
         "k": (dict(k=Q[0]), ValueError, "k: expected shape"),
         "g": (dict(g=-rand(1, T, 3)), ValueError, "g: expected a number of value heads"),
+    }
+    | LISTS
+    | SCALE
+    | CHUNK
+    | OUTPUT,
+    "scores_inverse": {
+        "q": (dict(q=Q[0]), ValueError, "q: expected shape"),
+        "k": (dict(k=Q[0]), ValueError, "k: expected shape"),
+        "g": (dict(g=-rand(1, T, 3), beta=None), ValueError, "g: expected a number of value heads"),
+        "beta": (dict(beta=rand(1, T, 3), g=None), ValueError, "beta: expected a number of value"),
     }
     | LISTS
     | SCALE

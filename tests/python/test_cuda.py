@@ -129,3 +129,33 @@ def test_a_call_is_cheap():
         best = min(microseconds() for _ in range(10))
     print(f"decode, host time per call: {best:.1f} us")
     assert best < 60
+
+
+def test_checked_mode_raises(monkeypatch):
+    case = make(lengths=[70, 0, 64], **SHAPES[0])
+    monkeypatch.setenv("DELTIC_CHECKED", "1")
+    expected = forward(case, "cuda")
+    right = case.tensors["cu_seqlens"]
+    case.tensors["cu_seqlens"] = torch.tensor([0, 70, 60, 134])
+    with pytest.raises(ValueError, match="cu_seqlens: expected offsets that never decrease, got"):
+        forward(case, "cuda")
+    case.tensors["cu_seqlens"] = right
+    case.tensors["k"] = case.tensors["k"].clone()
+    case.tensors["k"][0, 71, 1, 3] = float("nan")
+    with pytest.raises(ValueError, match="k: expected finite values, got nan at sequence 2, token"):
+        forward(case, "cuda")
+    case.tensors["k"][0, 71, 1, 3] = 0.0
+    monkeypatch.setenv("DELTIC_CHECKED", "0")
+    again = forward(case, "cuda")
+    assert torch.equal(again[0][:, :70], expected[0][:, :70])
+
+
+@pytest.mark.parametrize("gate", ["head", "channel"])
+def test_scores_inverse(gate):
+    case = make(T=150, H=2, HV=4, K=64, gate=gate, dtype=torch.float16)
+    q, k, beta = (case.tensors[n] for n in ("q", "k", "beta"))
+    G = deltic.cumsum(case.tensors["g"])
+    found = deltic.scores_inverse(*(x.cuda() for x in (q, k)), g=G.cuda(), beta=beta.cuda())
+    wide = {"g": G.double(), "beta": beta.double(), "impl": "reference"}
+    for ours, expected in zip(found, deltic.scores_inverse(q.double(), k.double(), **wide)):
+        assert error(ours.cpu(), expected) <= BUDGET[torch.float16]["o"]

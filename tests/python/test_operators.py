@@ -55,6 +55,7 @@ BLOCK_CALLS = {
     "kkt": lambda x: (x["k"], x["G"], x["beta"], None, None, "chunk=32"),
     "scores": lambda x: (x["q"], x["k"], x["G"]),
     "inverse": lambda x: (x["a"],),
+    "scores_inverse": lambda x: (x["q"], x["k"], x["G"], x["beta"], None, None, 0.5, "chunk=32"),
     "wy": lambda x: (x["k"], x["a"], x["v"], x["G"], x["beta"], None, None, None, True),
 }
 
@@ -146,6 +147,10 @@ def test_gradcheck_recurrent_and_blocks():
             deltic.kkt(k, g=g, beta=b, chunk_size=16, **oracle), **oracle
         ),
         (x["k"], x["g"], x["beta"]),
+    )
+    assert torch.autograd.gradcheck(
+        lambda q, k, g, b: deltic.scores_inverse(q, k, g=g, beta=b, chunk_size=16, **oracle),
+        (x["q"], x["k"], x["g"], x["beta"]),
     )
 
 
@@ -267,6 +272,7 @@ CALLS = {
     "kkt": lambda x, v: deltic.kkt(x),
     "scores": lambda x, v: deltic.scores(x, x),
     "inverse": lambda x, v: deltic.inverse(x, impl="cpu.plain"),
+    "scores_inverse": lambda x, v: deltic.scores_inverse(x, x)[1],
     "wy": lambda x, v: deltic.wy(x, x)[0],
     "cumsum": lambda x, v: deltic.cumsum(x),
     "gate": lambda x, v: deltic.gate(x),

@@ -113,6 +113,9 @@ BLOCKS = {
     "kkt_plain": lambda x, o: deltic.kkt(x["k"], chunk_size=16, **o),
     "scores": lambda x, o: deltic.scores(x["q"], x["k"], g=x["G"], chunk_size=32, **o),
     "inverse": lambda x, o: deltic.inverse(x["a"], **o),
+    "scores_inverse": lambda x, o: torch.cat(
+        deltic.scores_inverse(x["q"], x["k"], g=x["G"], beta=x["beta"], scale=0.3, **o), dim=-1
+    ),
     "wy": lambda x, o: torch.cat(
         deltic.wy(
             x["k"], x["a"], v=x["v"], g=x["G"], beta=x["beta"], q=x["q"], output_kg=True, **o
@@ -157,7 +160,9 @@ def test_blocks_make_the_operator():
     G = deltic.cumsum(g)
     a = deltic.inverse(deltic.kkt(k, g=G, beta=beta))
     _, u, _, _ = deltic.wy(k, a, v=v, g=G, beta=beta)
-    attention = deltic.scores(q, k, g=G)[:, :, :, :50]
+    attention, same = deltic.scores_inverse(q, k, g=G, beta=beta)
+    assert torch.equal(attention, deltic.scores(q, k, g=G)) and torch.equal(same, a)
+    attention = attention[:, :, :, :50]
     o = torch.einsum("bihj,bjhv->bihv", attention, u)
     assert error(o, deltic.delta_rule(q, k, v, beta=beta, g=g)[0]) < 1e-5
 

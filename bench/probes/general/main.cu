@@ -118,7 +118,7 @@ double difference(const void* a, const void* b, int64_t n) {
 void scores_inverse(int64_t B, int64_t T, int64_t H, int64_t K, double anchor) {
   Tensors t;
   Problem p;
-  p.op = DELTIC_SCORES, p.B = p.N = B, p.T = T, p.H = p.HV = H, p.K = K;
+  p.op = DELTIC_SCORES_INVERSE, p.B = p.N = B, p.T = T, p.H = p.HV = H, p.K = K;
   p.gate = Gate::channel, p.beta_kind = BetaKind::head, p.scale = 1 / std::sqrt(float(K));
   const float r = std::sqrt(3.0f / static_cast<float>(K));
   p.q = t.rows(DType::f16, B, T, H, K, -r, r), p.k = t.rows(DType::f16, B, T, H, K, -r, r);
@@ -127,19 +127,19 @@ void scores_inverse(int64_t B, int64_t T, int64_t H, int64_t K, double anchor) {
                                                                       T, H * K, B * H * K, 1.0f);
   p.beta = t.rows(DType::f16, B, T, H, 1, 0, 1);
   p.out = t.rows(DType::f16, B, T, H, 64, 7, 7);
-  const Rows inverse = t.rows(DType::f16, B, T, H, 64, 7, 7);
+  p.inverse = t.rows(DType::f16, B, T, H, 64, 7, 7);
   const double rows = double(B * T * H);
   char name[96];
   std::snprintf(name, sizeof name, "scores + inverse, one pass, B=%ld T=%ld H=%ld K=%ld", B, T, H,
                 K);
-  line(name, time([&] { gpu::scores::run_with_inverse(p, inverse, nullptr); }),
-       rows * (K * 8 + 256 + 2), anchor);
+  line(name, time([&] { gpu::scores::run(p, nullptr); }), rows * (K * 8 + 256 + 2), anchor);
 
   // The same as three operations.
-  Problem kkt = p, inv = p;
+  Problem scores = p;
+  scores.op = DELTIC_SCORES, scores.inverse = {};
+  Problem kkt = scores, inv = scores;
   kkt.op = DELTIC_KKT, kkt.out = t.rows(DType::f32, B, T, H, 64, 7, 7);
   inv.op = DELTIC_INVERSE, inv.a = kkt.out, inv.out = t.rows(DType::f16, B, T, H, 64, 7, 7);
-  Problem scores = p;
   scores.out = t.rows(DType::f16, B, T, H, 64, 7, 7);
   line("  as scores, kkt, inverse", time([&] {
          gpu::scores::run(scores, nullptr);
@@ -151,7 +151,7 @@ void scores_inverse(int64_t B, int64_t T, int64_t H, int64_t K, double anchor) {
   const int64_t n = 1 << 22;
   std::printf("  differences: scores %.1e, inverse %.1e\n",
               difference(p.out.data, scores.out.data, n),
-              difference(inverse.data, inv.out.data, n));
+              difference(p.inverse.data, inv.out.data, n));
 }
 
 void blocks(int64_t H, int W) {

@@ -152,7 +152,9 @@ class Blocks {
     const auto zero = [&](const Rows& x, int64_t heads, int64_t width) {
       for (int64_t h = 0; x && h < heads; ++h) zero_row(x.data, x.dtype, x.at(0, t, h), width);
     };
-    const bool square = p_.op == DELTIC_KKT || p_.op == DELTIC_SCORES || p_.op == DELTIC_INVERSE;
+    const bool square = p_.op == DELTIC_KKT || p_.op == DELTIC_SCORES || p_.op == DELTIC_INVERSE ||
+                        p_.op == DELTIC_SCORES_INVERSE;
+    zero(p_.inverse, p_.HV, C_);
     zero(p_.out, p_.HV, square ? C_ : gate_width());
     zero(p_.rstd, p_.HV, 1);
     zero(p_.w, p_.HV, p_.K);
@@ -221,7 +223,7 @@ class Blocks {
     }
   }
 
-  // kkt and scores: the forward's score stage gives both, one is stored.
+  // kkt, scores, or the scores and kkt's inverse: the forward's score stage gives both.
   void scores(const ChunkPlace& at, const PrepareScratch& s) const {
     const int64_t rows = rows_of(at.length), k_head = p_.k_head(at.head);
     const bool is_kkt = p_.op == DELTIC_KKT;
@@ -236,6 +238,9 @@ class Blocks {
     }
     finish_scores<kGate>(s, rows, C_);
     store_rows(is_kkt ? s.lower : s.scores, C_, C_, p_.out, at);
+    if (!p_.inverse) return;
+    invert_unit_lower(s.lower, C_, rows, s.inverse);
+    store_rows(s.inverse, C_, C_, p_.inverse, at);
   }
 
   void inverse(const ChunkPlace& at, const PrepareScratch& s) const {

@@ -75,11 +75,7 @@ void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
 }  // namespace
 
 void run(const Problem& p, void* stream) {
-  p.op == DELTIC_KKT ? run(p, p.out, Rows{}, stream) : run(p, Rows{}, p.out, stream);
-}
-
-void run_with_inverse(const Problem& p, const Rows& inverse, void* stream) {
-  run(p, inverse, p.out, stream);
+  p.op == DELTIC_KKT ? run(p, p.out, Rows{}, stream) : run(p, p.inverse, p.out, stream);
 }
 
 }  // namespace deltic::gpu::scores
