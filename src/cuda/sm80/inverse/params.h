@@ -8,9 +8,8 @@ namespace deltic::gpu::inverse {
 struct Params {
   Tokens tokens;
   int64_t heads;
-  int64_t num_items;            // tiles times heads
-  Rows a, out;                  // [B,T,HV,W]
-  bool a_vectors, out_vectors;  // 16 bytes at a time
+  int64_t num_items, num_item_ctas;  // tiles times heads; CTAs for them
+  Rows a, out;                       // [B,T,HV,W]
 };
 
 }  // namespace deltic::gpu::inverse

@@ -132,11 +132,11 @@ __device__ void finish(const Params& p, unsigned char* smem, const Shared& share
   if constexpr (Tr::kHasQ && Tr::kHasK) {
     // Barriers inside; the last one is behind the last write.
     if (p.W == 64) {
-      invert<Triangles<64, kPitch, true>, 4>(s.kkt, warp, lane);
+      invert<Triangles<64, kPitch>>(s.kkt, warp, lane);
     } else if (p.W == 32) {
-      invert<Triangles<32, kPitch, true>, 4>(s.kkt, warp, lane);
+      invert<Triangles<32, kPitch>>(s.kkt, warp, lane);
     } else {
-      invert<Triangles<16, kPitch, true>, 4>(s.kkt, warp, lane);
+      invert<Triangles<16, kPitch>>(s.kkt, warp, lane);
     }
   }
   if constexpr (Tr::kHasK) out(p.kkt, p.kkt_vectors, Tr::kHasQ ? 1 : 0, s.kkt);
