@@ -28,30 +28,31 @@ __device__ inline int64_t token_slot(const Params& p, int64_t n, int64_t t) {
                               : -1;
 }
 
+// The slot of the state that a sequence starts from; -1: zero.
+__device__ inline int64_t read_slot(const Params& p, int64_t n) {
+  if (!p.is_pool) return p.state_in.present ? n : -1;
+  const Indices& list = p.read_index.present ? p.read_index : p.write_index;
+  return slot_or_none(list.present ? load_index(list, n) : n, p.state_in.slots);
+}
+
 __device__ inline void find_states(const Params& p, Place& at) {
-  at.read_slot = at.write_slot = -1;
+  at.read_slot = read_slot(p, at.n), at.write_slot = -1;
   at.ckpt_begin = at.ckpt_end = 0;
   at.per_token = p.write_index.n1 > 0;
   at.skipped = false;
   if (p.is_pool) {
-    const int64_t slots = p.state_in.slots;
-    const bool has_read = p.read_index.present, has_write = p.write_index.present;
-    const int64_t read = has_read    ? load_index(p.read_index, at.n)
-                         : has_write ? load_index(p.write_index, at.n)
-                                     : at.n;
-    at.read_slot = slot_or_none(read, slots);
     if (!at.per_token) {
-      at.write_slot = has_write ? slot_or_none(load_index(p.write_index, at.n), p.state_out.slots)
-                                : at.read_slot;
+      at.write_slot = p.write_index.present
+                          ? slot_or_none(load_index(p.write_index, at.n), p.state_out.slots)
+                          : at.read_slot;
     }
     bool any = at.read_slot >= 0 || at.write_slot >= 0;
     for (int64_t t = 0; at.per_token && t < at.span.length && !any; ++t) {
       any = token_slot(p, at.n, t) >= 0;
     }
     at.skipped = !any;
-  } else {
-    if (p.state_in.present) at.read_slot = at.n;
-    if (p.state_out.present) at.write_slot = at.n;
+  } else if (p.state_out.present) {
+    at.write_slot = at.n;
   }
   if (p.ckpt_cu.present) {
     const int64_t M = p.ckpt_tokens.n0;
@@ -60,17 +61,27 @@ __device__ inline void find_states(const Params& p, Place& at) {
   }
 }
 
-// Called by one thread. index: (sequence, value head, slice), slices fastest.
-__device__ inline void find_place(const Params& p, unsigned index, Place& at) {
-  const unsigned job = index / p.num_slices, head = job % p.HV;
-  at.first = static_cast<int64_t>(index % p.num_slices) * kColumns;
-  at.head = head;
-  at.k_head = head / p.group;
-  at.n = job / p.HV;
+// index: (sequence, value head, slice), slices fastest.
+__device__ inline Slice find_slice(const Params& p, unsigned index) {
+  const unsigned job = index / p.num_slices, n = job / p.HV;
+  Slice at;
+  at.n = n, at.head = job - n * p.HV;
+  at.first = static_cast<int64_t>(index - job * p.num_slices) * kColumns;
   at.count = static_cast<int>(min(static_cast<int64_t>(kColumns), p.V - at.first));
-  at.span = span_of(p.tokens, at.n);
-  at.rate = p.A_log.present ? expf(load_param(p.A_log, at.head)) : 1.0f;
-  find_states(p, at);
+  return at;
+}
+
+// One thread of each of two warps works, so that their trips to memory overlap.
+__device__ inline void find_place(const Params& p, const Slice& slice, Place& at) {
+  if (threadIdx.x == 0) {
+    at.rate = p.A_log.present ? expf(load_param(p.A_log, slice.head)) : 1.0f;
+  }
+  if (threadIdx.x == 32) {
+    static_cast<Slice&>(at) = slice;
+    at.k_head = slice.head / p.group;
+    at.span = span_of(p.tokens, at.n);
+    find_states(p, at);
+  }
 }
 
 // The next token count at which a state is to be written.
@@ -82,9 +93,9 @@ __device__ Count next_keep(const Place& at, Count tokens, Count next_checkpoint)
 
 // Writes the state after `tokens` tokens wherever it is wanted. next_checkpoint: the next count
 // with one.
-template <int kBlocks, class Count>
+template <class Tr, class Count>
 __device__ void keep(const Params& p, const Place& at, const Lanes& lanes, Count tokens,
-                     Count& next_checkpoint, const StateTile<kBlocks>& S) {
+                     Count& next_checkpoint, const StateTile<Tr::kBlocks>& S) {
   int64_t slot = tokens == at.span.length ? at.write_slot : -1;
   if (at.per_token && tokens > 0) slot = token_slot(p, at.n, tokens - 1);
   const bool is_checkpoint = tokens == next_checkpoint;
@@ -100,7 +111,7 @@ __device__ void keep(const Params& p, const Place& at, const Lanes& lanes, Count
     if (slot < 0) continue;
     const TileView view = is_last ? view_of(at, lanes, p.state_out, p.out_whole, slot)
                                   : view_of(at, lanes, p.ckpt, p.ckpt_whole, slot);
-    store_state<kBlocks>(p, lanes, view, S);
+    store_state<Tr>(p, lanes, view, S);
   }
   if (is_checkpoint) next_checkpoint = checkpoint_from<Count>(p, at, tokens + 1);
 }
@@ -113,24 +124,15 @@ __device__ inline void zero_outputs(const Params& p, const Place& at) {
   }
 }
 
+// kOneStage: S is under way.
 template <class Tr>
-__device__ void run_slice(const Params& p, Stage<Tr>& s) {
+__device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
+                          StateTile<Tr::kBlocks>& S) {
   const Place& at = s.place;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int column = warp * kWarpColumns + lane / kLanesK * kThreadColumns;
-  const Lanes lanes{lane % kLanesK, column, at.count - column};
-  const float bias = load_bias<Tr>(p, at.head);
-  StateTile<Tr::kBlocks> S;
-  load_state<Tr::kBlocks>(p, at, lanes, S);
+  if constexpr (!Tr::kOneStage) load_state<Tr>(p, at, at.read_slot, lanes, S);
   RawToken<Tr> raw{};
   load_token<Tr>(p, at, warp, lane, raw);
-  put_bias<Tr>(bias, s);
-  // Tokens of one stage need no 64 bits; the registers are wanted elsewhere.
-  using Count = std::conditional_t<Tr::kOneStage, int, int64_t>;
-  Count next_checkpoint = checkpoint_from<Count>(p, at, 0);
-  Count next = next_keep<Count>(at, 0, next_checkpoint);
-  const Count length = static_cast<Count>(at.span.length);
-
   const auto lay_stage = [&](int64_t first) {
     finish_token<Tr>(p, at, first + warp, warp, lane, raw, s);
     if constexpr (!Tr::kOneStage) {
@@ -138,22 +140,24 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s) {
     }
     __syncthreads();  // the stage is there, o has been read
   };
-  if constexpr (Tr::kOneStage) {
-    __syncthreads();  // dt_bias is there
-    lay_stage(0);
-  }
+  if constexpr (Tr::kOneStage) lay_stage(0);
+  // Tokens of one stage need no 64 bits; the registers are wanted elsewhere.
+  using Count = std::conditional_t<Tr::kOneStage, int, int64_t>;
+  Count next_checkpoint = checkpoint_from<Count>(p, at, 0);
+  Count next = next_keep<Count>(at, 0, next_checkpoint);
+  const Count length = static_cast<Count>(at.span.length);
   // The state after `tokens` tokens is in S. Every kStageTokens a new stage is laid out.
   for (Count tokens = 0;; ++tokens) {
     if (tokens > 0) {
       step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
     }
     if (tokens == next) {
-      keep<Tr::kBlocks, Count>(p, at, lanes, tokens, next_checkpoint, S);
+      keep<Tr, Count>(p, at, lanes, tokens, next_checkpoint, S);
       next = next_keep<Count>(at, tokens, next_checkpoint);
     }
     const bool is_end = tokens == length;
     if (!is_end && (Tr::kOneStage || tokens % kStageTokens != 0)) continue;
-    __syncthreads();  // dt_bias is there; o of the stage before is complete
+    __syncthreads();  // o of the stage before is complete
     if (tokens > 0) {
       store_o<Tr>(p, at, (tokens - 1) / kStageTokens * kStageTokens + warp, warp, lane, s);
     }
@@ -175,9 +179,18 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     zero_padding(p.tokens, p.o, p.HV, p.V, index - num_slices, kPaddingCtas);
     return;
   }
-  if (threadIdx.x == 0) find_place(p, index, s.place);
-  __syncthreads();  // the place is known
-  s.place.skipped ? zero_outputs(p, s.place) : run_slice<Tr>(p, s);
+  const Slice slice = find_slice(p, index);
+  const int lane = threadIdx.x % 32;
+  const int column =
+      static_cast<int>(threadIdx.x) / 32 * kWarpColumns + lane / kLanesK * kThreadColumns;
+  const Lanes lanes{lane % kLanesK, column, slice.count - column};
+  StateTile<Tr::kBlocks> S;
+  // With few tokens the state is nearly all there is to move: it goes first.
+  if constexpr (Tr::kOneStage) load_state<Tr>(p, slice, read_slot(p, slice.n), lanes, S);
+  find_place(p, slice, s.place);
+  load_bias<Tr>(p, slice.head, s);
+  __syncthreads();  // place and dt_bias are known
+  s.place.skipped ? zero_outputs(p, s.place) : run_slice<Tr>(p, s, lanes, S);
 }
 
 }  // namespace deltic::gpu::recurrence

@@ -62,8 +62,12 @@ Params params_of(const Problem& p) {
 
 template <int kBlocks, bool kPerChannel>
 void launch_stages(const Params& p, unsigned ctas, cudaStream_t stream) {
-  p.tokens.T <= kStageTokens ? launch<kBlocks, kPerChannel, true>(p, ctas, stream)
-                             : launch<kBlocks, kPerChannel, false>(p, ctas, stream);
+  const auto is_moved_whole = [](const States& x, bool whole) { return !x.present || whole; };
+  const bool one_stage = p.tokens.T <= kStageTokens && is_moved_whole(p.state_in, p.in_whole) &&
+                         is_moved_whole(p.state_out, p.out_whole) &&
+                         is_moved_whole(p.ckpt, p.ckpt_whole);
+  one_stage ? launch<kBlocks, kPerChannel, true>(p, ctas, stream)
+            : launch<kBlocks, kPerChannel, false>(p, ctas, stream);
 }
 
 template <int kBlocks>

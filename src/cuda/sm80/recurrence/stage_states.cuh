@@ -35,7 +35,7 @@ struct TileView {
   bool is_bf16, whole;
 };
 
-__device__ inline TileView view_of(const Place& at, const Lanes& lanes, const States& x, bool whole,
+__device__ inline TileView view_of(const Slice& at, const Lanes& lanes, const States& x, bool whole,
                                    int64_t slot) {
   TileView view;
   view.s_k = opaque(x.s_k), view.s_v = opaque(x.s_v);
@@ -92,11 +92,13 @@ __device__ void store_tile(const TileView& view, int K, const Lanes& lanes,
   });
 }
 
-// Calls f.operator()<E, v_first, whole>() with what the view is like.
-template <class F>
+// Calls f.operator()<E, v_first, whole>() with what the view is like. kAllWhole: it is whole.
+template <bool kAllWhole, class F>
 __device__ void with_layout(const TileView& view, bool v_first, F&& f) {
   const auto typed = [&]<class E>() {
-    if (v_first) {
+    if constexpr (kAllWhole) {
+      v_first ? f.template operator()<E, true, true>() : f.template operator()<E, false, true>();
+    } else if (v_first) {
       view.whole ? f.template operator()<E, true, true>() : f.template operator()<E, true, false>();
     } else {
       view.whole ? f.template operator()<E, false, true>()
@@ -106,34 +108,37 @@ __device__ void with_layout(const TileView& view, bool v_first, F&& f) {
   view.is_bf16 ? typed.template operator()<__nv_bfloat16>() : typed.template operator()<float>();
 }
 
-template <int kBlocks>
-__device__ void load_state(const Params& p, const Place& at, const Lanes& lanes,
-                           StateTile<kBlocks>& S) {
+// slot -1: zeros.
+template <class Tr>
+__device__ void load_state(const Params& p, const Slice& at, int64_t slot, const Lanes& lanes,
+                           StateTile<Tr::kBlocks>& S) {
 #pragma unroll
-  for (int i = 0; i < kBlocks * 4 * kThreadColumns; ++i) (&S[0][0][0])[i] = 0;
-  if (at.read_slot < 0) return;
-  const TileView view = view_of(at, lanes, p.state_in, p.in_whole, at.read_slot);
-  with_layout(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
-    load_tile<E, kVFirst, kWhole, kBlocks>(view, p.K, lanes, S);
+  for (int i = 0; i < Tr::kBlocks * 4 * kThreadColumns; ++i) (&S[0][0][0])[i] = 0;
+  if (slot < 0) return;
+  const TileView view = view_of(at, lanes, p.state_in, p.in_whole, slot);
+  with_layout<Tr::kOneStage>(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
+    load_tile<E, kVFirst, kWhole, Tr::kBlocks>(view, p.K, lanes, S);
   });
 }
 
-template <int kBlocks>
+template <class Tr>
 __device__ void store_state(const Params& p, const Lanes& lanes, const TileView& view,
-                            const StateTile<kBlocks>& S) {
-  with_layout(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
-    store_tile<E, kVFirst, kWhole, kBlocks>(view, p.K, lanes, S);
+                            const StateTile<Tr::kBlocks>& S) {
+  with_layout<Tr::kOneStage>(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
+    store_tile<E, kVFirst, kWhole, Tr::kBlocks>(view, p.K, lanes, S);
   });
 }
 
 // S_{t-1} -> S_t and o_t. Both products with S' are reduced together: o = S'^T q + u (k, q), so the
-// chain of states has one reduction per token, not two.
+// chain of states has one reduction per token, not two. Decays per channel are in k and q there,
+// and reach the state with k u^T: three vectors at a time would be more than the registers hold.
 template <class Tr>
 __device__ void step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value_decay,
                      StateTile<Tr::kBlocks>& S) {
   constexpr int kC = kThreadColumns;
   const float4* k4 = reinterpret_cast<const float4*>(s.k[token]);
   const float4* q4 = reinterpret_cast<const float4*>(s.q[token]);
+  const float4* kd4 = Tr::kPerChannel ? reinterpret_cast<const float4*>(s.kd[token]) : k4;
   float rk[kC] = {}, rq[kC] = {};
   if (has_value_decay) {
 #pragma unroll
@@ -145,17 +150,13 @@ __device__ void step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value
   }
 #pragma unroll
   for (int i = 0; i < Tr::kBlocks; ++i) {
-    const float4 k = k4[8 * i + lanes.lane_k], q = q4[8 * i + lanes.lane_k];
-    float4 decay;
-    if constexpr (Tr::kPerChannel) {
-      decay = reinterpret_cast<const float4*>(s.decay[token])[8 * i + lanes.lane_k];
-    } else {
-      decay.x = decay.y = decay.z = decay.w = s.decay[token][0];
-    }
+    const float4 k = kd4[8 * i + lanes.lane_k], q = q4[8 * i + lanes.lane_k];
 #pragma unroll
     for (int c = 0; c < kC; ++c) {
-      S[i][0][c] *= decay.x, S[i][1][c] *= decay.y;
-      S[i][2][c] *= decay.z, S[i][3][c] *= decay.w;
+      if constexpr (!Tr::kPerChannel) {
+        const float decay = s.decay[token][0];
+        S[i][0][c] *= decay, S[i][1][c] *= decay, S[i][2][c] *= decay, S[i][3][c] *= decay;
+      }
       rk[c] += S[i][0][c] * k.x + S[i][1][c] * k.y + S[i][2][c] * k.z + S[i][3][c] * k.w;
       rq[c] += S[i][0][c] * q.x + S[i][1][c] * q.y + S[i][2][c] * q.z + S[i][3][c] * q.w;
     }
@@ -178,6 +179,13 @@ __device__ void step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value
 #pragma unroll
   for (int i = 0; i < Tr::kBlocks; ++i) {
     const float4 k = k4[8 * i + lanes.lane_k];
+    if constexpr (Tr::kPerChannel) {
+      const float4 d = reinterpret_cast<const float4*>(s.decay[token])[8 * i + lanes.lane_k];
+#pragma unroll
+      for (int c = 0; c < kC; ++c) {
+        S[i][0][c] *= d.x, S[i][1][c] *= d.y, S[i][2][c] *= d.z, S[i][3][c] *= d.w;
+      }
+    }
 #pragma unroll
     for (int c = 0; c < kC; ++c) {
       S[i][0][c] += k.x * u[c], S[i][1][c] += k.y * u[c];

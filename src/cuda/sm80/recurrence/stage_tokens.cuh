@@ -8,14 +8,17 @@
 
 namespace deltic::gpu::recurrence {
 
-// Who works on what: a head of a sequence and a slice of its value columns, and where the states of
-// the sequence come from and go to. In shared memory: the same for all threads, and as registers
-// it would cost a quarter of them.
-struct Place {
+// Who works on what: a head of a sequence and a slice of its value columns.
+struct Slice {
+  unsigned n, head;
+  int64_t first;  // column
+  int count;      // columns of the slice, at most kColumns
+};
+// And where the states of the sequence come from and go to. In shared memory: the same for all
+// threads, and as registers it would cost a quarter of them.
+struct Place : Slice {
   Span span;
-  int64_t n, head, k_head;
-  int64_t first;                  // column
-  int count;                      // columns of the slice, at most kColumns
+  int64_t k_head;
   float rate;                     // exp(A_log), or 1
   int64_t read_slot, write_slot;  // -1: zero; nowhere, or write_index [N,T'] says where
   int64_t ckpt_begin, ckpt_end;
@@ -25,8 +28,10 @@ struct Place {
 template <class Tr>
 struct Stage {
   Place place;
-  alignas(16) float q[kStageTokens][Tr::kWidth];  // normalised, times scale
+  alignas(
+      16) float q[kStageTokens][Tr::kWidth];  // normalised, times scale; per channel times decay
   alignas(16) float k[kStageTokens][Tr::kWidth];
+  alignas(16) float kd[kStageTokens][Tr::kPerChannel ? Tr::kWidth : 1];  // k times decay
   alignas(16) float decay[kStageTokens][Tr::kPerChannel ? Tr::kWidth : 1];
   alignas(16) float bias[Tr::kPerChannel ? Tr::kWidth : 1];  // dt_bias of the head
   float kq[kStageTokens];                                    // (k, q) of the above
@@ -90,20 +95,14 @@ template <class Tr>
 __device__ void finish_token(const Params& p, const Place& at, int64_t t, int warp, int lane,
                              RawToken<Tr>& raw, Stage<Tr>& s) {
   if (t >= at.span.length) return;  // the same for all lanes of the warp
-  float rq = 1, rk = 1;
-  if (p.l2norm) reciprocal_norms(raw.q, raw.k, rq, rk);
-  rq *= p.scale;
-  float kq = 0;
+    // Columns and gates first: the registers that held them are free again for the norms.
 #pragma unroll
-  for (int i = 0; i < Tr::kBlocks; ++i) {
-    const float q = raw.q[i] * rq, k = raw.k[i] * rk;
-    s.q[warp][lane + 32 * i] = q;
-    s.k[warp][lane + 32 * i] = k;
-    kq += q * k;
+  for (int i = 0; i < 2; ++i) {
+    const int c = lane + 32 * i;
+    s.v[warp][c] = raw.v[i];
+    s.beta[warp][c] = p.beta_kind == BetaKind::none ? 1.0f : beta_value(p.beta_form, raw.beta[i]);
+    if (p.gv.present) s.value_decay[warp][c] = decay_of(raw.gv[i]);
   }
-  kq = warp_sum(kq);
-  if (lane == 0) s.kq[warp] = kq;
-
   if constexpr (Tr::kPerChannel) {
 #pragma unroll
     for (int i = 0; i < Tr::kBlocks; ++i) {
@@ -115,26 +114,35 @@ __device__ void finish_token(const Params& p, const Place& at, int64_t t, int wa
     const float g = log_decay(p.gate_form, p.lower_bound, raw.g[0], at.rate, s.bias[0]);
     s.decay[warp][0] = p.gate == Gate::none ? 1.0f : decay_of(g);
   }
+  float rq = 1, rk = 1;
+  if (p.l2norm) reciprocal_norms(raw.q, raw.k, rq, rk);
+  rq *= p.scale;
+  float kq = 0;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int c = lane + 32 * i;
-    s.v[warp][c] = raw.v[i];
-    s.beta[warp][c] = p.beta_kind == BetaKind::none ? 1.0f : beta_value(p.beta_form, raw.beta[i]);
-    if (p.gv.present) s.value_decay[warp][c] = decay_of(raw.gv[i]);
+  for (int i = 0; i < Tr::kBlocks; ++i) {
+    const int d = lane + 32 * i;
+    const float q = raw.q[i] * rq, k = raw.k[i] * rk;
+    kq += q * k;
+    s.k[warp][d] = k;
+    if constexpr (Tr::kPerChannel) {
+      const float decay = s.decay[warp][d];  // the lane's own
+      s.kd[warp][d] = k * decay, s.q[warp][d] = q * decay;
+    } else {
+      s.q[warp][d] = q;
+    }
   }
+  kq = warp_sum(kq);
+  if (lane == 0) s.kq[warp] = kq;
 }
 
-// The thread's number of dt_bias, to be put into s.bias before the first finish_token and a
-// barrier.
+// dt_bias of the head into s.bias; a barrier must follow.
 template <class Tr>
-__device__ float load_bias(const Params& p, int64_t head) {
-  static_assert(Tr::kWidth <= kThreads, "a thread has one");
+__device__ void load_bias(const Params& p, int64_t head, Stage<Tr>& s) {
+  constexpr int kCount = Tr::kPerChannel ? Tr::kWidth : 1;
+  static_assert(kCount <= kThreads, "a thread has one");
   const int width = Tr::kPerChannel ? p.K : 1, d = static_cast<int>(threadIdx.x);
-  return p.dt_bias.present && d < width ? load_param(p.dt_bias, head * width + d) : 0.0f;
-}
-template <class Tr>
-__device__ void put_bias(float bias, Stage<Tr>& s) {
-  if (threadIdx.x < (Tr::kPerChannel ? Tr::kWidth : 1)) s.bias[threadIdx.x] = bias;
+  if (d >= kCount) return;
+  s.bias[d] = p.dt_bias.present && d < width ? load_param(p.dt_bias, head * width + d) : 0.0f;
 }
 
 // o of a finished stage, after the barrier that ends its tokens: warp w writes token w.
