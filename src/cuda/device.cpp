@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "cuda/cuda.h"
+#include "cuda/set.h"
 
 namespace deltic::gpu {
 namespace {
@@ -97,7 +98,8 @@ const char* refuse_before_sm90(const Problem& p) {
 }
 
 std::string build_facts() {
-  return cat(CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", code for sm_90a");
+  return cat(CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", code for sm_90a",
+             kFullSet ? "" : ", one instance of each kernel (DELTIC_CUDA_SET=ci)");
 }
 std::vector<std::string> devices_found() { return found().lines; }
 

@@ -26,7 +26,18 @@ const char* refuse(const Problem& p) {
   if (is_fp64(p.A_log) || is_fp64(p.dt_bias)) {
     return "A_log or dt_bias is fp64, which only the oracle takes";
   }
-  return refuse_before_sm90(p);
+  if (const char* sentence = refuse_before_sm90(p)) return sentence;
+  switch (p.op) {
+    case DELTIC_FORWARD:
+    case DELTIC_DECODE:
+      return recurrence::refuse(p);
+    case DELTIC_KKT:
+    case DELTIC_SCORES:
+    case DELTIC_SCORES_INVERSE:
+      return scores::refuse(p);
+    default:
+      return nullptr;
+  }
 }
 
 size_t workspace_bytes(const Problem&) { return 0; }

@@ -1,6 +1,7 @@
 // The door of the recurrence: parameters from a checked call, and which instantiation runs.
 #include <cuda_runtime.h>
 
+#include "cuda/set.h"
 #include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm80/recurrence/params.h"
 #include "cuda/sm80/recurrence/traits.h"
@@ -76,17 +77,29 @@ void launch_gate(const Params& p, unsigned ctas, cudaStream_t stream) {
                           : launch_stages<kBlocks, false>(p, ctas, stream);
 }
 
+void launch_width(const Params& p, unsigned ctas, cudaStream_t stream) {
+  if constexpr (!kFullSet) {
+    launch_gate<4>(p, ctas, stream);
+  } else {
+    const auto launch_of = p.K <= 32    ? launch_gate<1>
+                           : p.K <= 64  ? launch_gate<2>
+                           : p.K <= 128 ? launch_gate<4>
+                                        : launch_gate<8>;
+    launch_of(p, ctas, stream);
+  }
+}
+
 }  // namespace
+
+const char* refuse(const Problem& p) {
+  return kFullSet || (p.K > 64 && p.K <= 128) ? nullptr : kNotInThisBuild;
+}
 
 void run(const Problem& p, void* stream, const Span* spans) {
   Params params = params_of(p);
   params.tokens.spans = spans;
   const unsigned ctas = num_ctas(p, p.N * p.HV * params.num_slices);
   if (ctas == 0) return;
-  const auto launch_width = p.K <= 32    ? launch_gate<1>
-                            : p.K <= 64  ? launch_gate<2>
-                            : p.K <= 128 ? launch_gate<4>
-                                         : launch_gate<8>;
   launch_width(params, ctas, static_cast<cudaStream_t>(stream));
 }
 

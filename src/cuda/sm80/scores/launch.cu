@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/set.h"
 #include "cuda/sm80/scores/launch.h"
 #include "cuda/sm80/scores/params.h"
 #include "cuda/sm80/scores/traits.h"
@@ -25,28 +26,56 @@ void launch_outputs(const Params& p, unsigned ctas, cudaStream_t stream) {
                    : launch<E, kWidth, kPerChannel, false, true>(p, ctas, stream);
 }
 
+// Which kernel a call runs: the type of rows in shared memory, K where it is known (0: any), decays
+// per channel.
+struct Instance {
+  DType type;
+  int width;
+  bool per_channel;
+};
+Instance instance_of(const Problem& p) {
+  // Rows of q and k are in their type if they have the same, else in fp32.
+  const bool has_q = p.op != DELTIC_KKT, per_channel = p.gate == Gate::channel;
+  const DType type = !has_q || p.q.dtype == p.k.dtype ? p.k.dtype : DType::f32;
+  // K of 64 and 128 in vectors of two-byte elements: what models have.
+  const bool vectors = type != DType::f32 && is_vectorizable(p.k, p.K) &&
+                       (!has_q || is_vectorizable(p.q, p.K)) &&
+                       (!per_channel || (p.g.dtype == DType::f32 && is_vectorizable(p.g, p.K)));
+  return {type, vectors && (p.K == 64 || p.K == 128) ? static_cast<int>(p.K) : 0, per_channel};
+}
+
 template <class E, int kWidth>
 void launch_gate(const Params& p, unsigned ctas, cudaStream_t stream) {
   p.gate == Gate::channel ? launch_outputs<E, kWidth, true>(p, ctas, stream)
                           : launch_outputs<E, kWidth, false>(p, ctas, stream);
 }
-
-// K of 64 and 128 in vectors of two-byte elements: what models have.
 template <class E>
-void launch_width(const Params& p, unsigned ctas, cudaStream_t stream) {
-  const bool vectors =
-      p.k_vectors && (p.q_vectors || !p.scores.present) && (p.g_vectors || p.gate != Gate::channel);
-  if (vectors && p.K == 64) return launch_gate<E, 64>(p, ctas, stream);
-  if (vectors && p.K == 128) return launch_gate<E, 128>(p, ctas, stream);
+void launch_width(int width, const Params& p, unsigned ctas, cudaStream_t stream) {
+  if (width == 64) return launch_gate<E, 64>(p, ctas, stream);
+  if (width == 128) return launch_gate<E, 128>(p, ctas, stream);
   launch_gate<E, 0>(p, ctas, stream);
+}
+void launch_instance(const Instance& i, const Params& p, unsigned ctas, cudaStream_t stream) {
+  if constexpr (kFullSet) {
+    if (i.type == DType::f32) return launch_gate<float, 0>(p, ctas, stream);
+    const auto launch_type =
+        i.type == DType::bf16 ? launch_width<__nv_bfloat16> : launch_width<__half>;
+    launch_type(i.width, p, ctas, stream);
+  } else if (i.type == DType::f32) {
+    launch_outputs<float, 0, true>(p, ctas, stream);
+  } else if (i.type == DType::bf16) {
+    launch_outputs<__nv_bfloat16, 128, false>(p, ctas, stream);
+  } else {
+    launch_outputs<__half, 64, true>(p, ctas, stream);
+  }
 }
 
 void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
   const int64_t num_items = num_tiles(p.packed, p.N, p.T) * p.HV;
   const unsigned ctas = num_ctas(p, num_items);
   if (ctas == 0) return;
-  // Rows of q and k in shared memory: in their type if they have the same, else in fp32.
-  const DType type = !scores.present || p.q.dtype == p.k.dtype ? p.k.dtype : DType::f32;
+  const Instance instance = instance_of(p);
+  const DType type = instance.type;
   const int32_t element = static_cast<int32_t>(size_of(type));
   Params x{};
   x.tokens = tokens_of(p);
@@ -66,13 +95,18 @@ void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
   const int32_t results = (kkt.present + scores.present) * kTile * kPitch * 4;
   x.rows_at = std::max(tiles, results);
   x.smem_bytes = x.rows_at + 2 * kTile * 4;
-  const auto launch_type = type == DType::bf16  ? launch_width<__nv_bfloat16>
-                           : type == DType::f16 ? launch_width<__half>
-                                                : launch_gate<float, 0>;
-  launch_type(x, ctas, static_cast<cudaStream_t>(stream));
+  launch_instance(instance, x, ctas, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace
+
+const char* refuse(const Problem& p) {
+  const Instance i = instance_of(p);
+  const bool is_here = kFullSet || (i.type == DType::f32    ? i.per_channel
+                                    : i.type == DType::bf16 ? i.width == 128 && !i.per_channel
+                                                            : i.width == 64 && i.per_channel);
+  return is_here ? nullptr : kNotInThisBuild;
+}
 
 void run(const Problem& p, void* stream) {
   p.op == DELTIC_KKT ? run(p, p.out, Rows{}, stream) : run(p, p.inverse, p.out, stream);

@@ -6,6 +6,7 @@
 
 #include "core/error.h"
 #include "cuda/device.h"
+#include "cuda/set.h"
 #include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm90/forward/instantiate.h"
 #include "cuda/sm90/forward/launch.h"
@@ -228,10 +229,19 @@ void launch_gate(const Problem& p, const Params& d, const Maps& maps, cudaStream
 }
 template <bool kTransfer>
 void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
-  if (p.q.dtype == DType::f16)
+  if constexpr (!kFullSet) {
+    using E = __nv_bfloat16;
+    if (kind_of(p) == GateKind::kHead)
+      launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, num_sms(p),
+                                                                        stream);
+    else
+      launch<E, GateKind::kChannel, GateForm::kBounded, false, kTransfer>(d, maps, num_sms(p),
+                                                                          stream);
+  } else if (p.q.dtype == DType::f16) {
     launch_gate<__half, kTransfer>(p, d, maps, stream);
-  else
+  } else {
     launch_gate<__nv_bfloat16, kTransfer>(p, d, maps, stream);
+  }
 }
 
 }  // namespace
@@ -265,6 +275,9 @@ const char* refuse(const Problem& p) {
       (p.g.sh % 2 || p.g.st % 2 || p.g.sb % 2 ||
        reinterpret_cast<uintptr_t>(p.g.data) % (2 * size_of(p.g.dtype)) != 0))
     return "a stride of g is odd";
+  if (!kFullSet && p.gate == Gate::channel &&
+      !(p.gate_form == DELTIC_GATE_BOUNDED && has_gate_tiles(p)))
+    return kNotInThisBuild;
   return refuse_before_sm90(p);
 }
 
