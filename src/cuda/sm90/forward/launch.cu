@@ -275,8 +275,9 @@ const char* refuse(const Problem& p) {
       (p.g.sh % 2 || p.g.st % 2 || p.g.sb % 2 ||
        reinterpret_cast<uintptr_t>(p.g.data) % (2 * size_of(p.g.dtype)) != 0))
     return "a stride of g is odd";
-  if (!kFullSet && p.gate == Gate::channel &&
-      !(p.gate_form == DELTIC_GATE_BOUNDED && has_gate_tiles(p)))
+  if (!kFullSet && (p.q.dtype == DType::f16 ||
+                    (p.gate == Gate::channel &&
+                     !(p.gate_form == DELTIC_GATE_BOUNDED && has_gate_tiles(p)))))
     return kNotInThisBuild;
   return refuse_before_sm90(p);
 }
