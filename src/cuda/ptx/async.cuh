@@ -146,6 +146,13 @@ __device__ inline int thread_index() {
   return t;
 }
 
+// The number of CTAs, likewise.
+__device__ inline int grid_size() {
+  int n;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(n));
+  return n;
+}
+
 // --- launches one after the other
 // The next launch of the stream may start; it waits itself for what it reads.
 __device__ inline void grid_release() {

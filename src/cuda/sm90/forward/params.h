@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/ptx/async.cuh"
 #include "cuda/saved.h"
 
 namespace deltic::gpu {
@@ -190,10 +191,10 @@ __device__ inline uint32_t* ready_flag(const Params& p, int carrier, int slot) {
 }
 // Of carrying CTAs: group * carrier + which of the group.
 __device__ inline uint32_t* consumed_flag(const Params& p, int cta) {
-  return p.flags + gridDim.x * kMaxRing + cta * 32;
+  return p.flags + grid_size() * kMaxRing + cta * 32;
 }
 __device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
-  return p.flags + gridDim.x * (kMaxRing + 32) + cta * 32;
+  return p.flags + grid_size() * (kMaxRing + 32) + cta * 32;
 }
 __host__ __device__ inline int group_of(const Params& p) { return p.is_transfer ? 2 : 1; }
 

@@ -22,7 +22,7 @@ __device__ inline Where where_is(Smem& s, const Params& params, const int* prefi
   const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
                      opaque(s.plan.num_pieces), 0};
   const int carriers = group_of(params) * plan.carriers;
-  const StepOf item = item_at(plan, blockIdx.x - carriers + n * (gridDim.x - carriers));
+  const StepOf item = item_at(plan, blockIdx.x - carriers + n * (grid_size() - carriers));
   const int hv = opaque(params.num_value_heads);
   const Place p = locate(plan, prefix, hv, item.carrier * plan.steps + item.step);
   const Span span = span_of(p.piece);
