@@ -39,18 +39,9 @@ std::function<void()> recurrence_call(const cases::Instance& instance, int threa
   return [o, workspace, &instance] { decode(o, instance.tensors(), workspace->c()); };
 }
 
-namespace {
-
-using cases::Case;
-using cases::Instance;
-
-constexpr size_t kEnoughRuns = 20, kFewestRuns = 5, kMostRuns = 1000;
-
-// Fewer and shorter sequences, same widths, heads, dtypes and options: an implementation is never
-// chosen by length, so this checks what will be measured without an hour of oracle.
-Case reduced(const Case& c) {
+cases::Case reduced(const cases::Case& c) {
   constexpr int64_t kTokens = 200, kSequences = 3;
-  Case r = c;
+  cases::Case r = c;
   if (r.packed) {
     r.seqs.resize(static_cast<size_t>(std::min(r.num_sequences(), kSequences)));
     for (int64_t& n : r.seqs) n = std::min(n, kTokens);
@@ -62,6 +53,25 @@ Case reduced(const Case& c) {
   std::erase_if(r.ckpt, [&](int64_t n) { return n > r.longest(); });
   return cases::normalise(r);
 }
+
+std::string chosen_implementation(const cases::Case& c, const std::string& named,
+                                  DeviceType device) {
+  if (!named.empty()) return named;
+  const auto choices = cases::Instance::shapes_of(c, device).explain();
+  if (choices.empty() || !choices.front().chosen) {
+    std::string all = "no implementation takes it";
+    for (const Choice& choice : choices) all += "; " + choice.name + ": " + choice.sentence;
+    throw Error(ErrorKind::unsupported, all);
+  }
+  return choices.front().name;
+}
+
+namespace {
+
+using cases::Case;
+using cases::Instance;
+
+constexpr size_t kEnoughRuns = 20, kFewestRuns = 5, kMostRuns = 1000;
 
 Measurement measure(const SuiteRow& row, const std::string& impl, const std::string& named,
                     int threads, double seconds) {
@@ -82,6 +92,7 @@ Measurement measure(const SuiteRow& row, const std::string& impl, const std::str
   instance.reset();
   m.saved_bytes = instance.saved_bytes();
   m.workspace_bytes = instance.workspace_bytes();
+  m.flops = count_flops(row.spec);
   m.bytes = count_bytes(row.spec) + static_cast<double>(m.saved_bytes);
   CopyRoof copy(static_cast<size_t>(m.bytes), threads);
   const auto call = [&] { instance.call(run); };
@@ -126,23 +137,11 @@ struct RowResult {
   double ratio = NAN;
 };
 
-// The implementation to measure. Throws what explain throws; `unsupported` if none takes the case.
-std::string chosen_implementation(const Case& c, const std::string& named, DeviceType device) {
-  if (!named.empty()) return named;
-  const auto choices = Instance::shapes_of(c, device).explain();
-  if (choices.empty() || !choices.front().chosen) {
-    std::string all = "no implementation takes it";
-    for (const Choice& choice : choices) all += "; " + choice.name + ": " + choice.sentence;
-    throw Error(ErrorKind::unsupported, all);
-  }
-  return choices.front().name;
-}
-
 std::string mebibytes(size_t bytes) { return format("%.2f", static_cast<double>(bytes) * 0x1p-20); }
 
 // Numbers of a measured row: for JSON and for the tables.
 void put_numbers(const SuiteRow& row, const Measurement& m, RowResult& result) {
-  const double median = quantile(m.times, 0.5), flops = count_flops(row.spec), bytes = m.bytes;
+  const double median = quantile(m.times, 0.5), flops = m.flops, bytes = m.bytes;
   // The roof of a case: it can be no quicker than its products at the product roof, nor than its
   // traffic at the copy roof.
   const double product_ms = flops / m.product_gflops * 1e-6,
@@ -168,8 +167,11 @@ void put_numbers(const SuiteRow& row, const Measurement& m, RowResult& result) {
   j["roof"] = product_ms > traffic_ms ? m.product : std::string("copy");
   j["roof_gflops"] = m.product_gflops;
   j["roof_gbps"] = m.copy_gbps;
-  const std::string baseline =
-      row.baseline == Baseline::anchor ? row.anchor : std::string(name_of(row.baseline));
+  j["copy_percent"] = 100.0 * traffic_ms / median;
+  const std::string baseline = row.baseline == Baseline::anchor ? row.anchor.name
+                               : row.baseline == Baseline::ours
+                                   ? row.other_name
+                                   : std::string(name_of(row.baseline));
   j["baseline"] = m.baseline_times.empty() ? Json(nullptr) : Json(baseline);
   j["baseline_ms"] = number_or_null(baseline_ms);
   j["ratio"] = number_or_null(result.ratio);
@@ -199,6 +201,52 @@ void put_numbers(const SuiteRow& row, const Measurement& m, RowResult& result) {
       format("%.0f%%", roof_percent) + " of " + j["roof"].get<std::string>(),
       m.baseline_times.empty() ? "-" : format("%.2f", result.ratio) + " x " + baseline};
   if (m.call_us > 0) j["call_us"] = m.call_us;
+  for (const Anchor& other : row.more) {
+    j["others"].push_back({{"name", other.name}, {"ms", other.ms}, {"ratio", other.ms / median}});
+  }
+}
+
+// Rows that differ in lengths alone are checked once.
+cases::Result check_reduced(const Case& small, const std::string& impl, int threads) {
+  static std::map<std::string, cases::Result> known;
+  const auto [at, is_new] = known.try_emplace(impl + " " + cases::canonical(small));
+  if (is_new) at->second = cases::check(small, {.impl = impl, .threads = threads});
+  return at->second;
+}
+
+cases::Result measure_on_cpu(const SuiteRow& row, const BenchOptions& options, int threads,
+                             Measurement& m) {
+  const Case small = reduced(row.spec);
+  m.checked = cases::canonical(small);
+  const std::string lack = cases::lack_of_memory(row.spec);
+  if (!lack.empty()) return {cases::Status::failed, lack, {}};
+  m.impl = chosen_implementation(row.spec, options.impl, DeviceType::cpu);
+  const cases::Result result = check_reduced(small, m.impl, threads);
+  if (result.status == cases::Status::passed) {
+    const std::string checked = m.checked;
+    m = measure(row, m.impl, options.impl, threads, options.seconds);
+    m.checked = checked;
+  }
+  return result;
+}
+
+// Medians of this run's cases on the GPU.
+std::map<std::string, double>& medians() {
+  static std::map<std::string, double> known;
+  return known;
+}
+// That of another case of ours, measured once in a run; NaN where it did not pass.
+double median_of(const Case& c, const BenchOptions& options) {
+  const auto [at, is_new] = medians().try_emplace(cases::canonical(c), NAN);
+  if (is_new) {
+    SuiteRow row{"", "", c};
+    row.baseline = Baseline::ours;  // compared with nothing
+    Measurement m;
+    const cases::Result result =
+        cases::guarded([&] { return measure_on_gpu(row, options.impl, options.seconds, m); });
+    if (result.status == cases::Status::passed) at->second = quantile(m.times, 0.5);
+  }
+  return at->second;
 }
 
 RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
@@ -206,33 +254,33 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
   const int threads = row.threads > 0              ? row.threads
                       : options.common.threads > 0 ? options.common.threads
                                                    : num_threads();
-  const Case small = reduced(row.spec);
-  std::string impl = options.impl.empty() ? "-" : options.impl;
   Measurement m;
   const cases::Result check = cases::guarded([&]() -> cases::Result {
-    const DeviceType device = options.common.device;
-    const std::string lack = cases::lack_of_memory(row.spec, device);
-    if (!lack.empty()) return {cases::Status::failed, lack, {}};
-    impl = chosen_implementation(row.spec, options.impl, device);
-    // Rows that differ in lengths alone are checked once.
-    static std::map<std::string, cases::Result> known;
-    const auto [at, is_new] = known.try_emplace(impl + " " + cases::canonical(small));
-    if (is_new) at->second = cases::check(small, {.impl = impl, .threads = threads}, device);
-    if (at->second.status == cases::Status::passed) {
-      m = device == DeviceType::cuda ? measure_on_gpu(row, impl, options.seconds)
-                                     : measure(row, impl, options.impl, threads, options.seconds);
-    }
-    return at->second;
+    return options.common.device == DeviceType::cuda
+               ? measure_on_gpu(row, options.impl, options.seconds, m)
+               : measure_on_cpu(row, options, threads, m);
   });
+  if (check.status == cases::Status::passed && row.also.empty())
+    medians()[cases::canonical(row.spec)] = quantile(m.times, 0.5);
+  if (check.status == cases::Status::passed && row.other)
+    m.baseline_times = {median_of(*row.other, options)};
+  const std::string impl = !m.impl.empty()         ? m.impl
+                           : !options.impl.empty() ? options.impl
+                                                   : std::string("-");
   result.status = check.status;
   result.json = {{"suite", row.suite},
                  {"label", row.label},
                  {"case", cases::canonical(row.spec)},
                  {"impl", impl},
                  {"threads", threads},
-                 {"checked", cases::canonical(small)},
+                 {"checked", m.checked},
                  {"status", cases::name_of(check.status)},
                  {"reason", check.reason}};
+  for (const Case& c : row.also) result.json["also"].push_back(cases::canonical(c));
+  std::map<std::string, double> errors;  // the largest of every tensor
+  for (const cases::TensorError& e : check.errors)
+    errors[e.name] = std::max(errors[e.name], e.error);
+  for (const auto& [name, error] : errors) result.json["errors"][name] = number_or_null(error);
   if (check.status == cases::Status::passed) {
     put_numbers(row, m, result);
   } else {
@@ -244,7 +292,10 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
 std::vector<SuiteRow> select(const BenchOptions& options) {
   std::vector<SuiteRow> rows;
   const auto add = [&](const std::string& suite, const Case& c) {
-    rows.push_back({suite, cases::brief(c), c, default_baseline(c), 0});
+    rows.push_back(
+        {suite, cases::brief(c), c,
+         options.common.device == DeviceType::cuda ? Baseline::copy : default_baseline(c), 0,
+         options.common.device});
   };
   for (const std::string& line : options.lines) {
     for (const std::string& one : cases::expand(line)) add("command line", parse_argument(one));
@@ -258,6 +309,7 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
       const std::vector<SuiteRow> more = anchor_suites(options.anchors);
       all.insert(all.end(), more.begin(), more.end());
     }
+    std::erase_if(all, [&](const SuiteRow& r) { return r.device != options.common.device; });
     std::vector<std::string> suites = options.suites;
     if (suites.empty() && !options.list) {
       if (options.common.device == DeviceType::cuda)
@@ -286,8 +338,13 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
   std::erase_if(rows, [&](const SuiteRow& r) {
     return cases::implementation_names(r.spec.op, options.impl, options.common.device).empty();
   });
+  // What others are compared with comes first, and is measured once.
+  std::stable_partition(rows.begin(), rows.end(), [](const SuiteRow& r) { return !r.other; });
   for (SuiteRow& r : rows) {
-    if (options.seed >= 0) r.spec.seed = static_cast<uint64_t>(options.seed);
+    if (options.seed < 0) continue;
+    r.spec.seed = static_cast<uint64_t>(options.seed);
+    for (Case& c : r.also) c.seed = r.spec.seed;
+    if (r.other) r.other->seed = r.spec.seed;
   }
   return rows;
 }
@@ -295,14 +352,13 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
 // Rows of one suite that differ in length only: time per token beside that of 4096 tokens.
 void print_growth(const Report& report, const Json& list) {
   const auto is_growth = [](const Json& row) {
-    const std::string suite = row["suite"].get<std::string>();
-    return (suite == "growth" || suite == "gpu_growth") && row.contains("us_per_token");
+    return row["suite"].get<std::string>() == "growth" && row.contains("us_per_token");
   };
   for (const auto& row : list) {
     if (!is_growth(row)) continue;
     const Case c = cases::parse(row["case"].get<std::string>());
     for (const auto& other : list) {
-      if (other["suite"] != row["suite"] || !is_growth(other)) continue;
+      if (!is_growth(other)) continue;
       Case same = cases::parse(other["case"].get<std::string>());
       if (same.length != 4096) continue;
       same.length = c.length;
@@ -310,6 +366,19 @@ void print_growth(const Report& report, const Json& list) {
       report.print("  %-28s  %8.3f us per token, %.2f of that at T=4096\n",
                    row["label"].get<std::string>().c_str(), row["us_per_token"].get<double>(),
                    row["us_per_token"].get<double>() / other["us_per_token"].get<double>());
+    }
+  }
+}
+
+// The three lowest ratios of every suite.
+void print_slowest(Report& report,
+                   std::map<std::string, std::vector<std::pair<double, std::string>>> ratios) {
+  for (auto& [suite, list] : ratios) {
+    std::sort(list.begin(), list.end());
+    if (list.size() > 3) list.resize(3);
+    for (const auto& [ratio, label] : list) {
+      report.print("  slowest of %s: %.2f  %s\n", suite.c_str(), ratio, label.c_str());
+      report.summary()["slowest"][suite].push_back({{"label", label}, {"ratio", ratio}});
     }
   }
 }
@@ -339,6 +408,7 @@ int run_bench(const BenchOptions& options) {
   int failed = 0, skipped = 0;
   std::vector<std::string> reasons;
   std::map<std::string, std::pair<double, int>> means;
+  std::map<std::string, std::vector<std::pair<double, std::string>>> ratios;  // by suite
   {
     Progress progress("bench", rows.size());
     for (const SuiteRow& row : rows) {
@@ -354,6 +424,7 @@ int run_bench(const BenchOptions& options) {
         auto& [sum, count] = means[row.suite + " against " + name_of(row.baseline)];
         sum += std::log(r.ratio);
         ++count;
+        ratios[row.suite].emplace_back(r.ratio, row.label);
       }
       report.cases().push_back(std::move(r.json));
       table.push_back(std::move(r.cells));
@@ -376,10 +447,13 @@ int run_bench(const BenchOptions& options) {
     report.summary()["geometric_mean_ratio"][name] = ratio;
     report.print("  geometric mean, %s: %.2f\n", name.c_str(), ratio);
   }
+  if (options.common.device == DeviceType::cuda) print_slowest(report, ratios);
   print_growth(report, report.cases());
   report.print(
-      "  ratio: baseline time / ours. recurrence: our decode, token by token, same threads;\n"
-      "  forward: the forward call whose gradients a backward row computes.\n");
+      options.common.device == DeviceType::cuda
+          ? "  ratio: the other's time / ours. copy: one that moves as many bytes.\n"
+          : "  ratio: baseline time / ours. recurrence: our decode, token by token, same threads;\n"
+            "  forward: the forward call whose gradients a backward row computes.\n");
   report.write();
   return failed == 0 ? kExitPass : kExitFail;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "instance.h"
 
 namespace deltic::cli {
@@ -19,14 +20,25 @@ struct Measurement {
   double copy_gbps = 0;       // bytes read and written by a copy of the row's size
   double product_gflops = 0;  // of matrix products
   std::string product;        // which instructions
-  double bytes = 0;           // that the call moves
+  double flops = 0;           // of the call
+  double bytes = 0;           // that it moves
   size_t saved_bytes = 0, workspace_bytes = 0;
-  double call_us = 0;  // on the GPU: the host's time for one call
+  double call_us = 0;   // on the GPU: the host's time for one call
+  std::string checked;  // what was compared with the oracle before
 };
 
 struct SuiteRow;
-// On the GPU: calls in a graph, on sets of tensors by turns so that the cache is cold.
-Measurement measure_on_gpu(const SuiteRow& row, const std::string& impl, double seconds);
+// On the GPU: the row's results against the oracle, then its calls in a graph, on sets of tensors
+// by turns so that the cache is cold. Without a passed check there are no times. May throw.
+cases::Result measure_on_gpu(const SuiteRow& row, const std::string& named, double seconds,
+                             Measurement& m);
+
+// Fewer and shorter sequences, same widths, heads, dtypes and options: an implementation is never
+// chosen by length, so this checks what will be measured without an hour of oracle.
+cases::Case reduced(const cases::Case& c);
+// The implementation to measure. Throws what explain throws; `unsupported` if none takes the case.
+std::string chosen_implementation(const cases::Case& c, const std::string& named,
+                                  DeviceType device);
 
 double time_ms(const std::function<void()>& f);
 // Of a list in any order, with linear interpolation; NaN if it is empty.

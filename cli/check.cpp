@@ -81,7 +81,7 @@ const char* name_of(Status s) {
 }
 
 Values reference(const Instance& instance) {
-  Instance oracle = Instance::in_f64(instance);
+  Instance oracle = Instance::widened(instance);
   oracle.run({.impl = "reference"});
   Values all;
   for (const std::string& name : oracle.outputs()) {
@@ -173,6 +173,30 @@ Result compare(const Instance& instance, const Expected& expected) {
   }
   const std::string damage = instance.damage();
   if (!damage.empty()) fail(damage);
+  return result;
+}
+
+Result compare_in_f32(const Instance& instance, int threads) {
+  Instance wide = Instance::widened(instance, DType::f32);
+  wide.run({.threads = threads});
+  Result result;
+  for (const std::string& name : instance.outputs()) {
+    const auto stored = static_cast<DType>(instance.tensor(name).view.dtype);
+    TensorError e;
+    e.name = name;
+    e.error = relative_error(instance.values(name), wide.values(name), stored,
+                             counts_from_rounded(instance.spec(), name, stored), &e.absolute);
+    e.budget = has_half_products(instance.spec(), name) ? contract(name).half : contract(name).f32;
+    e.ok = e.error <= e.budget;  // false for NaN
+    if (!e.ok) {
+      char text[96];
+      std::snprintf(text, sizeof text, ": error %.3g above the budget %.3g, whole sequence",
+                    e.error, e.budget);
+      result.status = Status::failed;
+      result.reason += (result.reason.empty() ? "" : "; ") + name + text;
+    }
+    result.errors.push_back(std::move(e));
+  }
   return result;
 }
 

@@ -53,6 +53,11 @@ double relative_error(const std::vector<double>& x, const std::vector<double>& r
 // After instance.run(): errors, budgets, zero rows, damage. NaN never passes.
 Result compare(const Instance& instance, const Expected& expected);
 
+// The outputs an instance holds against fp32 on the CPU (itself within 1e-4 of the oracle, and a
+// hundred times as quick): errors and the contract's budgets, for whole long sequences of
+// 16-bit rows.
+Result compare_in_f32(const Instance& instance, int threads = 0);
+
 // Everything for one case and one implementation: run, compare. A refusal gives `skipped`.
 Result check(const Case& c, const RunOptions& run = {}, DeviceType device = DeviceType::cpu);
 // The same with the expected values at hand (one oracle run for several implementations).

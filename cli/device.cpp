@@ -63,6 +63,16 @@ void copy(std::byte* to, const std::byte* from, size_t bytes, void* stream) {
       cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, static_cast<cudaStream_t>(stream)),
       "cudaMemcpyAsync");
 }
+void copy_2d(std::byte* to, size_t to_pitch, const std::byte* from, size_t from_pitch, size_t width,
+             size_t rows) {
+  if (rows == 0 || width == 0) return;
+  check(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, rows, cudaMemcpyDeviceToDevice,
+                          nullptr),
+        "cudaMemcpy2DAsync");
+}
+void set(std::byte* to, uint8_t value, size_t bytes) {
+  check(cudaMemset(to, value, bytes), "cudaMemset");
+}
 void synchronize() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
 
 struct Graph::Handles {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +22,10 @@ std::shared_ptr<std::byte> allocate(size_t bytes);
 void upload(std::byte* to, const std::byte* from, size_t bytes);
 void download(std::byte* to, const std::byte* from, size_t bytes);
 void copy(std::byte* to, const std::byte* from, size_t bytes, void* stream);
+// Rows of `width` bytes, of which two begin a pitch apart.
+void copy_2d(std::byte* to, size_t to_pitch, const std::byte* from, size_t from_pitch, size_t width,
+             size_t rows);
+void set(std::byte* to, uint8_t value, size_t bytes);
 // Waits for the GPU; throws deltic::Error with what went wrong there.
 void synchronize();
 

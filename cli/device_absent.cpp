@@ -15,6 +15,8 @@ std::shared_ptr<std::byte> allocate(size_t) { refuse(); }
 void upload(std::byte*, const std::byte*, size_t) { refuse(); }
 void download(std::byte*, const std::byte*, size_t) { refuse(); }
 void copy(std::byte*, const std::byte*, size_t, void*) { refuse(); }
+void copy_2d(std::byte*, size_t, const std::byte*, size_t, size_t, size_t) { refuse(); }
+void set(std::byte*, uint8_t, size_t) { refuse(); }
 void synchronize() { refuse(); }
 
 struct Graph::Handles {};

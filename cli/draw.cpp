@@ -183,6 +183,7 @@ BlockInputs draw_block_inputs(const Case& c) {
   x.a.assign(static_cast<size_t>(has_a ? rows * W : 0), 0.0);
   const GateSource gates(c, {}, {});
   const Random random_beta(c.seed, "beta");
+#pragma omp parallel for schedule(dynamic) if (rows * std::max(width, W) > kWorthThreads)
   for (int64_t i = 0; i < c.num_sequences() * c.HV; ++i) {
     const int64_t n = i / c.HV;
     const HeadOfBlock head{

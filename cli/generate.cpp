@@ -15,14 +15,19 @@ std::function<double(int64_t)> from(const std::vector<double>& values) {
 
 }  // namespace
 
+// Lists are drawn wherever they have memory.
+void Instance::draw(Tensor& t, const std::function<double(int64_t)>& f) const {
+  if (draws() || t.view.rank == 1) fill(t, f);
+}
+
 void Instance::add_lengths() {
   if (!spec_.packed) return;
   std::vector<int64_t> cu = {0};
   for (int64_t n : spec_.seqs) cu.push_back(cu.back() + n);
   const auto size = static_cast<int64_t>(cu.size());
   const auto value = [&](int64_t i) { return static_cast<double>(cu[static_cast<size_t>(i)]); };
-  fill(add("cu_seqlens", Role::input, spec_.cu, {size}, false), value);
-  if (spec_.cuhost) fill(add("cu_seqlens_host", Role::input, spec_.cu, {size}, false), value);
+  draw(add("cu_seqlens", Role::input, spec_.cu, {size}, false), value);
+  if (spec_.cuhost) draw(add("cu_seqlens_host", Role::input, spec_.cu, {size}, false), value);
 }
 
 void Instance::add_gate_parameters() {
@@ -33,7 +38,7 @@ void Instance::add_gate_parameters() {
     const bool softplus_form = spec_.form == GateForm::softplus;
     const std::vector<int64_t> shape =
         is_wide ? std::vector<int64_t>{1, 1, spec_.HV, 1} : std::vector<int64_t>{spec_.HV};
-    fill(add("A_log", Role::input, spec_.pdtype, shape, false), [&](int64_t h) {
+    draw(add("A_log", Role::input, spec_.pdtype, shape, false), [&](int64_t h) {
       return std::log(softplus_form ? 1.0 + 15.0 * random.uniform(h) : random.uniform(h, 0.5, 2.0));
     });
   }
@@ -42,7 +47,7 @@ void Instance::add_gate_parameters() {
     const int64_t per_head = spec_.gate == Gate::channel ? spec_.K : 1;
     const std::vector<int64_t> shape = is_wide ? std::vector<int64_t>{spec_.HV, per_head}
                                                : std::vector<int64_t>{spec_.HV * per_head};
-    fill(add("dt_bias", Role::input, spec_.pdtype, shape, false),
+    draw(add("dt_bias", Role::input, spec_.pdtype, shape, false),
          [&](int64_t i) { return 0.5 * random.normal(i); });
   }
 }
@@ -57,9 +62,9 @@ std::vector<int64_t> Instance::gate_shape() const {
 void Instance::add_raw_gate() {
   add_gate_parameters();
   const std::vector<double> none;
-  const GateSource source(spec_, has_data_ && has("A_log") ? values("A_log") : none,
-                          has_data_ && has("dt_bias") ? values("dt_bias") : none);
-  fill(add("g", Role::input, spec_.gdtype, gate_shape(), true),
+  const GateSource source(spec_, draws() && has("A_log") ? values("A_log") : none,
+                          draws() && has("dt_bias") ? values("dt_bias") : none);
+  draw(add("g", Role::input, spec_.gdtype, gate_shape(), true),
        [&](int64_t i) { return source.raw(i); });
 }
 
@@ -134,12 +139,12 @@ void Instance::add_states() {
   const std::vector<int64_t> shape = {N, c.HV, rows, columns};
   if (c.init) {
     const Role role = c.final_state == Final::inplace ? Role::inout : Role::input;
-    fill(add("initial_state", role, c.sdtype, shape, false), value);
+    draw(add("initial_state", role, c.sdtype, shape, false), value);
   }
   if (c.op == Op::backward) {
     if (!c.dfinal) return;
     const Random random_d(c.seed, "d_final_state");
-    fill(add("d_final_state", Role::input, DType::f32, shape, false),
+    draw(add("d_final_state", Role::input, DType::f32, shape, false),
          [&](int64_t i) { return 0.5 * random_d.normal(i); });
     return;
   }
@@ -155,7 +160,7 @@ void Instance::add_states() {
   std::sort(read.begin(), read.end());
   read.erase(std::unique(read.begin(), read.end()), read.end());
   for (int64_t slot : read) {  // all other slots stay NaN
-    if (slot < 0 || !has_data_) continue;
+    if (slot < 0 || !draws()) continue;
     TensorView view = pool.view;
     view.data = static_cast<std::byte*>(view.data) + slot * view.strides[0] * size_of(c.sdtype);
     view.shape[0] = 1;
@@ -173,12 +178,12 @@ void Instance::add_states() {
     return [&from](int64_t i) { return static_cast<double>(from[static_cast<size_t>(i)]); };
   };
   if (c.pool != Pool::identity && c.pool != Pool::writelist) {
-    fill(add("read_index", Role::input, c.idx, {N}, false), list(read_slots_));
+    draw(add("read_index", Role::input, c.idx, {N}, false), list(read_slots_));
   }
   if (c.pool == Pool::tokens) {
-    fill(add("write_index", Role::input, c.idx, {N, index_columns}, false), list(token_slots));
+    draw(add("write_index", Role::input, c.idx, {N, index_columns}, false), list(token_slots));
   } else if (c.pool != Pool::identity && c.pool != Pool::inplace) {
-    fill(add("write_index", Role::input, c.idx, {N}, false), list(write_slots_));
+    draw(add("write_index", Role::input, c.idx, {N}, false), list(write_slots_));
   }
 }
 
@@ -200,7 +205,7 @@ void Instance::add_checkpoints() {
   }
   std::sort(ckpt_written_.begin(), ckpt_written_.end());
   const auto add_list = [&](const char* name, const std::vector<int64_t>& list) {
-    fill(add(name, Role::input, c.idx, {static_cast<int64_t>(list.size())}, false),
+    draw(add(name, Role::input, c.idx, {static_cast<int64_t>(list.size())}, false),
          [&](int64_t i) { return static_cast<double>(list[static_cast<size_t>(i)]); });
   };
   add_list("ckpt_cu", cu);
@@ -215,23 +220,23 @@ void Instance::generate_sequence_op() {
   const Case& c = spec_;
   const std::vector<double> none;
   const int64_t B = c.num_batches(), T = c.num_tokens();
-  fill(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
-       from(has_data_ ? draw_queries(c) : none));
-  fill(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true),
-       from(has_data_ ? draw_keys(c, !c.l2norm) : none));
+  draw(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
+       from(draws() ? draw_queries(c) : none));
+  draw(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true),
+       from(draws() ? draw_keys(c, !c.l2norm) : none));
   const Random random_v(c.seed, "v"), random_beta(c.seed, "beta");
-  fill(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
+  draw(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
        [&](int64_t i) { return random_v.normal(i); });
   if (c.beta != Beta::none) {
     std::vector<int64_t> shape = {B, T, c.HV};
     if (c.betavec) shape.push_back(c.V);
-    fill(add("beta", Role::input, c.betadtype, shape, true),
+    draw(add("beta", Role::input, c.betadtype, shape, true),
          [&](int64_t i) { return draw_beta(c, random_beta, i); });
   }
   if (c.gate != Gate::none) add_raw_gate();
   if (c.gv) {
     const Random random(c.seed, "gv"), pick(c.seed, "gv.pick");
-    fill(add("gv", Role::input, c.gdtype, {B, T, c.HV, c.V}, true),
+    draw(add("gv", Role::input, c.gdtype, {B, T, c.HV, c.V}, true),
          [&](int64_t i) { return draw_value_gate(c, random, pick, i); });
   }
   if (c.op != Op::backward) add("o", Role::output, c.dtype, {B, T, c.HV, c.V}, true);
@@ -246,7 +251,7 @@ void Instance::add_gradients() {
   const Case& c = spec_;
   if (c.d_o) {
     const Random random(c.seed, "d_o");
-    fill(add("d_o", Role::input, c.dtype, {c.num_batches(), c.num_tokens(), c.HV, c.V}, true),
+    draw(add("d_o", Role::input, c.dtype, {c.num_batches(), c.num_tokens(), c.HV, c.V}, true),
          [&](int64_t i) { return random.normal(i); });
   }
   for (const char* name : {"q", "k", "v", "beta", "g", "A_log", "dt_bias"}) {
@@ -269,8 +274,8 @@ void Instance::generate_block() {
   const int64_t B = c.num_batches(), T = c.num_tokens(), W = c.chunk;
   add_lengths();
   if (c.op == Op::l2norm) {
-    const std::vector<double> x = has_data_ ? draw_keys(c, false) : none;
-    fill(add("x", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x));
+    const std::vector<double> x = draws() ? draw_keys(c, false) : none;
+    draw(add("x", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x));
     add("out", Role::output, c.odtype, {B, T, c.H, c.K}, true);
     if (c.rstd) add("rstd", Role::output, DType::f32, {B, T, c.H}, true);
     return;
@@ -280,22 +285,22 @@ void Instance::generate_block() {
     add("out", Role::output, c.odtype, gate_shape(), true);
     return;
   }
-  const BlockInputs x = has_data_ ? draw_block_inputs(c) : BlockInputs{};
+  const BlockInputs x = draws() ? draw_block_inputs(c) : BlockInputs{};
   if (c.op == Op::inverse) {
-    fill(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
+    draw(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
     add("out", Role::output, c.odtype, {B, T, c.HV, W}, true);
     return;
   }
-  fill(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x.k));
+  draw(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x.k));
   const bool has_scores = c.op == Op::scores || c.op == Op::scores_inverse;
   if (has_scores || (c.op == Op::wy && c.qg)) {
-    fill(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
-         from(has_data_ ? draw_queries(c) : none));
+    draw(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
+         from(draws() ? draw_queries(c) : none));
   }
-  if (c.gate != Gate::none) fill(add("g", Role::input, c.gdtype, gate_shape(), true), from(x.G));
+  if (c.gate != Gate::none) draw(add("g", Role::input, c.gdtype, gate_shape(), true), from(x.G));
   if (c.op != Op::scores && c.beta != Beta::none) {
     const Random random_beta(c.seed, "beta");
-    fill(add("beta", Role::input, c.betadtype, {B, T, c.HV}, true),
+    draw(add("beta", Role::input, c.betadtype, {B, T, c.HV}, true),
          [&](int64_t i) { return draw_beta(c, random_beta, i); });
   }
   if (c.op != Op::wy) {
@@ -303,11 +308,11 @@ void Instance::generate_block() {
     if (c.op == Op::scores_inverse) add("a", Role::output, c.odtype, {B, T, c.HV, W}, true);
     return;
   }
-  fill(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
+  draw(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
   add("w", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
   if (c.u) {
     const Random random_v(c.seed, "v");
-    fill(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
+    draw(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
          [&](int64_t i) { return random_v.normal(i); });
     add("u", Role::output, c.odtype, {B, T, c.HV, c.V}, true);
   }
@@ -354,7 +359,7 @@ void Instance::generate() {
   } else {
     generate_sequence_op();
   }
-  if (has_data_) spoil_unread_rows();
+  if (draws()) spoil_unread_rows();
   bind();
 }
 

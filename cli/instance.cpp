@@ -144,16 +144,23 @@ bool Buffer::guards_intact() const {
   return true;
 }
 
+Buffer Buffer::on_gpu(size_t bytes, size_t copies) {
+  Buffer b;
+  b.bytes_ = bytes, b.copies_ = copies;
+  b.twins_ = device::allocate(copies * b.twin_stride());
+  device::set(b.twins_.get(), 0xFF, copies * b.twin_stride());
+  return b;
+}
 void Buffer::mirror(size_t copies) {
-  mirrors_.clear();
-  if (memory_ == nullptr) return;
-  for (size_t i = 0; i < copies; ++i) mirrors_.push_back(device::allocate(whole()));
+  twins_ = nullptr, copies_ = copies;
+  if (memory_ != nullptr) twins_ = device::allocate(copies * twin_stride());
 }
 void Buffer::upload() const {
-  for (const auto& m : mirrors_) device::upload(m.get(), memory_.get(), whole());
+  if (!is_mirrored() || !has_memory()) return;
+  for (size_t i = 0; i < copies_; ++i) device::upload(twin(i), memory_.get(), whole());
 }
 void Buffer::download() const {
-  if (is_mirrored()) device::download(memory_.get(), mirrors_.front().get(), whole());
+  if (is_mirrored() && has_memory()) device::download(memory_.get(), twin(0), whole());
 }
 
 // ---- Building -------------------------------------------------------------------------------
@@ -168,8 +175,9 @@ Tensor& Instance::add(std::string name, Role role, DType dtype, std::vector<int6
   t->role = role;
   // Marks 1 to 120, by turns: zero would be an infinity in bf16.
   const auto mark = static_cast<uint8_t>(1 + list_.size() % 120);
-  if (has_data_) t->buffer = Buffer(static_cast<size_t>(layout.elements * size_of(dtype)), mark);
-  const std::byte* data = has_data_ ? t->buffer.data() + layout.offset * size_of(dtype) : nullptr;
+  const bool on_host = memory_ >= Memory::blank || (memory_ == Memory::lists && shape.size() == 1);
+  if (on_host) t->buffer = Buffer(static_cast<size_t>(layout.elements * size_of(dtype)), mark);
+  const std::byte* data = on_host ? t->buffer.data() + layout.offset * size_of(dtype) : nullptr;
   t->view = TensorView(data, dtype, shape);
   std::copy(layout.strides.begin(), layout.strides.end(), t->view.strides);
   list_.push_back(std::move(t));
@@ -190,7 +198,7 @@ Instance::Instance(const Case& c, bool keep_inputs, const Place& place) : spec_(
 Instance Instance::shapes_of(const Case& c, DeviceType device) {
   Instance i;
   i.spec_ = c;
-  i.has_data_ = false;
+  i.memory_ = Memory::none;
   i.place_.device = device;
   i.generate();
   return i;
@@ -203,7 +211,7 @@ void Instance::to_device() {
   bind();
 }
 
-Instance Instance::in_f64(const Instance& other) {
+Instance Instance::widened(const Instance& other, DType wide) {
   Instance copy;
   copy.spec_ = other.spec_;
   copy.spec_.strided = Layout::packed;
@@ -218,7 +226,7 @@ Instance Instance::in_f64(const Instance& other) {
     const DType type = dtype_of(t->view);
     const bool is_index = type == DType::i32 || type == DType::i64;
     const std::vector<int64_t> shape(t->view.shape, t->view.shape + t->view.rank);
-    Tensor& twin = copy.add(t->name, t->role, is_index ? type : DType::f64, shape, false);
+    Tensor& twin = copy.add(t->name, t->role, is_index ? type : wide, shape, false);
     if (t->role == Role::output) continue;
     TensorView first_value = t->view;  // before any run
     first_value.data = const_cast<std::byte*>(t->before.data()) +
@@ -238,8 +246,10 @@ void Instance::bind(size_t copy) {
     if (place_.device == DeviceType::cuda && t.name != "cu_seqlens_host") {
       view.device_type = DELTIC_CUDA;
       if (t.buffer.is_mirrored()) {
-        view.data =
-            t.buffer.device_data(copy) + (static_cast<std::byte*>(t.view.data) - t.buffer.data());
+        view.data = t.buffer.device_data(copy);
+        if (t.buffer.has_memory())
+          view.data = static_cast<std::byte*>(view.data) +
+                      (static_cast<std::byte*>(t.view.data) - t.buffer.data());
       }
     }
     for (const auto& f : fields) {
@@ -336,8 +346,13 @@ void Instance::reserve(const RunOptions& run) {
                        : spec_.op == Op::backward ? backward_workspace_bytes(o, gradients_)
                        : spec_.op == Op::decode   ? decode_workspace_bytes(o, tensors_)
                                                   : block_workspace_bytes(spec_.op, o, blocks_);
-  workspace_ = Buffer(bytes, kWorkspaceMark);
-  if (place_.device == DeviceType::cuda) workspace_.mirror(place_.copies);
+  workspace_ = make_workspace(bytes, kWorkspaceMark);
+}
+Buffer Instance::make_workspace(size_t bytes, uint8_t mark) const {
+  if (memory_ == Memory::lists) return Buffer::on_gpu(bytes, place_.copies);
+  Buffer b(bytes, mark);
+  if (place_.device == DeviceType::cuda) b.mirror(place_.copies);
+  return b;
 }
 
 void Instance::call_forward(const RunOptions& run) {
@@ -449,11 +464,13 @@ std::vector<double> Instance::values(std::string_view name) const {
   std::vector<double> list(static_cast<size_t>(t.view.numel()));
   const DType type = dtype_of(t.view);
   const int64_t width = t.view.shape[t.view.rank - 1];
-  for_each_row(t.view, [&](int64_t index, int64_t offset) {
-    for (int64_t c = 0; c < width; ++c) {
-      list[static_cast<size_t>(index + c)] = load(t.view.data, type, offset + c);
-    }
-  });
+  const int64_t rows = width > 0 ? t.view.numel() / width : 0;
+#pragma omp parallel for if (rows * width > kWorthThreads)
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t offset = memory_offset(t.view, r * width);
+    for (int64_t c = 0; c < width; ++c)
+      list[static_cast<size_t>(r * width + c)] = load(t.view.data, type, offset + c);
+  }
   return list;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -23,6 +24,8 @@ class Buffer {
 
   Buffer() = default;
   Buffer(size_t bytes, uint8_t mark);
+  static Buffer on_gpu(size_t bytes, size_t copies);      // twins alone; every byte 0xFF: NaN
+  bool has_memory() const { return memory_ != nullptr; }  // on the host
   std::byte* data() const { return memory_.get() + kGuard; }
   size_t bytes() const { return bytes_; }
   deltic_buffer c() const { return {bytes_ > 0 ? data() : nullptr, bytes_}; }
@@ -33,8 +36,8 @@ class Buffer {
   // Twins on the GPU, guards included. The host's bytes are sent to all of them, and the first
   // one's come back.
   void mirror(size_t copies);
-  bool is_mirrored() const { return !mirrors_.empty(); }
-  std::byte* device_data(size_t copy) const { return mirrors_[copy].get() + kGuard; }
+  bool is_mirrored() const { return twins_ != nullptr; }
+  std::byte* device_data(size_t copy) const { return twin(copy) + kGuard; }
   void upload() const;
   void download() const;
 
@@ -43,10 +46,13 @@ class Buffer {
     void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{64}); }
   };
   size_t whole() const { return (bytes_ + 63) / 64 * 64 + 2 * kGuard; }
+  // One allocation for all twins, each at a multiple of 256 bytes as an allocation would be.
+  size_t twin_stride() const { return (whole() + 255) / 256 * 256; }
+  std::byte* twin(size_t copy) const { return twins_.get() + copy * twin_stride(); }
 
   std::unique_ptr<std::byte, Free> memory_;
-  std::vector<std::shared_ptr<std::byte>> mirrors_;
-  size_t bytes_ = 0;
+  std::shared_ptr<std::byte> twins_;
+  size_t bytes_ = 0, copies_ = 0;
   uint8_t mark_ = 1;
 };
 
@@ -75,6 +81,20 @@ struct Place {
   size_t copies = 1;  // on the GPU: sets of tensors, so that a repeated call finds a cold cache
 };
 
+// Sequences and value heads of a case, whole or their first tokens.
+struct Slice {
+  std::vector<int64_t> sequences, heads;
+  int64_t tokens = 0;  // at most so many of each sequence
+
+  int64_t token_heads(const Case& c) const;
+  bool is_whole(const Case& c) const;  // no sequence of it is cut
+};
+// About `token_heads` tokens of heads: all of a small case; of others a few heads and sequences,
+// spread, the longest among them, and their first tokens.
+Slice few_tokens(const Case& c, int64_t token_heads);
+// The longest sequence, whole, and as many heads of it as make `token_heads`, at least one.
+Slice whole_sequence(const Case& c, int64_t token_heads);
+
 // Inputs depend on the case's seed only: the same on every platform.
 class Instance {
  public:
@@ -82,8 +102,22 @@ class Instance {
   explicit Instance(const Case& c, bool keep_inputs = true, const Place& place = {});
   // Descriptors only, all data pointers null: enough to explain a case of any size.
   static Instance shapes_of(const Case& c, DeviceType device = DeviceType::cpu);
-  // The same values in fp64, contiguous: what the oracle (implementation `reference`) gets.
-  static Instance in_f64(const Instance& other);
+  // The same values in fp64, contiguous: what the oracle (implementation `reference`) gets; or in
+  // fp32.
+  static Instance widened(const Instance& other, DType type = DType::f64);
+
+  // Large cases of the GPU: rows and states exist there only, repeated from a few MB that are drawn
+  // on the host, with another odd period for every tensor, so that no two chunks see the same rows.
+  static bool can_be_tiled(const Case& c);
+  static Case tile_of(const Case& c);  // one sequence of a few MB per tensor
+  static Instance tiled(const Case& c, size_t copies, const Instance& tile);
+  // A part of such an instance as a case of its own on the host: its inputs as they are now, and
+  // later its outputs (of the first copy).
+  Instance inputs_of(const Slice& slice) const;
+  void outputs_of(const Slice& slice, Instance& part) const;
+  // Of a tiled instance: empty if every element of every output is a number, else the sentence.
+  std::string not_finite() const;
+
   Instance(Instance&&) = default;
   Instance& operator=(Instance&&) = default;
 
@@ -146,7 +180,17 @@ class Instance {
   const std::vector<int64_t>& write_slots() const { return write_slots_; }
 
  private:
+  // What is in the host's memory: nothing; the tensors of one dimension (lengths, indices,
+  // parameters of gates); memory for all of them, in which those alone are drawn; everything.
+  enum class Memory { none, lists, blank, drawn };
+
   Instance() = default;
+  bool draws() const { return memory_ == Memory::drawn; }
+  void draw(Tensor& t, const std::function<double(int64_t)>& f) const;
+  void repeat(const Instance& tile);
+  void repeat_states(const Tensor& t, const Instance& tile) const;
+  Buffer make_workspace(size_t bytes, uint8_t mark) const;
+  void gather(const Slice& slice, Tensor& part, const Instance& parts) const;
   void generate();
   Tensor& add(std::string name, Role role, DType dtype, std::vector<int64_t> shape, bool rows);
   Tensor& find(std::string_view name);
@@ -171,7 +215,7 @@ class Instance {
 
   Case spec_;
   Place place_;
-  bool has_data_ = true;
+  Memory memory_ = Memory::drawn;
   std::vector<std::unique_ptr<Tensor>> list_;
   Tensors tensors_;
   BackwardTensors gradients_;

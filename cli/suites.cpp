@@ -4,7 +4,8 @@
 namespace deltic::cli {
 
 const char* name_of(Baseline b) {
-  constexpr const char* kNames[] = {"recurrence", "copy", "one thread", "forward", "anchor"};
+  constexpr const char* kNames[] = {"recurrence", "copy",   "one thread",
+                                    "forward",    "others", "ours"};
   return kNames[static_cast<int>(b)];
 }
 
@@ -13,6 +14,58 @@ Baseline default_baseline(const cases::Case& c) {
          : c.op == Op::backward ? Baseline::forward
                                 : Baseline::copy;
 }
+
+namespace {
+
+// Of a GPU: sizes that fill one.
+std::vector<SuiteRow> gpu_suites() {
+  std::vector<SuiteRow> rows;
+  const auto add = [&](const char* suite, const std::string& label, const std::string& line) {
+    const cases::Case c = cases::parse(line);
+    rows.push_back({suite, label, c, Baseline::copy, 0, DeviceType::cuda});
+  };
+  const std::string wide = " dtype=bf16 K=128 V=128 ";
+  const auto text = [](int n) { return std::to_string(n); };
+  for (const char* gate : {"head", "channel"}) {
+    for (const int length : {256, 1024, 4096, 16384, 65536, 131072}) {
+      add("growth", std::string(gate[0] == 'h' ? "GDN" : "KDA") + " forward T=" + text(length),
+          "forward gate=" + std::string(gate) + " dense=1x" + text(length) + " H=16 final=0" +
+              wide);
+    }
+  }
+  // blocks: pieces of a chunk alone, against a copy of as many bytes.
+  for (const int heads : {16, 64}) {
+    for (const int width : {16, 32, 64}) {
+      const std::string sizes = " H=" + text(heads), chunk = " chunk=" + text(width);
+      for (const char* type : {"f32", "bf16"}) {
+        add("blocks", "inverse " + text(width) + sizes + " " + type,
+            "inverse dense=8x4096 HV=" + text(heads) + chunk + " dtype=" + type +
+                " odtype=" + type);
+      }
+      add("blocks", "beta k k^T " + text(width) + sizes + " bf16",
+          "kkt gate=none dense=8x4096 K=128 dtype=bf16 odtype=bf16" + sizes + chunk);
+    }
+  }
+  // options: norm, gate and sigmoid inside, and the same shape with all of them done before.
+  const auto add_pair = [&](const std::string& label, const std::string& shape,
+                            const std::string& inside, const std::string& before) {
+    add("options", label + ", inside", "forward " + shape + inside);
+    rows.back().baseline = Baseline::ours;
+    rows.back().other = cases::parse("forward " + shape + before);
+    rows.back().other_name = "computed before";
+    add("options", label + ", before", "forward " + shape + before);
+  };
+  for (const int heads : {96, 8}) {
+    add_pair("KDA T=8192 H=" + text(heads),
+             "gate=channel seqs=8192 gdtype=bf16 H=" + text(heads) + wide,
+             "form=bounded beta=sigmoid l2norm=1", "");
+  }
+  add_pair("GDN T=8192 H=16 HV=32", "gate=head seqs=8192 H=16 HV=32" + wide,
+           "form=softplus gates=softplus beta=sigmoid l2norm=1", "gates=softplus");
+  return rows;
+}
+
+}  // namespace
 
 std::vector<SuiteRow> all_suites() {
   std::vector<SuiteRow> rows;
@@ -100,34 +153,8 @@ std::vector<SuiteRow> all_suites() {
       "gate gate=channel form=softplus dense=1x4096 HV=16 K=128");
   add("blocks", "l2norm", "l2norm dense=1x4096 H=16 K=128");
 
-  // For a GPU (--device cuda): sizes that fill one.
-  for (const char* gate : {"head", "channel"}) {
-    for (const int length : {256, 1024, 4096, 16384, 65536, 131072}) {
-      add("gpu_growth",
-          std::string(gate[0] == 'h' ? "GDN" : "KDA") + " forward T=" + std::to_string(length),
-          "forward gate=" + std::string(gate) + " dense=1x" + std::to_string(length) +
-              " dtype=bf16" + wide);
-    }
-  }
-  for (const int heads : {16, 64}) {
-    for (const int width : {16, 32, 64}) {
-      const std::string sizes = " H=" + std::to_string(heads);
-      add("gpu_blocks", "inverse " + std::to_string(width) + sizes,
-          "inverse dense=8x4096 HV=" + std::to_string(heads) + " chunk=" + std::to_string(width));
-      add("gpu_blocks", "kkt " + std::to_string(width) + sizes,
-          "kkt gate=none dense=8x4096 K=128 dtype=bf16 odtype=bf16" + sizes +
-              " chunk=" + std::to_string(width));
-    }
-  }
-  for (const int sequences : {1, 64, 256}) {
-    for (const char* gate : {"head", "channel"}) {
-      add("gpu_decode", "decode " + std::to_string(sequences) + " sequences, gate per " + gate,
-          "decode gate=" + std::string(gate) + " dense=" + std::to_string(sequences) +
-              "x1 H=16 HV=32 K=128 V=128 pool=inplace dtype=bf16 state=vk");
-    }
-  }
-  add("gpu_layers", "GDN 8 x 1024, 8 heads, K = V = 64",
-      "forward gate=head dense=8x1024 H=8 K=64 V=64 dtype=bf16 l2norm=1");
+  const std::vector<SuiteRow> on_gpu = gpu_suites();
+  rows.insert(rows.end(), on_gpu.begin(), on_gpu.end());
   return rows;
 }
 

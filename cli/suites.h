@@ -1,6 +1,7 @@
 // The suites of `deltic bench`: rows with a name, a case and what they are measured against.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,21 +15,33 @@ enum class Baseline {
   one_thread,  // the same call on one thread
   forward,     // of a backward row: the forward call that keeps what it starts from
   anchor,      // another library's time on the same GPU, from a file
+  ours,        // another case of ours, measured in the same run
 };
 const char* name_of(Baseline b);
+
+// A time of somebody else's.
+struct Anchor {
+  std::string name;  // whose
+  double ms = 0;
+};
 
 struct SuiteRow {
   std::string suite;
   std::string label;
   cases::Case spec;
   Baseline baseline = Baseline::recurrence;
-  int threads = 0;       // 0: as the command line says
-  std::string anchor{};  // whose time
-  double anchor_ms = 0;
+  int threads = 0;  // 0: as the command line says
+  DeviceType device = DeviceType::cpu;
+  Anchor anchor{};                     // of Baseline::anchor
+  std::vector<Anchor> more{};          // further times for the result
+  std::vector<cases::Case> also{};     // on the GPU: calls after spec's; one time for all
+  std::optional<cases::Case> other{};  // of Baseline::ours
+  std::string other_name{};            // what it is
 };
 
 std::vector<SuiteRow> all_suites();
-// Suites of the rows that a file of anchors has (bench/anchors/h200.json). Throws UsageError.
+// Suites of the rows that a file of anchors has (bench/anchors/h200.json), for a GPU. Throws
+// UsageError.
 std::vector<SuiteRow> anchor_suites(const std::string& path);
 Baseline default_baseline(const cases::Case& c);
 

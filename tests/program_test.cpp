@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -169,6 +170,33 @@ TEST_F(Program, MeasuresBackward) {
                           "saved_bytes", "workspace_bytes", "flops", "bytes"}) {
     EXPECT_NE(json.find("\"" + std::string(key) + "\""), std::string::npos) << key;
   }
+}
+
+// The suites of a GPU can be listed anywhere; rows of a file of anchors among them.
+TEST_F(Program, ListsTheSuitesOfAGpu) {
+  const Outcome r = run("bench --device cuda --list --anchors " DELTIC_ANCHORS);
+  EXPECT_EQ(r.status, 0) << r.text;
+  std::map<std::string, int> rows;
+  std::istringstream lines(r.text);
+  std::string suite;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("  ", 0) == 0) {
+      ++rows[suite];
+    } else {
+      suite = line;
+    }
+  }
+  const std::map<std::string, int> expected = {
+      {"blocks", 22},       {"decode", 26},           {"delta_forward", 29},
+      {"gdn_forward", 171}, {"growth", 12},           {"kda_forward_random", 21},
+      {"layers", 1},        {"kda_forward_slow", 21}, {"kda_forward_softplus", 6},
+      {"options", 6}};
+  EXPECT_EQ(rows, expected);
+  expect_usage_error("bench --device cuda --list --anchors " + path("none.json"),
+                     "--anchors: expected a file, got '" + path("none.json") + "'");
+  std::ofstream(path("bad.json")) << "{\"groups\": [{\"rows\": [{}]}]}";
+  EXPECT_EQ(run("bench --device cuda --list --anchors " + path("bad.json")).status, 2);
+  EXPECT_EQ(run("bench --list").text.find("kda_forward"), std::string::npos);
 }
 
 // The demo's own claim is 95 % of the questions; it exits with 1 below that.
