@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: correctness against the oracle, sanitizers, then times; a short table last.
+# On a machine with a GPU: correctness against the oracle, Python, sanitizers, times; a short table last.
 #   bench/gpu.sh [--build FOLDER] [--out FOLDER] [STEP...]
-# FOLDER (default build/release) holds a build with DELTIC_CUDA=ON, or what `bench/gpu.sh --pack TO`
-# made of one: the program, the test and the library, side by side. Steps: verify tests sanitize times
-# (default: all). Results go to --out (default build/gpu): verify.json, h200.json, logs.
+# FOLDER (default build/release) holds a build with DELTIC_CUDA=ON (step python: and DELTIC_BUILD_TORCH=ON),
+# or what `bench/gpu.sh [--build FOLDER] --pack TO` made of one for a machine that builds nothing.
+# Steps: verify tests python sanitize times (default: all). Results go to --out (default build/gpu): logs,
+# verify.json, times.json and the page h200.md with h200.json; `bench/gpu_table.py OUT` writes both to docs.
+# DELTIC_COMMIT names the commit where there is no git; DELTIC_GPU_SUITES ("--suite NAME ...") and
+# DELTIC_GPU_SECONDS (default 420) are for the times, DELTIC_IMPL as everywhere, PYTHON is the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-build=build/release out=build/gpu pack= steps=()
+build=build/release out=build/gpu pack='' steps=()
 while [ "$#" -gt 0 ]; do
   case "$1" in
     --build | --out | --pack)
@@ -22,25 +25,49 @@ while [ "$#" -gt 0 ]; do
       esac
       shift 2
       ;;
-    verify | tests | sanitize | times) steps+=("$1") && shift ;;
-    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0" && exit 0 ;;
-    *) echo "gpu.sh: expected verify, tests, sanitize or times, got $1" >&2 && exit 2 ;;
+    verify | tests | python | sanitize | times) steps+=("$1") && shift ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0" && exit 0 ;;
+    *) echo "gpu.sh: expected verify, tests, python, sanitize or times, got $1" >&2 && exit 2 ;;
   esac
 done
-[ "${#steps[@]}" -gt 0 ] || steps=(verify tests sanitize times)
+[ "${#steps[@]}" -gt 0 ] || steps=(verify tests python sanitize times)
+python=${PYTHON:-python3}
+commit=${DELTIC_COMMIT:-}
+if [ -z "$commit" ] && [ -f "$build/commit" ]; then commit=$(cat "$build/commit"); fi
+[ -n "$commit" ] || commit=$(git describe --always --dirty --abbrev=12 2>/dev/null) || commit=unknown
+
+# The package with its library in FOLDER/deltic.
+lay_out_python() {
+  rm -rf "$1" && mkdir -p "$1" || return 1
+  cp -r python/deltic "$1/deltic" || return 1
+  rm -f "$1"/deltic/*.so
+  find "$1" -name __pycache__ -prune -exec rm -rf {} +
+  cp "$build/bindings/torch/libdeltic_torch.so" "$1/deltic/"
+}
 
 if [ -n "$pack" ]; then
   mkdir -p "$pack" || exit 1
-  cp "$build/cli/deltic" "$build/tests/gpu_test" "$pack" &&
-    cp "$(readlink -f "$build/src/libdeltic.so")" "$pack/libdeltic.so.0" &&
-    strip --strip-debug "$pack"/*
-  exit
+  cp "$build/cli/deltic" "$build/tests/gpu_test" "$pack" || exit 1
+  cp "$(readlink -f "$build/src/libdeltic.so")" "$pack/libdeltic.so.0" || exit 1
+  strip --strip-debug "$pack/deltic" "$pack/gpu_test" "$pack/libdeltic.so.0" || exit 1
+  printf '%s\n' "$commit" >"$pack/commit"
+  if [ -f "$build/bindings/torch/libdeltic_torch.so" ]; then
+    lay_out_python "$pack/python" || exit 1
+    strip --strip-debug "$pack/python/deltic/libdeltic_torch.so" || exit 1
+    "$python" -m pip install -q --no-compile --target "$pack/python/lib" pytest ||
+      echo "gpu.sh: no pytest in the pack: step python needs one there" >&2
+  else
+    echo "gpu.sh: no libdeltic_torch.so in $build (DELTIC_BUILD_TORCH=ON): no step python" >&2
+  fi
+  du -sh "$pack"
+  exit 0
 fi
 
 program=$build/deltic test=$build/gpu_test
 if [ ! -x "$program" ]; then program=$build/cli/deltic test=$build/tests/gpu_test; fi
-export LD_LIBRARY_PATH=$build:${LD_LIBRARY_PATH:-}
-mkdir -p "$out"
+export LD_LIBRARY_PATH=$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+mkdir -p "$out" || exit 1
+printf '{"commit": "%s", "command": "bench/gpu.sh %s"}\n' "$commit" "${steps[*]}" >"$out/run.json"
 summary=() status=0
 # say NAME STATUS TEXT: a line of the table at the end.
 say() {
@@ -65,6 +92,17 @@ if wants tests; then
   code=$?
   grep -vE '^\[|^$|YOU HAVE' "$out/tests.log" | head -n 40
   say tests "$code" "$(grep -E 'PASSED|FAILED' "$out/tests.log" | head -n 1)"
+fi
+
+if wants python; then
+  place=$build/python
+  [ -d "$place" ] || { place=$out/python && lay_out_python "$place"; }
+  # Without LD_LIBRARY_PATH, as a user's process: the package brings what it needs.
+  env -u LD_LIBRARY_PATH PYTHONPATH="$place:$place/lib" PYTHONDONTWRITEBYTECODE=1 timeout -k 5 240 \
+    "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda.py >"$out/python.log" 2>&1
+  code=$?
+  grep -E '^(FAILED|ERROR|E  )|No module' "$out/python.log" | head -n 20
+  say python "$code" "$(tail -n 1 "$out/python.log")"
 fi
 
 if wants sanitize; then
@@ -94,13 +132,22 @@ CASES
 fi
 
 if wants times; then
-  # shellcheck disable=SC2086
-  "$program" bench --device cuda --anchors bench/anchors/h200.json --json "$out/h200.json" --time 0.2 \
-    ${DELTIC_GPU_SUITES:---suite kda_forward_random --suite kda_forward_slow --suite kda_forward_softplus --suite gdn_forward --suite delta_forward --suite gpu_growth --suite gpu_blocks --suite gpu_decode --suite gpu_layers} \
+  suites=()
+  for suite in kda_forward_random kda_forward_slow kda_forward_softplus gdn_forward delta_forward growth \
+    blocks decode layers options; do
+    suites+=(--suite "$suite")
+  done
+  if [ -n "${DELTIC_GPU_SUITES:-}" ]; then read -r -a suites <<<"$DELTIC_GPU_SUITES"; fi
+  begin=$SECONDS
+  timeout -k 5 "${DELTIC_GPU_SECONDS:-420}" "$program" bench --device cuda \
+    --anchors bench/anchors/h200.json --json "$out/times.json" --time 0.15 "${suites[@]}" \
     >"$out/times.log" 2>&1
   code=$?
-  say times "$code" "$(grep -c . "$out/times.log") lines in times.log"
+  grep -E '^ *(fail|skip)  ' -A 1 "$out/times.log" | head -n 20
+  say times "$code" "$((SECONDS - begin)) s, $(grep -c '"median_ms"' "$out/times.json") rows with a time"
   while IFS= read -r line; do summary+=("  $line"); done < <(grep -E 'geometric mean|slowest' "$out/times.log")
+  "$python" bench/gpu_table.py "$out" --to "$out" >"$out/table.log" 2>&1
+  say table $? "$(tail -n 1 "$out/table.log")"
 fi
 
 echo

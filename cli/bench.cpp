@@ -429,6 +429,8 @@ int run_bench(const BenchOptions& options) {
       report.cases().push_back(std::move(r.json));
       table.push_back(std::move(r.cells));
       if (!r.training_cells.empty()) training.push_back(std::move(r.training_cells));
+      // A run on a GPU that is cut short keeps its rows.
+      if (options.common.device == DeviceType::cuda) report.save_part();
     }
   }
   print_table(report, table);

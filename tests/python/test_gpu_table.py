@@ -1,0 +1,136 @@
+"""bench/gpu_table.py: the page of a GPU run, from a small made-up one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).resolve().parents[2] / "bench" / "gpu_table.py"
+
+
+def row(suite, label, ms, **more):
+    """A row of `deltic bench --json` with plain numbers."""
+    base = {
+        "suite": suite,
+        "label": label,
+        "impl": "cuda.sm90.forward",
+        "status": "pass",
+        "reason": "",
+        "errors": {"o": 0.0041},
+        "median_ms": ms,
+        "p10": ms,
+        "p90": ms,
+        "gflops": 1e5,
+        "gbps": 2000.0,
+        "roof_gbps": 4270.0,
+        "copy_percent": 50.0,
+        "bytes": 4.27e8,
+        "us_per_token": ms / 8.192,
+        "baseline": None,
+        "baseline_ms": None,
+        "ratio": None,
+    }
+    return {**base, **more}
+
+
+def against(name, other, ms):
+    return {"baseline": name, "baseline_ms": other, "ratio": other / ms}
+
+
+ROWS = [
+    row("kda_forward_random", "8192 H=96 HV=96", 0.7, **against("FlashKDA", 1.4, 0.7),
+        others=[{"name": "cuDNN", "ms": 1.408, "ratio": 1.408 / 0.7}]),
+    row("kda_forward_random", "8192 H=8 HV=8", 0.2, **against("FlashKDA", 1.6, 0.2)),
+    row("kda_forward_slow", "8192 H=96 HV=96", 0.84, **against("FlashKDA", 1.4, 0.84)),
+    row("gdn_forward", "8192 H=16 HV=32", 0.25, **against("FlashInfer 0.7.2", 0.2, 0.25)),
+    row("delta_forward", "8192 H=16 HV=32", 0.2, **against("GDN", 0.25, 0.2)),
+    row("growth", "KDA forward T=4096", 0.2, us_per_token=0.05),
+    row("growth", "KDA forward T=131072", 3.8, us_per_token=0.029),
+    row("growth", "GDN forward T=4096", 0.2, us_per_token=0.05),
+    row("growth", "GDN forward T=131072", 8.0, us_per_token=0.061),
+    row("blocks", "inverse 16 H=16 f32", 0.1, copy_percent=61.0),
+    row("blocks", "inverse 64 H=16 f32", 0.1, copy_percent=40.0),
+    row("blocks", "scores and inverse, B=4 T=8192 H=32 K=128 f16", 1.0,
+        **against("fla", 2.356, 1.0)),
+    row("layers", "GDN 8 x 1024, 8 heads, K = V = 64", 0.05, **against("fla", 0.534, 0.05)),
+    row("options", "KDA T=8192 H=96, inside", 0.7, **against("computed before", 0.63, 0.7)),
+]  # fmt: skip
+FAILED = {
+    "suite": "gdn_forward",
+    "label": "32768 H=2 HV=8",
+    "status": "fail",
+    "reason": "o: error 0.2 above the budget 0.006",
+}
+
+
+@pytest.fixture
+def made(tmp_path):
+    """The page and the JSON that the tool makes of the rows."""
+    source, to = tmp_path / "run", tmp_path / "docs"
+    source.mkdir()
+    document = {
+        "date": "2026-11-15",
+        "version": "0.1.0",
+        "commit": "old",
+        "machine": {"gpu.0": "NVIDIA H200", "driver": "580.1", "cuda": "13.0, sm_90a"},
+        "cases": [*ROWS, FAILED],
+    }
+    (source / "times.json").write_text(json.dumps(document))
+    (source / "run.json").write_text('{"commit": "abc123", "command": "bench/gpu.sh times"}')
+    (source / "tests.log").write_text("first call: 2.1 ms\n")
+    (source / "verify.log").write_text("138 passed, 0 failed, 3 skipped\n")
+    (source / "racecheck.log").write_text("========= RACECHECK SUMMARY: 0 hazards displayed\n")
+    command = [sys.executable, str(TOOL), str(source), "--to", str(to)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return (to / "h200.md").read_text(), json.loads((to / "h200.json").read_text())
+
+
+def cells(page, start):
+    """The cells of the first table line that starts so."""
+    line = next(x for x in page.splitlines() if x.startswith(f"| {start}"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_summary(made):
+    page, _ = made
+    for start, measured, met in (
+        ("KDA forward, 2 rows", "4.00 times", "yes"),
+        ("KDA forward, T=8192 H=96 ", "0.700 ms", "yes"),
+        ("KDA forward, T=8192 H=8 ", "0.200 ms", "yes"),
+        ("the same rows with slow gates", "1.20 times", "no"),
+        ("GDN forward, 1 rows", "0.80; 0.80", "no"),
+        ("DeltaNet forward beside our GDN", "0.80 times", "yes"),
+        ("GDN forward, B=8 T=1024", "0.050 ms", "yes"),
+        ("KDA, H=16, time per token", "1.00 times", "yes"),
+        ("GDN, H=16, time per token", "1.22 times", "no"),
+        ("inverse alone", "40 % (inverse 64 H=16 f32)", "no"),
+        ("KDA scores and inverse", "1.000 ms", "yes"),
+        ("KDA T=8192 H=96, inside", "+11.1 %", ""),
+        ("first call", "2.1 ms", "yes"),
+    ):
+        found = cells(page, start)
+        assert (found[1], found[-1]) == (measured, met), start
+    assert cells(page, "KDA forward, T=8192 H=96 ")[2:5] == ["0.80 ms", "0.36 ms", "0.100 ms"]
+
+
+def test_the_suites(made):
+    page, _ = made
+    found = cells(page, "8192 H=96 HV=96")
+    assert "1.4000 FlashKDA" in found and "2.00" in found
+    assert "1.4080 cuDNN (2.01)" in found
+    assert "Geometric mean of the ratios: 4.00. Slowest: 8192 H=96 HV=96 (2.00)" in page
+    assert "Largest relative error of o before the times: 0.41 %" in page
+    assert "29.0" in cells(page, "KDA forward T=131072")
+    assert "- gdn_forward: 32768 H=2 HV=8: fail, o: error 0.2 above the budget" in page
+    assert "138 passed" in page and "0 hazards" in page
+
+
+def test_where_it_comes_from(made):
+    page, document = made
+    for text in ("NVIDIA H200", "driver 580.1", "abc123", "`bench/gpu.sh times`", "4.27 TB/s"):
+        assert text in page, text
+    assert document["commit"] == "abc123" and document["command"] == "bench/gpu.sh times"
+    assert document["first_call_ms"] == 2.1 and len(document["cases"]) == len(ROWS) + 1
