@@ -304,8 +304,13 @@ void* stream_of(const deltic_tensor& where) {
                ? nullptr
                : reinterpret_cast<Get>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
   }();
+  // The default stream instead would not wait for the tensors.
+  if (get == nullptr) {
+    fail(DELTIC_RUNTIME_ERROR,
+         "stream: expected aoti_torch_get_current_cuda_stream in libtorch_cuda.so, got none");
+  }
   void* stream = nullptr;
-  if (get != nullptr) DELTIC_TORCH_CHECK(get(where.device_index, &stream));
+  DELTIC_TORCH_CHECK(get(where.device_index, &stream));
   return stream;
 }
 
@@ -326,6 +331,10 @@ extern "C" {
 // The status of this thread's last failed operator.
 DELTIC_API int32_t deltic_torch_last_status() { return bridge::t_last_status; }
 DELTIC_API const char* deltic_torch_version() { return deltic_version(); }
+// Whether sequences of CUDA tensors have gradients in this build.
+DELTIC_API int32_t deltic_torch_has_cuda_backward() {
+  return deltic_implementation(DELTIC_BACKWARD, DELTIC_CUDA, 0) != nullptr;
+}
 
 // Bytes that forward keeps for these sizes (packed: B = 1, N sequences); 0 for a call it refuses.
 DELTIC_API int64_t deltic_torch_saved_bytes(int32_t device, int32_t is_f64, int64_t B, int64_t T,

@@ -59,6 +59,7 @@ def load() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_LIBRARY))
     library.deltic_torch_version.restype = ctypes.c_char_p
     library.deltic_torch_last_status.restype = ctypes.c_int32
+    library.deltic_torch_has_cuda_backward.restype = ctypes.c_int32
     library.deltic_torch_saved_bytes.restype = ctypes.c_int64
     library.deltic_torch_saved_bytes.argtypes = (
         [ctypes.c_int32] * 2
@@ -69,6 +70,7 @@ def load() -> ctypes.CDLL:
 
 
 LIBRARY = load()
+HAS_CUDA_BACKWARD = bool(LIBRARY.deltic_torch_has_cuda_backward())
 
 
 def saved_bytes(
@@ -115,6 +117,8 @@ def translated(error: RuntimeError) -> Exception:
         argument = _NAMES.get(match["argument"], match["argument"])
         expected = _EXPECTED.get(match["expected"], match["expected"])
         return TypeError(f"{op}: {argument}: expected {expected}, got {match['found']}")
+    if ": no implementation takes this call: " in text:
+        return NotImplementedError(text)
     match = re.match(_TEXT, text)
     if match is None:
         return error

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ._library import call
+from ._library import HAS_CUDA_BACKWARD, call
 from ._sequence_ops import DECODE, DECODE_, FORWARD, FORWARD_, FORWARD_SAVE, differentiable
 
 Gate = Literal["log_decay", "softplus", "bounded"]
@@ -122,6 +122,15 @@ def needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
     return torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in tensors
     )
+
+
+def check_has_gradient(op: str, q: Tensor) -> None:
+    """An error now, and not when backward runs, where a device has no gradients."""
+    if isinstance(q, Tensor) and q.device.type == "cuda" and not HAS_CUDA_BACKWARD:
+        raise NotImplementedError(
+            f"{op}: requires_grad: expected CPU tensors where gradients are asked for (there is no "
+            "backward for CUDA tensors in this build: use torch.no_grad()), got CUDA tensors"
+        )
 
 
 def delta_rule(
@@ -277,6 +286,7 @@ def delta_rule(
             words,
         )
     elif trains:
+        check_has_gradient("forward", q)
         words += kept
         o, final_state, ckpt_states, _ = call(
             differentiable(FORWARD_SAVE),
@@ -359,8 +369,11 @@ def recurrent(
     check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
+    trains = needs_grad(rows)
+    if trains:
+        check_has_gradient("decode", q)
     o, final_state = call(
-        differentiable(DECODE) if needs_grad(rows) else DECODE,
+        differentiable(DECODE) if trains else DECODE,
         *rows,
         cu_seqlens,
         cu_seqlens_cpu,

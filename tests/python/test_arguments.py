@@ -5,6 +5,7 @@ import inspect
 import deltic
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 T, H, HV, K, V = 40, 2, 4, 16, 8
 _GENERATOR = torch.Generator().manual_seed(0)
@@ -450,3 +451,20 @@ def test_checkpoints_of_other_kinds():
     ):
         with pytest.raises(TypeError, match=f"^forward: {text}"):
             deltic.delta_rule(Q, KEYS, VALUES, checkpoints=given)
+
+
+def test_a_device_without_gradients(monkeypatch):
+    """An error before anything runs, not when backward is called."""
+    monkeypatch.setattr(deltic._native, "HAS_CUDA_BACKWARD", False)
+    with FakeTensorMode(), torch.device("cuda"):
+        q, k, v = (torch.empty(1, 8, 1, 16, requires_grad=name == "v") for name in "qkv")
+        for op, function in (("forward", deltic.delta_rule), ("decode", deltic.recurrent)):
+            with pytest.raises(NotImplementedError, match=f"{op}: requires_grad: expected CPU"):
+                function(q, k, v)
+        with torch.no_grad():
+            assert deltic.delta_rule(q, k, v)[0].shape == v.shape
+
+
+def test_nobody_takes_the_call():
+    text = "forward: no implementation takes this call: this build has no CUDA support"
+    assert isinstance(deltic._library.translated(RuntimeError(text)), NotImplementedError)

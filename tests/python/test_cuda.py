@@ -1,78 +1,262 @@
-"""The same calls with CUDA tensors: values, streams, graphs. Skipped without a GPU."""
+"""The same calls with CUDA tensors: values, streams, graphs, layers, errors; needs a GPU."""
+
+import time
 
 import deltic
+import deltic.fla.ops.gated_delta_rule
+import deltic.fla.ops.kda
 import pytest
 import torch
-from support import BUDGET, Case, error, make
+from deltic._library import HAS_CUDA_BACKWARD
+from deltic.layers import Cache, DeltaNet, GatedDeltaNet, KimiDeltaAttention
+from support import BUDGET, Case, check_against_oracle, error, make
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
+DEVICE = "cuda"
 SHAPES = [
     {"gate": "head", "H": 2, "HV": 4, "K": 128, "V": 128, "dtype": torch.bfloat16},
     {"gate": "channel", "form": "bounded", "K": 128, "V": 128, "dtype": torch.bfloat16},
     {"gate": "none", "K": 64, "V": 64, "dtype": torch.float16},
     {"gate": "channel", "form": "softplus", "K": 40, "V": 24, "dtype": torch.float32},
 ]
+shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s['gate']}-{s['K']}")
+LAYERS = {
+    "DeltaNet": lambda: DeltaNet(hidden_size=64, num_heads=2, layer_idx=0),
+    "GatedDeltaNet": lambda: GatedDeltaNet(
+        hidden_size=64, head_dim=32, num_heads=2, num_v_heads=4, conv_bias=True, layer_idx=0
+    ),
+    "KDA": lambda: KimiDeltaAttention(hidden_size=64, head_dim=32, num_heads=2, layer_idx=0),
+}
+layers = pytest.mark.parametrize("name", LAYERS)
+
+
+def moved(case: Case) -> dict[str, torch.Tensor]:
+    return {name: x.to(DEVICE) for name, x in case.tensors.items()}
 
 
 def forward(case: Case, device: str, **options):
     """Outputs of a case on a device, back on the CPU."""
     tensors = {name: x.to(device) for name, x in case.tensors.items()}
-    q, k, v = (tensors.pop(name) for name in "qkv")
     given = {**case.options, "output_final_state": True, **options}
     with torch.no_grad():
-        o, state = deltic.delta_rule(q, k, v, **tensors, **given)
+        o, state = deltic.delta_rule(**tensors, **given)
     return o.cpu(), state.cpu()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s['gate']}-{s['K']}")
+def oracle(case: Case):
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in case.tensors.items()}
+    return forward(Case(wide, case.options), "cpu", impl="reference")
+
+
+# Values
+
+
+@shapes
 @pytest.mark.parametrize("lengths", [None, [130, 0, 64, 7]])
 def test_delta_rule(shape, lengths):
     case = make(lengths=lengths, T=150, **shape)
-    o, state = forward(case, "cuda")
-    wide = Case({n: x.double() if x.is_floating_point() else x for n, x in case.tensors.items()},
-                case.options)  # fmt: skip
-    reference = forward(wide, "cpu", impl="reference")
+    found = forward(case, DEVICE)
     budget = BUDGET[shape["dtype"]]["o"]
-    assert error(o, reference[0]) <= budget
-    assert error(state, reference[1]) <= budget
-    again = forward(case, "cuda")
-    assert torch.equal(o, again[0]) and torch.equal(state, again[1])
+    for x, reference in zip(found, oracle(case), strict=True):
+        assert error(x, reference) <= budget
+    again = forward(case, DEVICE)
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+@shapes
+def test_recurrent(shape):
+    case = make(lengths=[3, 0, 1], **shape)
+    with torch.no_grad():
+        o, state = deltic.recurrent(**moved(case), **case.options, output_final_state=True)
+    reference = oracle(case)
+    assert o.device.type == DEVICE
+    assert error(o.cpu(), reference[0]) <= BUDGET[shape["dtype"]]["o"]
+    assert error(state.cpu(), reference[1]) <= BUDGET[torch.float32]["o"]
 
 
 def test_decode_updates_the_pool():
-    case = make(B=3, T=1, K=128, V=128, H=2, HV=4, dtype=torch.bfloat16)
-    pool = torch.randn(5, 4, 128, 128)
+    case = make(B=3, T=1, K=128, V=128, H=2, HV=4, dtype=torch.bfloat16, state=False)
+    pool = torch.randn(5, 4, 128, 128, generator=torch.Generator().manual_seed(1))
     index = torch.tensor([4, 0, 2])
-    tensors = {n: x for n, x in case.tensors.items() if n != "initial_state"}
-    expected = pool.clone()
+    expected, ours = pool.clone(), pool.to(DEVICE, copy=True)
     with torch.no_grad():
-        o = deltic.decode(**tensors, state_pool=expected, read_index=index)
-        on_gpu = pool.cuda()
-        moved = {n: x.cuda() for n, x in tensors.items()}
-        ours = deltic.decode(**moved, state_pool=on_gpu, read_index=index.cuda())
-    assert error(ours.cpu(), o) <= BUDGET[torch.bfloat16]["o"]
-    assert error(on_gpu.cpu(), expected) <= BUDGET[torch.float32]["o"] * 10
+        o = deltic.decode(**case.tensors, state_pool=expected, read_index=index)
+        found = deltic.decode(**moved(case), state_pool=ours, read_index=index.to(DEVICE))
+    assert error(found.cpu(), o) <= BUDGET[torch.bfloat16]["o"]
+    assert error(ours.cpu(), expected) <= BUDGET[torch.float32]["o"]
+    assert torch.equal(ours[[1, 3]].cpu(), pool[[1, 3]])
+
+
+def test_prefill_into_the_pool():
+    case = make(lengths=[70, 3], K=128, V=128, dtype=torch.bfloat16, state=False)
+    pool = torch.randn(4, 2, 128, 128, generator=torch.Generator().manual_seed(1))
+    index = torch.tensor([3, 1])
+    expected, ours = pool.clone(), pool.to(DEVICE, copy=True)
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in case.tensors.items()}
+    with torch.no_grad():
+        deltic.delta_rule(**moved(case), state_pool=ours, read_index=index.to(DEVICE))
+        o, state = deltic.delta_rule(
+            **wide, initial_state=pool[index].double(), output_final_state=True, impl="reference"
+        )
+    expected[index] = state.float()
+    assert error(ours.cpu(), expected) <= BUDGET[torch.bfloat16]["o"]
+    assert torch.equal(ours[[0, 2]].cpu(), pool[[0, 2]])
+
+
+def test_strided_views():
+    """Views that no tensor copy of the GPU takes as they are: heads first, one element off."""
+    case = make(T=100, K=64, V=64, dtype=torch.bfloat16)
+    expected = forward(case, DEVICE)
+    tensors = moved(case)
+    for name in ("q", "k", "v"):
+        tensors[name] = tensors[name].transpose(1, 2).contiguous().transpose(1, 2)
+    heads = tensors["beta"].shape[2]
+    wide = torch.zeros(2, 100, heads + 3, device=DEVICE)
+    tensors["beta"] = wide[..., 1 : 1 + heads].copy_(tensors["beta"])
+    with torch.no_grad():
+        o, state = deltic.delta_rule(**tensors, **case.options, output_final_state=True)
+    assert error(o.cpu(), expected[0]) <= BUDGET[torch.bfloat16]["o"]
+    assert error(state.cpu(), expected[1]) <= BUDGET[torch.bfloat16]["o"]
+
+
+def test_building_blocks():
+    generator = torch.Generator().manual_seed(0)
+    g = -torch.rand(2, 100, 3, 64, generator=generator)
+    k = torch.nn.functional.normalize(torch.randn(2, 100, 3, 64, generator=generator), dim=-1)
+    v, beta = (
+        torch.randn(2, 100, 3, 32, generator=generator),
+        torch.rand(2, 100, 3, generator=generator),
+    )
+    G = deltic.cumsum(g)
+    A = deltic.kkt(k, g=G, beta=beta)
+    inverse = deltic.inverse(A)
+    for name, function, arguments, options in (
+        ("cumsum", deltic.cumsum, (g,), {}),
+        ("l2norm", deltic.l2norm, (k,), {}),
+        ("kkt", deltic.kkt, (k,), {"g": G, "beta": beta}),
+        ("scores", deltic.scores, (k, k), {"g": G}),
+        ("inverse", deltic.inverse, (A,), {}),
+        ("wy", deltic.wy, (k, inverse), {"v": v, "g": G, "beta": beta}),
+    ):
+        with torch.no_grad():
+            expected = function(*arguments, **options)
+            there = {key: x.to(DEVICE) for key, x in options.items()}
+            found = function(*(x.to(DEVICE) for x in arguments), **there)
+        if isinstance(expected, torch.Tensor):
+            found, expected = (found,), (expected,)
+        for x, y in zip(found, expected, strict=True):
+            if y is not None:
+                assert x.device.type == DEVICE and error(x.cpu(), y) <= 1e-4, name
+
+
+def test_the_other_names():
+    """deltic.fla with tensors on the GPU."""
+    for shape, function in (
+        (SHAPES[0], deltic.fla.ops.gated_delta_rule.chunk_gated_delta_rule),
+        ({**SHAPES[1], "form": "log_decay"}, deltic.fla.ops.kda.chunk_kda),
+    ):
+        case = make(lengths=[130, 64, 7], **shape)
+        with torch.no_grad():
+            o, state = function(**moved(case), output_final_state=True)
+        reference = oracle(case)
+        assert error(o.cpu(), reference[0]) <= BUDGET[torch.bfloat16]["o"]
+        assert error(state.cpu(), reference[1]) <= BUDGET[torch.bfloat16]["o"]
+
+
+def test_autocast():
+    case = make(T=70, K=64, V=64)
+    with torch.no_grad(), torch.autocast(DEVICE, dtype=torch.bfloat16):
+        o, state = deltic.delta_rule(**moved(case), output_final_state=True)
+    assert o.dtype == torch.bfloat16 and state.dtype == torch.float32
+    assert error(o.cpu(), oracle(case)[0]) <= 2e-2
+
+
+# Layers: the delta rule runs here, the convolution by plain operations
+
+
+@layers
+def test_layers(name):
+    torch.manual_seed(0)
+    layer = LAYERS[name]()
+    x = torch.randn(3, 70, 64)
+    mask = torch.ones(3, 70, dtype=torch.long)
+    mask[1, :20] = 0
+    mask[2, :69] = 0
+    offsets = torch.tensor([0, 30, 31, 70])
+    with torch.no_grad():
+        expected = [layer(x)[0], layer(x, attention_mask=mask)[0]]
+        expected.append(layer(x[:1], cu_seqlens=offsets)[0])
+        layer, x = layer.to(DEVICE), x.to(DEVICE)
+        found = [layer(x)[0], layer(x, attention_mask=mask.to(DEVICE))[0]]
+        found.append(layer(x[:1], cu_seqlens=offsets.to(DEVICE))[0])
+    for ours, reference in zip(found, expected, strict=True):
+        assert error(ours.cpu(), reference) <= 1e-3
+
+
+@layers
+def test_layers_token_by_token(name):
+    torch.manual_seed(0)
+    layer = LAYERS[name]().to(DEVICE)
+    x = torch.randn(2, 12, 64, device=DEVICE)
+    with torch.inference_mode():
+        expected = layer(x)[0]
+        cache, found = Cache(), []
+        for part in x.split([8, 1, 1, 2], dim=1):
+            o, _, cache = layer(part, past_key_values=cache, use_cache=True)
+            found.append(o)
+    assert error(torch.cat(found, dim=1), expected) <= 1e-3
+
+
+# Gradients
+
+
+def test_gradients_or_their_absence():
+    """Never a wrong gradient: they are right, or forward says that there are none."""
+    case = make(T=70, K=64, V=64)
+    if HAS_CUDA_BACKWARD:
+        check_against_oracle(Case(moved(case), case.options))
+        return
+    tensors = moved(case)
+    tensors["v"].requires_grad_()
+    for function in (deltic.delta_rule, deltic.recurrent):
+        with pytest.raises(NotImplementedError, match="requires_grad: expected CPU tensors"):
+            function(**tensors)
+    with torch.no_grad():
+        deltic.delta_rule(**tensors)
+
+
+# Streams, graphs, compilers
 
 
 def test_a_stream_of_its_own():
+    """Inputs that are written late on another stream: a call elsewhere would read the zeros."""
     case = make(T=300, **SHAPES[0])
-    expected = forward(case, "cuda")
+    expected = forward(case, DEVICE)
+    source = moved(case)
+    tensors = {name: torch.zeros_like(x) for name, x in source.items()}
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        found = forward(case, "cuda")
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    with torch.cuda.stream(stream), torch.no_grad():
+        torch.cuda._sleep(100_000_000)  # cycles: some 50 ms
+        for name, x in source.items():
+            tensors[name].copy_(x)
+        found = deltic.delta_rule(**tensors, **case.options, output_final_state=True)
+    stream.synchronize()
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(expected, found, strict=True))
 
 
-def test_a_graph():
-    case = make(lengths=[130, 64, 0], **SHAPES[0])
-    tensors = {name: x.cuda() for name, x in case.tensors.items()}
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=["head", "channel"])
+def test_a_graph(shape):
+    case = make(lengths=[130, 64, 0], **shape)
+    tensors = moved(case)
     tensors["cu_seqlens"] = tensors["cu_seqlens"].int()
-    q, k, v = (tensors.pop(name) for name in "qkv")
 
     def call():
         with torch.no_grad():
-            return deltic.delta_rule(q, k, v, **tensors, output_final_state=True, split="off")
+            return deltic.delta_rule(
+                **tensors, **case.options, output_final_state=True, split="off"
+            )
 
     call()
     torch.cuda.synchronize()
@@ -81,6 +265,8 @@ def test_a_graph():
         o, state = call()
     for offsets in ([0, 130, 194, 194], [0, 10, 150, 150], [0, 0, 0, 64]):
         tensors["cu_seqlens"].copy_(torch.tensor(offsets))
+        o.fill_(float("nan"))
+        state.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
         expected = call()
@@ -88,34 +274,133 @@ def test_a_graph():
         assert not o[:, offsets[-1] :].any()
 
 
-def test_devices_must_agree():
-    case = make(**SHAPES[0])
-    tensors = {name: x.cuda() for name, x in case.tensors.items()}
-    tensors["beta"] = tensors["beta"].cpu()
-    q, k, v = (tensors.pop(name) for name in "qkv")
-    with pytest.raises((ValueError, RuntimeError), match="beta"):
-        deltic.delta_rule(q, k, v, **tensors)
+def test_a_graph_of_decode():
+    case = make(B=3, T=1, K=128, V=128, H=2, HV=4, dtype=torch.bfloat16, state=False)
+    tensors = moved(case)
+    pool = torch.zeros(5, 4, 128, 128, device=DEVICE)
+    index = torch.tensor([4, 0, 2], device=DEVICE)
+
+    def call(states):
+        with torch.no_grad():
+            return deltic.decode(**tensors, state_pool=states, read_index=index)
+
+    call(pool)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = call(pool)
+    pool.zero_()
+    expected = torch.zeros_like(pool)
+    for _ in range(3):
+        graph.replay()
+        again = call(expected)
+        assert torch.equal(o, again) and torch.equal(pool, expected)
 
 
-def test_building_blocks():
-    g = -torch.rand(2, 100, 3, 64)
-    k = torch.nn.functional.normalize(torch.randn(2, 100, 3, 64), dim=-1)
-    for name, call in {
-        "cumsum": lambda d: deltic.cumsum(g.to(d)),
-        "l2norm": lambda d: deltic.l2norm(k.to(d)),
-    }.items():
-        ours, expected = call("cuda").cpu(), call("cpu")
-        assert error(ours, expected) <= 1e-5, name
+def test_nothing_waits_for_the_gpu():
+    """No call of torch that would wait, with lengths and indices on the GPU."""
+    case = make(lengths=[130, 64, 0], **SHAPES[0])
+    tensors = moved(case)
+    pool = torch.zeros(4, 4, 128, 128, device=DEVICE)
+    index = torch.tensor([2, 0, 1], device=DEVICE)
+    rows = {name: x for name, x in tensors.items() if name != "initial_state"}
+    calls = (
+        lambda: deltic.delta_rule(**tensors, output_final_state=True),
+        lambda: deltic.delta_rule(**rows, state_pool=pool, read_index=index),
+        lambda: deltic.decode(**rows, state_pool=pool, read_index=index),
+    )
+    with torch.no_grad():
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            torch.cuda._sleep(100_000_000)
+            end = torch.cuda.Event()
+            begin = time.perf_counter()
+            for call in calls:
+                call()
+            spent = time.perf_counter() - begin
+            end.record()
+            is_done = end.query()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert not is_done, f"{spent * 1e3:.1f} ms: a call waited for the GPU"
+
+
+def test_compiled():
+    """A graph of torch.compile, without the code generator, which a GPU machine may not have."""
+    case = make(T=100, **SHAPES[0])
+    tensors = moved(case)
+
+    def call(q, k, v, g, beta, initial_state):
+        o, state = deltic.delta_rule(
+            q, k, v, g=g, beta=beta, initial_state=initial_state, output_final_state=True
+        )
+        return o * 2, state
+
+    with torch.no_grad():
+        o, state = torch.compile(call, backend="aot_eager", fullgraph=True)(**tensors)
+        expected = call(**tensors)
+    assert torch.equal(o, expected[0]) and torch.equal(state, expected[1])
+
+
+def test_operator_as_torch_knows_it():
+    case = make(T=70, **SHAPES[0])
+    t = moved(case)
+    arguments = (t["q"], t["k"], t["v"], t["beta"], t["g"], None, None, t["initial_state"])
+    torch.library.opcheck(
+        torch.ops.deltic.forward.default,
+        (*arguments, None, None, None, None, "final"),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+# Errors
+
+
+@pytest.mark.parametrize("name", ["beta", "k", "initial_state", "cu_seqlens"])
+def test_devices_must_agree(name):
+    case = make(lengths=[64, 6], **SHAPES[0])
+    tensors = moved(case)
+    tensors[name] = tensors[name].cpu()
+    with pytest.raises((ValueError, RuntimeError), match=name), torch.no_grad():
+        deltic.delta_rule(**tensors)
+    forward(case, DEVICE)  # and the GPU is as before
+
+
+def test_wrong_arguments_leave_the_gpu_usable():
+    case = make(T=70, **SHAPES[0])
+    tensors = moved(case)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="forward: g: expected"):
+            deltic.delta_rule(**{**tensors, "g": tensors["g"][:, :-1]})
+        with pytest.raises(NotImplementedError, match="cpu"):
+            deltic.delta_rule(**tensors, impl="cpu.plain")
+        with pytest.raises(ValueError, match="cu_seqlens_cpu: expected"):
+            packed = {name: x[:1] for name, x in tensors.items()}
+            offsets = torch.tensor([0, 80])
+            deltic.delta_rule(**packed, cu_seqlens=offsets.to(DEVICE), cu_seqlens_cpu=offsets)
+    forward(case, DEVICE)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_another_device():
+    case = make(T=70, **SHAPES[0])
+    expected = forward(case, "cuda:0")
+    found = forward(case, "cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+# Costs
 
 
 def test_a_call_is_cheap():
     """The host's share of an eager call, the GPU not waited for."""
-    import time
-
     case = make(B=1, T=1, K=128, V=128, H=2, HV=4, dtype=torch.bfloat16, state=False)
-    pool = torch.zeros(4, 4, 128, 128, device="cuda")
-    tensors = {n: x.cuda() for n, x in case.tensors.items()}
-    index = torch.tensor([1], device="cuda")
+    pool = torch.zeros(4, 4, 128, 128, device=DEVICE)
+    tensors = moved(case)
+    index = torch.tensor([1], device=DEVICE)
 
     def microseconds():
         torch.cuda.synchronize()
