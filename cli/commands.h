@@ -17,6 +17,7 @@ struct ExplainOptions {
   Common common;
   std::string line;
   std::string impl;
+  int sms = 0;  // 0: those of the GPU here, else of an H200
 };
 int run_explain(const ExplainOptions& options);
 

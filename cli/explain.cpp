@@ -30,6 +30,28 @@ void print_memory(Report& report, const cases::Instance& instance, const Options
       {"chunks", plan.chunks}, {"segment_chunks", plan.segment_chunks}, {"save", std::move(modes)}};
 }
 
+// The ways to divide a forward's work over a GPU, with what they would cost.
+void print_divisions(Report& report, const cases::Instance& instance, const Options& options,
+                     int sms) {
+  constexpr int kH200 = 132;
+  if (sms == 0 && !cases::device::missing().empty()) sms = kH200;
+  std::vector<std::vector<std::string>> table;
+  for (const Division& d : explain_division(options, instance.tensors(), sms)) {
+    if (table.empty()) {
+      const std::string where = sms > 0 ? "a GPU of " + std::to_string(sms) + " SMs" : "this GPU";
+      report.print("\n  work of %s on %s, times as predicted\n\n", d.impl.c_str(), where.c_str());
+      table.push_back({"division", "us", "chosen", "why"});
+    }
+    table.push_back({d.what, format("%.0f", d.predicted_us), d.chosen ? "yes" : "no", d.reason});
+    report.summary()["divisions"].push_back({{"impl", d.impl},
+                                             {"what", d.what},
+                                             {"predicted_us", d.predicted_us},
+                                             {"chosen", d.chosen},
+                                             {"reason", d.reason}});
+  }
+  if (!table.empty()) print_table(report, table);
+}
+
 }  // namespace
 
 int run_explain(const ExplainOptions& options) {
@@ -62,6 +84,8 @@ int run_explain(const ExplainOptions& options) {
   report.summary()["chosen"] = any ? Json(choices.front().name) : Json(nullptr);
   if (!any) report.print("  no implementation takes this case\n");
   if (any && c.op == Op::backward) print_memory(report, instance, instance.options(run));
+  if (c.op == Op::forward && options.common.device == DeviceType::cuda)
+    print_divisions(report, instance, instance.options(run), options.sms);
   report.write();
   return any ? kExitPass : kExitFail;
 }

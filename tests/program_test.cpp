@@ -156,6 +156,42 @@ TEST_F(Program, ExplainsBackward) {
   }
 }
 
+// The division of a forward's work, for a number of SMs: no GPU is needed.
+TEST_F(Program, ExplainsTheDivisionOfWork) {
+  if (run("info").text.find("sm_90a") == std::string::npos) GTEST_SKIP() << "a build without CUDA";
+  const auto divisions = [](const std::string& line, const std::string& more = "") {
+    const std::string text =
+        run("explain --device cuda --sms 132 " + more + " '" + line + "'").text;
+    const size_t at = text.find("work of cuda.sm90.forward on a GPU of 132 SMs");
+    return at == std::string::npos ? std::string() : text.substr(at);
+  };
+  const auto first_row = [](const std::string& text) {
+    size_t at = text.find("\n", text.find("  division"));
+    return text.substr(at + 1, text.find("\n", at + 1) - at - 1);
+  };
+  // 96 heads fill the GPU; 4 heads of 131072 tokens leave it to a few chains unless they are cut.
+  const std::string channel = "forward gate=channel K=128 V=128 dtype=bf16 gdtype=bf16 ";
+  const std::string full = divisions(channel + "seqs=8192 H=96");
+  EXPECT_EQ(first_row(full).find("  whole sequences"), 0u) << full;
+  EXPECT_NE(full.find("preparers"), std::string::npos) << full;
+  EXPECT_NE(full.find("2 segments of 64 chunks"), std::string::npos) << full;
+  const std::string few = divisions(channel + "seqs=131072 H=4");
+  EXPECT_NE(first_row(few).find(" segments of "), std::string::npos) << few;
+  EXPECT_NE(first_row(few).find("yes"), std::string::npos) << few;
+  EXPECT_NE(few.find("  whole sequences"), std::string::npos) << few;
+  // What was asked for is chosen, whatever it costs.
+  const std::string off = divisions(channel + "seqs=131072 H=4 split=off");
+  EXPECT_EQ(first_row(off).find("  whole sequences"), 0u) << off;
+  EXPECT_NE(first_row(off).find("asked for by split"), std::string::npos) << off;
+  const std::string by_length = divisions(channel + "seqs=131072 H=4 split=by_length");
+  EXPECT_NE(first_row(by_length).find("64 segments of 32 chunks"), std::string::npos) << by_length;
+  // Not for calls that it does not take, and not for others.
+  EXPECT_EQ(divisions("forward gate=head seqs=8192 H=4 K=128 V=128 dtype=f32"), "");
+  EXPECT_EQ(divisions(channel + "seqs=8192 H=4", "--impl cuda.general"), "");
+  expect_usage_error("explain --device cuda --sms 0 'forward seqs=64'",
+                     "--sms: expected a whole number from 1 to 1024, got '0'");
+}
+
 TEST_F(Program, MeasuresBackward) {
   const Outcome r =
       run("bench --time 0.01 'backward dense=1x300 K=32 V=32 save={none,states,all}' "

@@ -393,6 +393,14 @@ typedef void (*deltic_explain_fn)(void* user, const char* name, int32_t accepts,
 DELTIC_API deltic_status deltic_explain(int32_t op, const deltic_options* options,
                                         const deltic_tensors* tensors, deltic_explain_fn fn,
                                         void* user);
+/* Called once per way to divide a forward's work over a GPU of num_sms SMs (0: the call's device;
+ * else no GPU is needed): the chosen one first, each with a predicted time in microseconds and
+ * where it comes from. Not called where an implementation has one way only. */
+typedef void (*deltic_division_fn)(void* user, const char* impl, const char* what,
+                                   double predicted_us, int32_t chosen, const char* reason);
+DELTIC_API deltic_status deltic_explain_division(const deltic_options* options,
+                                                 const deltic_tensors* tensors, int32_t num_sms,
+                                                 deltic_division_fn fn, void* user);
 DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                               const deltic_block_tensors* tensors,
                                               deltic_explain_fn fn, void* user);

@@ -556,6 +556,24 @@ std::vector<Choice> choices(F function, const Call&... of_call) {
 inline std::vector<Choice> explain(Op op, const Options& options, const Tensors& tensors) {
   return detail::choices(deltic_explain, op, options, tensors);
 }
+// One way to divide a forward's work over a GPU.
+struct Division {
+  std::string impl, what;
+  double predicted_us = 0;
+  bool chosen = false;
+  std::string reason;
+};
+// The chosen way first, then the others; num_sms 0: those of the call's device.
+inline std::vector<Division> explain_division(const Options& options, const Tensors& tensors,
+                                              int32_t num_sms = 0) {
+  std::vector<Division> found;
+  const deltic_division_fn collect = [](void* user, const char* impl, const char* what, double us,
+                                        int32_t chosen, const char* reason) {
+    static_cast<std::vector<Division>*>(user)->push_back({impl, what, us, chosen != 0, reason});
+  };
+  detail::call(deltic_explain_division, options, tensors, num_sms, collect, &found);
+  return found;
+}
 inline std::vector<Choice> explain(Op op, const Options& options, const BlockTensors& tensors) {
   return detail::choices(deltic_block_explain, op, options, tensors);
 }

@@ -250,6 +250,29 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
   }
 }
 
+void explain_division(const deltic_options* options, const deltic_tensors* tensors, int32_t num_sms,
+                      deltic_division_fn fn, void* user) {
+  const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, true);
+  if (fn == nullptr) fail(DELTIC_INVALID_ARGUMENT, "forward: fn: expected a function, got null");
+  if (num_sms < 0) {
+    fail(DELTIC_INVALID_ARGUMENT, "forward: num_sms: expected 0 or more SMs, got ", num_sms);
+  }
+  const Problem& p = call.problem;
+  if (p.device != DELTIC_CUDA) return;
+  const int sms = num_sms > 0 ? num_sms : gpu::num_sms(p.device_index);
+  if (sms == 0) {
+    fail(DELTIC_INVALID_ARGUMENT,
+         "forward: num_sms: expected a number of SMs without a GPU, got 0");
+  }
+  for (int i = 0; i < implementation_count(p.op, p.device); ++i) {
+    const Implementation& candidate = implementation_at(p.op, p.device, i);
+    if (candidate.divisions == nullptr || (call.named != nullptr && &candidate != call.named))
+      continue;
+    for (const Division& d : candidate.divisions(p, sms))
+      fn(user, candidate.name, d.what.c_str(), d.predicted_us, d.chosen, d.reason.c_str());
+  }
+}
+
 template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*, uint64_t*);
 template void workspace_query(deltic_op, const deltic_options*, const deltic_block_tensors*,
                               uint64_t*);

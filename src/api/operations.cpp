@@ -80,6 +80,10 @@ deltic_status deltic_explain(int32_t op, const deltic_options* options,
                              const deltic_tensors* tensors, deltic_explain_fn fn, void* user) {
   return guard([&] { explain_operation(main_op(op), options, tensors, fn, user); });
 }
+deltic_status deltic_explain_division(const deltic_options* options, const deltic_tensors* tensors,
+                                      int32_t num_sms, deltic_division_fn fn, void* user) {
+  return guard([&] { explain_division(options, tensors, num_sms, fn, user); });
+}
 deltic_status deltic_backward_explain(const deltic_options* options,
                                       const deltic_backward_tensors* tensors, deltic_explain_fn fn,
                                       void* user) {

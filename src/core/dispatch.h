@@ -2,10 +2,20 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <vector>
 
 #include "core/problem.h"
 
 namespace deltic {
+
+// One way to divide a call's work over a device, for `deltic explain`.
+struct Division {
+  std::string what;
+  double predicted_us = 0;
+  bool chosen = false;
+  std::string reason;
+};
 
 struct Implementation {
   const char* name;  // says what it is: `cpu.avx512`
@@ -18,6 +28,9 @@ struct Implementation {
   size_t (*workspace_bytes)(const Problem&);
   void (*run)(const Problem&, std::span<std::byte> workspace, void* stream);
   bool only_when_named = false;  // the oracle
+  // Null: there is one way. Else the ways on a GPU with so many SMs, which need not be here; empty
+  // for a call it does not take.
+  std::vector<Division> (*divisions)(const Problem&, int num_sms) = nullptr;
 };
 
 using ImplementationList = std::span<const Implementation>;

@@ -113,6 +113,11 @@ std::string driver_version() {
   return "none";
 }
 
+int num_sms(int32_t device_index) {
+  const Device* d = device(device_index);
+  return d != nullptr ? d->num_sms : 0;
+}
+
 void check_device(const char* op, int32_t device_index) {
   const size_t count = found().devices.size();
   if (count == 0) {

@@ -282,6 +282,64 @@ const char* refuse(const Problem& p) {
   return refuse_before_sm90(p);
 }
 
+namespace {
+
+struct Work {
+  int total, longest;  // chunks of all jobs, of the longest
+};
+Work work_of(const Problem& p) {
+  const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
+  // Lengths of packed sequences are not known here: half as long again as the mean.
+  const int64_t mean = (all + p.N - 1) / p.N;
+  return {int(all * p.HV), int(p.packed && p.N > 1 ? std::min(all, mean + mean / 2) : mean)};
+}
+
+// Roles of the forward's launch, and what its time comes from.
+std::string roles_of(Costs shares, Costs c, Work work, int sms) {
+  const int carriers = choose_carriers(shares, work.total, work.longest, 1, sms);
+  const int steps = steps_of(work.total, work.longest, carriers);
+  const std::string carry = cat(steps, " steps of ", c.carry, " us",
+                                steps == work.longest ? ", those of the longest piece" : "");
+  if (c.prepare == 0) return cat(carriers, " carriers that prepare for themselves; ", carry);
+  const float prepare = c.prepare * float(work.total) / float(sms - carriers);
+  return cat(carriers, " carriers, ", sms - carriers, " preparers; ",
+             prepare > c.carry * float(steps)
+                 ? cat("packets of ", c.prepare, " us, ", work.total, " of them, are the bound")
+                 : carry);
+}
+
+// Whole sequences, segments by powers of two, and what is chosen.
+std::vector<Division> divisions(const Problem& p, int sms) {
+  const char* sentence = refuse(p);
+  if ((sentence != nullptr && sentence != refuse_before_sm90(p)) || p.N == 0 || p.T == 0) return {};
+  const Costs c = measured_costs(kind_of(p)), shares = costs_of(kind_of(p));
+  const Work work = work_of(p);
+  const int chosen = segment_chunks(p, sms);
+  const auto by_length = [&](int segment) { return (work.longest + segment - 1) / segment; };
+  std::vector<int> counts = {1};
+  for (int n = 2; n <= most_segments(work.longest); n *= 2) counts.push_back(n);
+  if (chosen > 0) counts.push_back(by_length(chosen));
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  std::vector<Division> all;
+  for (const int n : counts) {
+    const bool is_chosen = chosen > 0 ? n == by_length(chosen) : n == 1;
+    const int segment = is_chosen ? chosen : segment_of(work.longest, n);
+    Division d;
+    d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
+    d.predicted_us = double(time_of_segments(c, work.total, work.longest, sms, n, segment));
+    d.chosen = is_chosen;
+    d.reason = roles_of(shares, c, {work.total, segment > 0 ? segment : work.longest}, sms);
+    if (segment > 0) d.reason += cat("; a launch for ", n - 1, " transfers and a merge before");
+    if (is_chosen && p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
+    all.push_back(std::move(d));
+  }
+  std::stable_partition(all.begin(), all.end(), [](const Division& d) { return d.chosen; });
+  return all;
+}
+
+}  // namespace
+
 int segment_chunks(const Problem& p, int sms) {
   if (p.split == DELTIC_SPLIT_OFF || p.N == 0 || p.T == 0) return 0;
   const int64_t most = chunks_in(p.T);  // of a sequence
@@ -292,11 +350,8 @@ int segment_chunks(const Problem& p, int sms) {
             : std::max(p.segment_length / kChunk, (most + kMaxSegments - 1) / kMaxSegments);
     return chunks < most ? int(chunks) : 0;
   }
-  const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
-  // Lengths of packed sequences are not known here: half as long again as the mean.
-  const int64_t mean = (all + p.N - 1) / p.N;
-  const int64_t longest = p.packed && p.N > 1 ? std::min(all, mean + mean / 2) : mean;
-  return choose_segment(measured_costs(kind_of(p)), int(all * p.HV), int(longest), sms);
+  const Work work = work_of(p);
+  return choose_segment(measured_costs(kind_of(p)), work.total, work.longest, sms);
 }
 
 size_t workspace_bytes(const Problem& p) { return size_t(workspace_of(p).bytes); }
@@ -334,9 +389,14 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
 }
 
 const Implementation& implementation() {
-  static const Implementation entry{"cuda.sm90.forward", missing_sm90, refuse, workspace_bytes,
+  static const Implementation entry{"cuda.sm90.forward",
+                                    missing_sm90,
+                                    refuse,
+                                    workspace_bytes,
                                     [](const Problem& p, std::span<std::byte> workspace,
-                                       void* stream) { run(p, workspace.data(), stream); }};
+                                       void* stream) { run(p, workspace.data(), stream); },
+                                    false,
+                                    divisions};
   return entry;
 }
 

@@ -86,21 +86,31 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
 // state.
 constexpr float kLaunchUs = 18.f, kMergeUs = 1.2f, kPartUs = 2.f;
 constexpr int kMaxSegments = 64;  // per sequence: bounds the workspace
+// Time of one launch: `chunks` in all, `longest_part` in one job, `group` CTAs to a carrier.
+inline float launch_time(Costs c, int chunks, int longest_part, int group, int ctas) {
+  const int carriers = choose_carriers(c, chunks, longest_part, group, ctas);
+  const int parts = steps_of(chunks, longest_part, carriers) / longest_part + 1;
+  return kLaunchUs + parts * kPartUs + split_time(c, chunks, longest_part, carriers, group, ctas);
+}
+// The longest sequence in n segments, and as much of the others.
+inline int segment_of(int longest, int n) { return n > 1 ? (longest + n - 1) / n : 0; }
+inline int most_segments(int longest) {
+  return longest / 4 < kMaxSegments ? longest / 4 : kMaxSegments;
+}
+inline float time_of_segments(Costs c, int total, int longest, int ctas, int n, int chunks) {
+  if (chunks == 0) return launch_time(c, total, longest, 1, ctas);
+  const int most = total - total / n;  // the last needs no transfer
+  return launch_time(c, most, chunks, 2, ctas) + launch_time(c, total, chunks, 1, ctas) +
+         n * kMergeUs;
+}
 inline int choose_segment(Costs c, int total, int longest, int ctas) {
-  auto launch_time = [&](int chunks, int longest_part, int group) {
-    const int carriers = choose_carriers(c, chunks, longest_part, group, ctas);
-    const int parts = steps_of(chunks, longest_part, carriers) / longest_part + 1;
-    return kLaunchUs + parts * kPartUs + split_time(c, chunks, longest_part, carriers, group, ctas);
-  };
-  int best = 0;
-  float time = launch_time(total, longest, 1);
-  for (int n = 2; n <= kMaxSegments && n <= longest / 4; n++) {
-    const int chunks = (longest + n - 1) / n,
-              most = total - total / n;  // the last needs no transfer
-    const float t = launch_time(most, chunks, 2) + launch_time(total, chunks, 1) + n * kMergeUs;
-    if (t < time) time = t, best = chunks;
+  int best = 1;
+  float time = time_of_segments(c, total, longest, ctas, 1, 0);
+  for (int n = 2; n <= most_segments(longest); n++) {
+    const float t = time_of_segments(c, total, longest, ctas, n, segment_of(longest, n));
+    if (t < time) time = t, best = n;
   }
-  return best;
+  return segment_of(longest, best);
 }
 
 }  // namespace deltic::gpu::forward
