@@ -121,13 +121,11 @@ class Anchors {
     const std::string shape = " dense=" + number(row, "B") + "x" + number(row, "T"),
                       sizes = shape + " H=" + number(row, "H") + " K=" + number(row, "K");
     const std::string types = " dtype=f16 odtype=f16";
-    SuiteRow& r = add("blocks",
-                      "scores and inverse, B=" + number(row, "B") + " T=" + number(row, "T") +
-                          " H=" + number(row, "H") + " K=" + number(row, "K") + " f16",
-                      "kkt gate=channel" + sizes + types,
-                      best_of(row, {{"fla_subchunk", "fla"}, {"fla_token_parallel", "fla"}}));
-    r.also = {cases::parse("scores gate=channel" + sizes + types),
-              cases::parse("inverse" + shape + " HV=" + number(row, "H") + types)};
+    add("blocks",
+        "scores and inverse, B=" + number(row, "B") + " T=" + number(row, "T") +
+            " H=" + number(row, "H") + " K=" + number(row, "K") + " f16",
+        "scores_inverse gate=channel" + sizes + types,
+        best_of(row, {{"fla_subchunk", "fla"}, {"fla_token_parallel", "fla"}}));
   }
 
   void add_decode(const Json& row, bool is_channel) {

@@ -25,7 +25,6 @@ __device__ inline bool is_wrong(const Tokens& x) {
   return x.record != nullptr && *x.record != ~0ull;
 }
 
-
 __device__ inline int64_t clamp_index(int64_t x, int64_t low, int64_t high) {
   return x < low ? low : x > high ? high : x;
 }

@@ -204,9 +204,10 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
   recurrence::run(rest, stream, d.ckpt.spans);
 }
 
-__global__ void write_header(const __grid_constant__ SavedHeader header, SavedHeader* to) {
+__global__ void write_header(const __grid_constant__ SavedHeader header, const uint64_t* record,
+                             SavedHeader* to) {
   grid_wait();  // whoever read the buffer before
-  *to = header;
+  if (record == nullptr || *record == ~0ull) *to = header;
 }
 
 template <class E, GateForm kForm, bool kTransfer>
@@ -275,9 +276,9 @@ const char* refuse(const Problem& p) {
       (p.g.sh % 2 || p.g.st % 2 || p.g.sb % 2 ||
        reinterpret_cast<uintptr_t>(p.g.data) % (2 * size_of(p.g.dtype)) != 0))
     return "a stride of g is odd";
-  if (!kFullSet && (p.q.dtype == DType::f16 ||
-                    (p.gate == Gate::channel &&
-                     !(p.gate_form == DELTIC_GATE_BOUNDED && has_gate_tiles(p)))))
+  if (!kFullSet &&
+      (p.q.dtype == DType::f16 ||
+       (p.gate == Gate::channel && !(p.gate_form == DELTIC_GATE_BOUNDED && has_gate_tiles(p)))))
     return kNotInThisBuild;
   return refuse_before_sm90(p);
 }
@@ -383,7 +384,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   launch_kind<false>(p, d, maps, stream);
   if (d.ckpt.count > 0) finish_checkpoints(p, d, stream);
   if (d.saved)
-    check_cuda(launch_after(write_header, dim3(1), 1, 0, stream, saved_header(p, p.save),
+    check_cuda(launch_after(write_header, dim3(1), 1, 0, stream, saved_header(p, p.save), d.record,
                             static_cast<SavedHeader*>(d.saved)),
                "forward: header of saved");
 }

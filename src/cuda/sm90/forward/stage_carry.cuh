@@ -145,7 +145,8 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
-    if constexpr (kGate == GateKind::kChannel) f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
+    if constexpr (kGate == GateKind::kChannel)
+      f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
     r[4 * i] = pack_result<E>(o[8 * i] * f.x, o[8 * i + 1] * f.y);
     r[4 * i + 1] = pack_result<E>(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
     r[4 * i + 2] = pack_result<E>(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);

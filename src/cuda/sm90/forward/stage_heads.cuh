@@ -104,9 +104,8 @@ __device__ inline void pair_scores(HeadScores& s, const Stage& stage, const floa
           const float g = stage.g_sum[row + 8 * i];
           const float x = exp2_approx(g - c.x), y = exp2_approx(g - c.y);
           const int below = 8 * i + ln.g - (8 * j + 2 * ln.x);  // rows below the first column
-          *reinterpret_cast<float2*>(l + 8 * i * kPitch + 16 * b + 8 * j) =
-              make_float2(below > 0 ? kk[n] * x * bk[i] : 0.f,
-                          below > 1 ? kk[n + 1] * y * bk[i] : 0.f);
+          *reinterpret_cast<float2*>(l + 8 * i * kPitch + 16 * b + 8 * j) = make_float2(
+              below > 0 ? kk[n] * x * bk[i] : 0.f, below > 1 ? kk[n + 1] * y * bk[i] : 0.f);
           aqk[n / 2] = pack<E>(below >= 0 ? qk[n] * x * sq[i] : 0.f,
                                below > 0 ? qk[n + 1] * y * sq[i] : 0.f);
         }
@@ -219,17 +218,17 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
     __syncwarp();
   };
   // The same warp: its gates and beta, under way on return.
-  auto fetch = [&](int i, float2 (&row)[2]) {
+  auto fetch = [&](int i, float2(&row)[2]) {
     const Where& w = s.where[st()][i & 1];
     const int lane = thread_index() % 32;
     const float2* const from =
-        params.head_rows +
-        (int64_t(w.head) * params.num_batches + w.batch) * params.num_tokens + w.token + 2 * lane;
+        params.head_rows + (int64_t(w.head) * params.num_batches + w.batch) * params.num_tokens +
+        w.token + 2 * lane;
 #pragma unroll
     for (int n = 0; n < 2; n++)  // past the end: no decay, beta 0
       row[n] = 2 * lane + n < w.rest ? __ldcg(from + n) : make_float2(0.f, 0.f);
   };
-  auto finish = [&](int i, const float2 (&row)[2]) {
+  auto finish = [&](int i, const float2(&row)[2]) {
     if (!is_item(i)) return;
     Stage& stage = s.stage[st()][i & 1];
     const int lane = thread_index() % 32;

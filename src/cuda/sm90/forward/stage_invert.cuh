@@ -1,7 +1,7 @@
-// (I + L)^-1 of a chunk in shared memory: 8 x 8 blocks on the diagonal by substitution in fp32, then
-// T21 = -(T22 L21) T11 for blocks of 8, 16 and 32 on the tensor cores (tf32). Lane = 4 g + x as in
-// the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1. L's 16 x 16 blocks below the diagonal
-// come as operands, rounded (put_operand); those of the inverse stay so.
+// (I + L)^-1 of a chunk in shared memory: 8 x 8 blocks on the diagonal by substitution in fp32,
+// then T21 = -(T22 L21) T11 for blocks of 8, 16 and 32 on the tensor cores (tf32). Lane = 4 g + x
+// as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1. L's 16 x 16 blocks below the
+// diagonal come as operands, rounded (put_operand); those of the inverse stay so.
 #pragma once
 #include "cuda/ptx/async.cuh"
 #include "cuda/sm90/forward/smem.h"
@@ -58,8 +58,8 @@ __device__ inline void round_block(Block& b) {
 }
 __device__ inline float* block_at(float* l, int i, int j) { return l + 16 * i * kPitch + 16 * j; }
 
-// One warp: the inverse of the 32 x 32 block on the diagonal, in place. A lane holds a column of one
-// of four 8 x 8 blocks. kClears: what lies above the diagonal of L has not been cleared.
+// One warp: the inverse of the 32 x 32 block on the diagonal, in place. A lane holds a column of
+// one of four 8 x 8 blocks. kClears: what lies above the diagonal of L has not been cleared.
 template <bool kClears>
 __device__ inline void invert_half(float* l, const Lane& ln) {
   {
@@ -109,9 +109,9 @@ __device__ inline void invert_half(float* l, const Lane& ln) {
   __syncwarp();
   store_negative(block_at(l, 1, 0), z, ln);
 }
-// Warps 0 and 1: rows of blocks 3 and 2 of the lower left 32 x 32, negative, from L and the inverses
-// of both halves. One code and loops: instructions of all roles together should stay in the SM's
-// cache (32 KB or so).
+// Warps 0 and 1: rows of blocks 3 and 2 of the lower left 32 x 32, negative, from L and the
+// inverses of both halves. One code and loops: instructions of all roles together should stay in
+// the SM's cache (32 KB or so).
 __device__ inline void invert_corner(float* l, int row, const Lane& ln, Block (&z)[2]) {
   Block y[2] = {};
 #pragma unroll 1
