@@ -226,7 +226,7 @@ __device__ inline void check_sums(const Params& p, int64_t n, int64_t first, int
   }
 }
 
-__global__ void __launch_bounds__(kThreads) check_values(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 4) check_values(const __grid_constant__ Params p) {
   const Walk all = threads(), by_warp = warps();
   const int lane = threadIdx.x % 32;
   for (int64_t n = all.first; n < p.tokens.N; n += all.step) check_owners(p, n);
