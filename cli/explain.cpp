@@ -35,21 +35,22 @@ void print_divisions(Report& report, const cases::Instance& instance, const Opti
                      int sms) {
   constexpr int kH200 = 132;
   if (sms == 0 && !cases::device::missing().empty()) sms = kH200;
-  std::vector<std::vector<std::string>> table;
-  for (const Division& d : explain_division(options, instance.tensors(), sms)) {
-    if (table.empty()) {
-      const std::string where = sms > 0 ? "a GPU of " + std::to_string(sms) + " SMs" : "this GPU";
-      report.print("\n  work of %s on %s, times as predicted\n\n", d.impl.c_str(), where.c_str());
-      table.push_back({"division", "us", "chosen", "why"});
-    }
-    table.push_back({d.what, format("%.0f", d.predicted_us), d.chosen ? "yes" : "no", d.reason});
+  const std::vector<Division> all = explain_division(options, instance.tensors(), sms);
+  if (all.empty()) return;
+  const std::string where = sms > 0 ? "a GPU of " + std::to_string(sms) + " SMs" : "this GPU";
+  report.print("\n  work of %s on %s, times as predicted, the chosen one first\n\n",
+               all.front().impl.c_str(), where.c_str());
+  size_t width = 0;
+  for (const Division& d : all) width = std::max(width, d.what.size());
+  for (const Division& d : all) {
+    report.print("  %-*s  %7.0f us  %s\n", static_cast<int>(width), d.what.c_str(), d.predicted_us,
+                 d.reason.c_str());
     report.summary()["divisions"].push_back({{"impl", d.impl},
                                              {"what", d.what},
                                              {"predicted_us", d.predicted_us},
                                              {"chosen", d.chosen},
                                              {"reason", d.reason}});
   }
-  if (!table.empty()) print_table(report, table);
 }
 
 }  // namespace

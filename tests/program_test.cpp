@@ -166,8 +166,8 @@ TEST_F(Program, ExplainsTheDivisionOfWork) {
     return at == std::string::npos ? std::string() : text.substr(at);
   };
   const auto first_row = [](const std::string& text) {
-    size_t at = text.find("\n", text.find("  division"));
-    return text.substr(at + 1, text.find("\n", at + 1) - at - 1);
+    const size_t at = text.find("\n\n") + 2;
+    return text.substr(at, text.find("\n", at) - at);
   };
   // 96 heads fill the GPU; 4 heads of 131072 tokens leave it to a few chains unless they are cut.
   const std::string channel = "forward gate=channel K=128 V=128 dtype=bf16 gdtype=bf16 ";
@@ -177,7 +177,6 @@ TEST_F(Program, ExplainsTheDivisionOfWork) {
   EXPECT_NE(full.find("2 segments of 64 chunks"), std::string::npos) << full;
   const std::string few = divisions(channel + "seqs=131072 H=4");
   EXPECT_NE(first_row(few).find(" segments of "), std::string::npos) << few;
-  EXPECT_NE(first_row(few).find("yes"), std::string::npos) << few;
   EXPECT_NE(few.find("  whole sequences"), std::string::npos) << few;
   // What was asked for is chosen, whatever it costs.
   const std::string off = divisions(channel + "seqs=131072 H=4 split=off");
