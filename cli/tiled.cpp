@@ -18,9 +18,8 @@ constexpr int64_t kMostTileTokens = 4096;
 bool is_state(const std::string& name) {
   return name == "initial_state" || name == "state_pool" || name == "final_state";
 }
-bool has_chunks(const Case& c) {  // inputs that start anew with every chunk
-  return c.op == Op::inverse || c.op == Op::wy ||
-         (c.gate != Gate::none && (c.op == Op::kkt || c.op == Op::scores));
+bool has_chunks(const Case& c) {  // sums of gates and A start anew with every chunk
+  return c.is_block() && c.op != Op::cumsum && c.op != Op::gate && c.op != Op::l2norm;
 }
 int64_t unit_of(const Case& c) { return has_chunks(c) ? c.chunk : 1; }
 int64_t heads_of(const Case& c) { return c.op == Op::l2norm ? c.H : c.HV; }
