@@ -10,9 +10,7 @@ struct Lists {
   std::vector<Implementation> of[DELTIC_NUM_OPS];
 
   Lists() {
-    // By name only, until its error over long sequences is inside the budget in every case.
     of[DELTIC_FORWARD].push_back(forward::implementation());
-    of[DELTIC_FORWARD].back().only_when_named = true;
     for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
       if (has_general(static_cast<deltic_op>(op))) of[op].push_back(general());
     }

@@ -260,15 +260,14 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
     float acc[16];
 #pragma unroll 1
-    for (int l = 0; l < 6; l++) {
+    for (int l = 0; l < 4; l++) {
       multiply_level<E>(s, l, acc);
-      if (l < 4)
-        put_local_level<E>(sc, acc, l, warp, ln);
-      else if (l == 4)
-        put_level16<E>(sc, acc, warp, ln);
-      else
-        put_level32<E>(sc, acc, warp, ln);
+      put_local_level<E>(sc, acc, l, warp, ln);
     }
+    multiply_level<E>(s, 4, acc);
+    put_level16<E>(sc, acc, warp, ln);
+    multiply_level<E>(s, 5, acc);
+    put_level32<E>(sc, acc, warp, ln);
     barrier_arrive(&s.turn[which ^ 1]);
     named_sync(barrier, kScoreThreads);  // L complete
     if (tid < 96) {
