@@ -260,7 +260,7 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
                ? measure_on_gpu(row, options.impl, options.seconds, m)
                : measure_on_cpu(row, options, threads, m);
   });
-  if (check.status == cases::Status::passed && row.also.empty())
+  if (check.status == cases::Status::passed)
     medians()[cases::canonical(row.spec)] = quantile(m.times, 0.5);
   if (check.status == cases::Status::passed && row.other)
     m.baseline_times = {median_of(*row.other, options)};
@@ -276,7 +276,6 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
                  {"checked", m.checked},
                  {"status", cases::name_of(check.status)},
                  {"reason", check.reason}};
-  for (const Case& c : row.also) result.json["also"].push_back(cases::canonical(c));
   std::map<std::string, double> errors;  // the largest of every tensor
   for (const cases::TensorError& e : check.errors)
     errors[e.name] = std::max(errors[e.name], e.error);
@@ -343,7 +342,6 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
   for (SuiteRow& r : rows) {
     if (options.seed < 0) continue;
     r.spec.seed = static_cast<uint64_t>(options.seed);
-    for (Case& c : r.also) c.seed = r.spec.seed;
     if (r.other) r.other->seed = r.spec.seed;
   }
   return rows;

@@ -36,8 +36,9 @@ class Graph {
   ~Graph();
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
-  double replay_ms();  // by the GPU's own clock
-  void replay();       // waits for its end
+  double replay_ms();                                               // by the GPU's own clock
+  double calls_ms(const std::function<void(void* stream)>& calls);  // likewise, without a graph
+  void replay();                                                    // waits for its end
 
  private:
   struct Handles;

@@ -23,6 +23,7 @@ struct Graph::Handles {};
 Graph::Graph(const std::function<void(void*)>&) { refuse(); }
 Graph::~Graph() = default;
 double Graph::replay_ms() { refuse(); }
+double Graph::calls_ms(const std::function<void(void*)>&) { refuse(); }
 void Graph::replay() { refuse(); }
 
 }  // namespace deltic::cases::device

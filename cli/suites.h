@@ -34,7 +34,6 @@ struct SuiteRow {
   DeviceType device = DeviceType::cpu;
   Anchor anchor{};                     // of Baseline::anchor
   std::vector<Anchor> more{};          // further times for the result
-  std::vector<cases::Case> also{};     // on the GPU: calls after spec's; one time for all
   std::optional<cases::Case> other{};  // of Baseline::ours
   std::string other_name{};            // what it is
 };

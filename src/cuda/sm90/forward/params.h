@@ -50,9 +50,10 @@ struct Solved {
 template <GateKind>
 struct Packet;
 // Gates per channel: operands with decays in them; norms are factors of v and o. With D =
-// beta/|k|^2 and L = k k^T with decays (i > j), unnormalised, T = (I + D L)^-1 D and
-// v_new/|k| = T (|k| v - k S). In fp16 1/|k|^2 would leave the range, so all of T, Aqk and v_new
-// are with normalised k there: v_new = |k| T |k| (v - k S/|k|).
+// beta/|k|^2 and L = k k^T with decays (i > j), unnormalised, T = (I + L D)^-1, whose diagonal no
+// rounding touches, and v_new/|k| = D T (|k| v - k S). In fp16 1/|k|^2 would leave the range, so
+// all of T, Aqk and v_new are with normalised k there: T = (I + D L)^-1 D, v_new = |k| T |k| (v - k
+// S/|k|).
 template <>
 struct Packet<GateKind::kChannel> {
   struct Keys {
@@ -66,15 +67,18 @@ struct Packet<GateKind::kChannel> {
     float v_factor[kChunk];  // |k|; fp16: 1/|k|, of k S and of v_new for the state
     float o_factor[kChunk];  // scale/|q|
   } rest;
+  alignas(16) float new_factor[kChunk];  // D; not in fp16
 };
-// Gates per head, or none: the carrier takes k and q as they are and multiplies accumulators; T and
-// Aqk are those of spec.md, all norms and scales in them.
+// Gates per head, or none: the carrier takes k and q as they are and multiplies accumulators. Aqk
+// is that of spec.md, all norms and scales in it; T = (I + M beta)^-1 with M = L/beta by rows, so
+// that v_new = beta T (v - k S) and no rounding touches T's diagonal.
 template <>
 struct Packet<GateKind::kHead> {
   struct alignas(1024) Rest {
     Solved solved;
-    float ks_factor[kChunk];  // exp(G)/|k|, of k S
-    float qs_factor[kChunk];  // exp(G) scale/|q|, of q S
+    float ks_factor[kChunk];   // exp(G)/|k|, of k S
+    float qs_factor[kChunk];   // exp(G) scale/|q|, of q S
+    float new_factor[kChunk];  // beta, of T (v - k S)
     // exp(G_last - G)/|k|: of pairs of columns as the sum of two bf16 (pair_place); with fp16
     // operands 64 numbers of fp32 (factor_place).
     uint32_t v_new_factor[2][kChunk / 2];
@@ -82,9 +86,9 @@ struct Packet<GateKind::kHead> {
   } rest;
 };
 template <GateKind kGate>
-constexpr int kRestBytes = kGate == GateKind::kChannel ? 33 * 1024 : sizeof(Solved) + 784;
-static_assert(sizeof(Packet<GateKind::kChannel>) == 65 * 1024);
-static_assert(sizeof(Packet<GateKind::kHead>) == 17 * 1024);
+constexpr int kRestBytes = kGate == GateKind::kChannel ? 33 * 1024 : sizeof(Solved) + 1040;
+static_assert(sizeof(Packet<GateKind::kChannel>) == 66 * 1024);
+static_assert(sizeof(Packet<GateKind::kHead>) == 18 * 1024);
 static_assert(offsetof(Packet<GateKind::kHead>::Rest, decay) + 16 == kRestBytes<GateKind::kHead>);
 
 // A sequence, or one segment of it.

@@ -47,7 +47,7 @@ struct Stage {
 struct Scores {
   float l[kChunk * kPitch];  // L, then its inverse block by block in place
   uint8_t aqk[kHalf];        // above the diagonal zero
-  float row_scale[kChunk];   // beta/|k|^2: of rows of L, of columns of the inverse
+  float row_scale[kChunk];   // beta/|k|^2: of columns of L; fp16: of rows, and of T's columns
   float v_scale[kChunk];     // |k|
   float k_scale[kChunk];     // 1/|k|; fp16
   float o_scale[kChunk];     // scale/|q|
@@ -110,6 +110,7 @@ struct CarrySmem {
   alignas(1024) uint8_t k[kKeyStages][kTile], q[kKeyStages][kTile];  // per channel: with decays
   alignas(1024) uint8_t v[kValueStages][2][kHalf];                   // [warpgroup]
   alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
+  alignas(16) float new_factor[kGate == GateKind::kChannel ? kRestStages : 1][kChunk];
   Part part[2];
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
   uint64_t rest_full[kRestStages], rest_empty[kRestStages];

@@ -93,8 +93,11 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     fence_async_proxy_all();  // packets per channel are written by ordinary stores
     if constexpr (kGate == GateKind::kChannel) load_keys();
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
-    barrier_expect(&s.rest_full[rs], kRestBytes<kGate>);
+    constexpr int kMore = kGate == GateKind::kChannel ? sizeof(s.new_factor[0]) : 0;
+    barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore);
     bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
+    if constexpr (kGate == GateKind::kChannel)
+      bulk_load(s.new_factor[rs], packet->new_factor, kMore, &s.rest_full[rs]);
     token += kChunk, left--;
   }
 }
@@ -507,6 +510,7 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
 // Two warpgroups: every position of the carrier. A step, and what runs beside the products:
 //   k S           | o of the chunk before rounded; v to registers
 //   T (v - k S)   | q S ; o of the chunk before out; S *= decay
+//   v_new times its factor
 //   S += k^T v_new| per head: q S times its factor
 //   o = q S + Aqk v_new
 template <class E, GateKind kGate, bool kTransfer>
@@ -564,6 +568,10 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       decay_state(rest, S);
       wgmma_wait<kHasOutput ? 1 : 0>();
       fence_operands(acc);
+      if constexpr (kIsHead)
+        multiply_columns(rest.new_factor, acc);
+      else if constexpr (!kIsHalf<E>)
+        multiply_columns(s.new_factor[rs], acc);
 #pragma unroll
       for (int i = 0; i < 16; i++) av[i] = pack<E>(acc[2 * i], acc[2 * i + 1]);
       uint32_t ah[16];  // v_new with the decays to the chunk's end

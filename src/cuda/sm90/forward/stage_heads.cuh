@@ -61,19 +61,19 @@ __device__ inline void put_tokens(HeadScores& s, const Stage& stage, const float
   }
 }
 
-// L to shared memory; Aqk as packed pairs of 16 x 16 blocks, in the order of the accumulators. Left
-// of the diagonal's block a decay is a product of three, each at most 1: to the end of the columns'
-// 16 tokens, from there, from the start of the rows' 16. What lies above is not looked at.
+// M beta to shared memory; Aqk as packed pairs of 16 x 16 blocks, in the order of the accumulators.
+// Left of the diagonal's block a decay is a product of three, each at most 1: to the end of the
+// columns' 16 tokens, from there, from the start of the rows' 16. What lies above is not looked at.
 template <class E>
 __device__ inline void pair_scores(HeadScores& s, const Stage& stage, const float (&kk)[32],
                                    const float (&qk)[32], uint32_t (&aqk)[16]) {
   const int tid = thread_index() % 128, warp = tid / 32, row = 16 * warp + tid % 32 / 4;
   const Lane ln(tid);
-  float bk[2], sq[2], from[2];
+  float sk[2], sq[2], from[2];
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int r = row + 8 * i;
-    bk[i] = stage.beta[r] * s.k_scale[r], sq[i] = s.q_scale[r], from[i] = s.from_start[r];
+    sk[i] = s.k_scale[r], sq[i] = s.q_scale[r], from[i] = s.from_start[r];
   }
   float* const l = &s.l[row * kPitch + 2 * ln.x];
 #pragma unroll
@@ -84,28 +84,33 @@ __device__ inline void pair_scores(HeadScores& s, const Stage& stage, const floa
       const float between = exp2_approx(stage.g_sum[16 * warp - 1] - stage.g_sum[16 * b + 15]);
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        const float2 c = *reinterpret_cast<const float2*>(&s.to_end[16 * b + 8 * j + 2 * ln.x]);
+        const int col = 16 * b + 8 * j + 2 * ln.x;
+        const float2 c = *reinterpret_cast<const float2*>(&s.to_end[col]);
+        const float2 beta = *reinterpret_cast<const float2*>(&stage.beta[col]);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           const int n = 8 * b + 4 * j + 2 * i;
           const float f = from[i] * between, x = c.x * f, y = c.y * f;
-          put_operand(l + 8 * i * kPitch + 16 * b + 8 * j, kk[n] * x * bk[i],
-                      kk[n + 1] * y * bk[i]);
+          put_operand(l + 8 * i * kPitch + 16 * b + 8 * j, kk[n] * x * (sk[i] * beta.x),
+                      kk[n + 1] * y * (sk[i] * beta.y));
           aqk[n / 2] = pack<E>(qk[n] * x * sq[i], qk[n + 1] * y * sq[i]);
         }
       }
     } else if (b == warp) {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        const float2 c = *reinterpret_cast<const float2*>(&s.column[16 * b + 8 * j + 2 * ln.x]);
+        const int col = 16 * b + 8 * j + 2 * ln.x;
+        const float2 c = *reinterpret_cast<const float2*>(&s.column[col]);
+        const float2 beta = *reinterpret_cast<const float2*>(&stage.beta[col]);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           const int n = 8 * b + 4 * j + 2 * i;
           const float g = stage.g_sum[row + 8 * i];
           const float x = exp2_approx(g - c.x), y = exp2_approx(g - c.y);
           const int below = 8 * i + ln.g - (8 * j + 2 * ln.x);  // rows below the first column
-          *reinterpret_cast<float2*>(l + 8 * i * kPitch + 16 * b + 8 * j) = make_float2(
-              below > 0 ? kk[n] * x * bk[i] : 0.f, below > 1 ? kk[n + 1] * y * bk[i] : 0.f);
+          *reinterpret_cast<float2*>(l + 8 * i * kPitch + 16 * b + 8 * j) =
+              make_float2(below > 0 ? kk[n] * x * (sk[i] * beta.x) : 0.f,
+                          below > 1 ? kk[n + 1] * y * (sk[i] * beta.y) : 0.f);
           aqk[n / 2] = pack<E>(below >= 0 ? qk[n] * x * sq[i] : 0.f,
                                below > 0 ? qk[n + 1] * y * sq[i] : 0.f);
         }
@@ -113,11 +118,11 @@ __device__ inline void pair_scores(HeadScores& s, const Stage& stage, const floa
     }
 }
 
-// T, beta in its columns, in place of the inverse; both halves of it are there. Warps 0 and 1 have
+// T in place of the inverse; both halves of it are there. Warps 0 and 1 have
 // two blocks below the diagonal's each, 2 and 3 three on it and the empty ones. barrier: of the
 // warpgroup.
 template <class E>
-__device__ inline void write_solved(HeadScores& s, const float* beta, int barrier) {
+__device__ inline void write_solved(HeadScores& s, int barrier) {
   const int warp = thread_index() % 128 / 32;
   const Lane ln(thread_index());
   auto place_of_block = [&](int n, int& i, int& j) {
@@ -145,13 +150,11 @@ __device__ inline void write_solved(HeadScores& s, const float* beta, int barrie
   uint8_t* const out = s.packet.rest.solved.t;
   auto put = [&](int i, int j, const Block& x) {
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-      const float2 f = *reinterpret_cast<const float2*>(&beta[16 * j + 8 * n + 2 * ln.x]);
+    for (int n = 0; n < 2; n++)
 #pragma unroll
       for (int m = 0; m < 2; m++)
         *reinterpret_cast<uint32_t*>(out + swizzled(16 * i + 8 * m + ln.g, 2 * j + n) + 4 * ln.x) =
-            pack<E>(x.m[n][2 * m] * f.x, x.m[n][2 * m + 1] * f.y);
-    }
+            pack<E>(x.m[n][2 * m], x.m[n][2 * m + 1]);
   };
 #pragma unroll
   for (int n = 0; n < 3; n++) {
@@ -180,6 +183,7 @@ __device__ inline void write_packet(HeadScores& s, const Stage& stage, const uin
     const float to = exp2_approx(stage.g_sum[tid]);
     out.ks_factor[factor_place(tid)] = to * s.k_scale[tid];
     out.qs_factor[factor_place(tid)] = to * s.q_scale[tid];
+    out.new_factor[factor_place(tid)] = stage.beta[tid];
   } else if (tid < 96) {
     const int c = 2 * (tid - kChunk);
     const float x = exp2_approx(last - stage.g_sum[c]) * s.k_scale[c];
@@ -316,7 +320,7 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
       find(i + 2);
     }
     named_sync(barrier(), 128);  // both halves of the inverse
-    write_solved<E>(scores(), stage.beta, barrier());
+    write_solved<E>(scores(), barrier());
     write_packet<E>(scores(), stage, aqk, barrier());
     ready = stage.item.ready, step = stage.item.step;
     if (tid == 64) {

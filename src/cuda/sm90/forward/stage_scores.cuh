@@ -72,15 +72,16 @@ __device__ inline void token_squares(const uint8_t* tile, int warp, const Lane& 
   }
 }
 
-// Two scores of adjacent columns: to L with the row's scale (warps 0, 1), or to Aqk (warps 2, 3).
+// Two scores of adjacent columns: to L with the columns' scales (warps 0, 1), or to Aqk (warps 2,
+// 3).
 template <class E>
 __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a, float b) {
   if (is_q) {
     if constexpr (kIsHalf<E>) a *= s.k_scale[col], b *= s.k_scale[col + 1];
     *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) = pack<E>(a, b);
   } else {
-    const float f = s.row_scale[row];
-    put_operand(&s.l[row * kPitch + col], a * f, b * f);
+    const int at = kIsHalf<E> ? row : col, next = kIsHalf<E> ? row : col + 1;
+    put_operand(&s.l[row * kPitch + col], a * s.row_scale[at], b * s.row_scale[next]);
   }
 }
 
@@ -95,12 +96,12 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int base = 32 * upper + 16 * i, row = base + 2 * (ln.g & ~low) + low + 1 + (ln.g & low);
-    const float f = is_q ? 1.f : s.row_scale[row];
     const uint32_t aqk = smem_u32(s.aqk) + row * 128, l = smem_u32(s.l) + row * (4 * kPitch);
 #pragma unroll
     for (int n = 0; n < 2; n++) {
       const int c = 2 * ln.x + n, col = base + 2 * (c & ~low) + (c & low);
-      float a = (upper ? acc[8 + 6 * i + n] : acc[6 * i + n]) * f;
+      float a = upper ? acc[8 + 6 * i + n] : acc[6 * i + n];
+      if (!is_q) a *= s.row_scale[kIsHalf<E> ? row : col];
       if constexpr (kIsHalf<E>)
         if (is_q) a *= s.k_scale[col];
       if ((ln.g ^ c) <= low) {
@@ -136,18 +137,22 @@ __device__ inline void put_level32(Scores& s, const float (&acc)[16], int warp, 
                   acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
 }
 
-// T with its scales (columns; fp16: rows too) and the factors of v and o to the packet; zeros above
-// the diagonal.
+// T (fp16: with its scales, of rows and columns) and the factors of v, v_new and o to the packet;
+// zeros above the diagonal.
 template <class E>
-__device__ inline void write_inverse(const Scores& s, Packet<GateKind::kChannel>::Rest& out) {
+__device__ inline void write_inverse(const Scores& s, Packet<GateKind::kChannel>& packet) {
   const int tid = thread_index() % 128, col = 4 * (tid % 16);
-  if (tid < kChunk)
+  auto& out = packet.rest;
+  if (tid < kChunk) {
     out.v_factor[factor_place(tid)] = kIsHalf<E> ? s.k_scale[tid] : s.v_scale[tid];
-  else
+    if (!kIsHalf<E>) packet.new_factor[factor_place(tid)] = s.row_scale[tid];
+  } else {
     out.o_factor[factor_place(tid - kChunk)] = s.o_scale[tid - kChunk];
-  float4 c = *reinterpret_cast<const float4*>(&s.row_scale[col]);
+  }
+  float4 c = make_float4(1.f, 1.f, 1.f, 1.f);
   if constexpr (kIsHalf<E>) {
     const float4 v = *reinterpret_cast<const float4*>(&s.v_scale[col]);
+    c = *reinterpret_cast<const float4*>(&s.row_scale[col]);
     c.x *= v.x, c.y *= v.y, c.z *= v.z, c.w *= v.w;
   }
 #pragma unroll
@@ -277,7 +282,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       load_channel_item<kForm, kWideGate>(s, params, maps, n + 2, st, num_items);
     }
     named_sync(barrier, kScoreThreads);  // the inverse is complete
-    write_inverse<E>(sc, out.rest);
+    write_inverse<E>(sc, out);
     write_scores(sc, out.rest);
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
     named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known

@@ -1,0 +1,92 @@
+// What the race checker of compute-sanitizer makes of correct kernels: `probe bulk | named | named96`,
+// each to be run under `compute-sanitizer --tool racecheck`. Exit code 0: right results.
+//
+//   build.sh: nvcc -std=c++20 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a -I../../../src main.cu
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "cuda/ptx/async.cuh"
+
+using namespace deltic::gpu;
+
+constexpr int kRounds = 8, kWords = 256;
+
+// A thread copies kWords words from global memory round by round into two places, 128 others read
+// them: full (bytes) and empty (a lane of each warp arrives) barriers, as the forward has them.
+__global__ void bulk(const float* from, float* sums) {
+  __shared__ alignas(128) float place[2][kWords];
+  __shared__ uint64_t full[2], empty[2];
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; i++) barrier_init(&full[i], 1), barrier_init(&empty[i], 4);
+    asm volatile("fence.mbarrier_init.release.cluster;");
+  }
+  __syncthreads();
+  if (threadIdx.x == 128) {
+    for (int n = 0; n < kRounds; n++) {
+      barrier_wait(&empty[n & 1], (n / 2 & 1) ^ 1);
+      barrier_expect(&full[n & 1], sizeof place[0]);
+      bulk_load(place[n & 1], from + n * kWords, sizeof place[0], &full[n & 1]);
+    }
+  } else if (threadIdx.x < 128) {
+    float sum = 0.f;
+    for (int n = 0; n < kRounds; n++) {
+      barrier_wait(&full[n & 1], n / 2 & 1);
+      for (int i = threadIdx.x; i < kWords; i += 128) sum += place[n & 1][i];
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(&empty[n & 1]);
+    }
+    sums[threadIdx.x] = sum;
+  }
+}
+
+// Warps write words that other warps read after a named barrier of kThreads of the CTA's 128 threads,
+// and again; the rest of the threads take part in every second barrier only.
+template <int kFew>
+__global__ void named(float* sums, int id) {
+  __shared__ float place[128];
+  const int t = threadIdx.x;
+  float sum = 0.f;
+  for (int n = 0; n < kRounds; n++) {
+    if (t < kFew) {
+      place[t] = float(n + t);
+      named_sync(id + 1, kFew);  // the few have written
+      sum += place[(t + 32) % kFew];
+    }
+    named_sync(id, 128);  // all have read
+    if (t < kFew) place[t] = float(2 * n + t);
+    named_sync(id, 128);  // written
+    sum += place[(t + 64) % kFew];
+    named_sync(id, 128);  // read
+  }
+  sums[t] = sum;
+}
+
+int main(int argc, char** argv) {
+  const char* what = argc > 1 ? argv[1] : "bulk";
+  std::vector<float> input(kRounds * kWords), out(128);
+  for (size_t i = 0; i < input.size(); i++) input[i] = float(i % 7);
+  float *from, *sums;
+  cudaMalloc(&from, input.size() * 4), cudaMalloc(&sums, 128 * 4);
+  cudaMemcpy(from, input.data(), input.size() * 4, cudaMemcpyHostToDevice);
+  if (!std::strcmp(what, "bulk")) bulk<<<1, 160>>>(from, sums);
+  if (!std::strcmp(what, "named")) named<128><<<1, 128>>>(sums, argc > 2 ? 5 : 3);
+  if (!std::strcmp(what, "named96")) named<96><<<1, 128>>>(sums, argc > 2 ? 5 : 3);
+  const cudaError_t error = cudaMemcpy(out.data(), sums, 128 * 4, cudaMemcpyDeviceToHost);
+  bool ok = error == cudaSuccess;
+  for (int t = 0; t < 128 && ok; t++) {
+    float want = 0.f;
+    const int few = std::strcmp(what, "named96") ? 128 : 96;
+    for (int n = 0; n < kRounds; n++) {
+      if (!std::strcmp(what, "bulk"))
+        for (int i = t; i < kWords; i += 128) want += input[size_t(n * kWords + i)];
+      else
+        want += (t < few ? float(n + (t + 32) % few) : 0.f) + float(2 * n + (t + 64) % few);
+    }
+    ok = out[size_t(t)] == want;
+  }
+  std::printf("%s: %s %s\n", what, ok ? "right" : "WRONG", cudaGetErrorString(error));
+  return !ok;
+}
