@@ -1,7 +1,6 @@
-// What the race checker of compute-sanitizer makes of correct kernels: `probe bulk | named | named96`,
-// each to be run under `compute-sanitizer --tool racecheck`. Exit code 0: right results.
-//
-//   build.sh: nvcc -std=c++20 -O3 -lineinfo -gencode=arch=compute_90a,code=sm_90a -I../../../src main.cu
+// What the race checker of compute-sanitizer makes of correct kernels: `probe bulk | named |
+// named96 | groups`, each to be run under `compute-sanitizer --tool racecheck`. Exit code 0: right
+// results.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -42,12 +41,14 @@ __global__ void bulk(const float* from, float* sums) {
   }
 }
 
-// Warps write words that other warps read after a named barrier of kThreads of the CTA's 128 threads,
-// and again; the rest of the threads take part in every second barrier only.
+// Warps write words that other warps read after a named barrier of kFew of the group's 128 threads,
+// and again; the rest of the threads take part in the other barriers only. Each group of 128 has
+// numbers of its own, in a register.
 template <int kFew>
-__global__ void named(float* sums, int id) {
-  __shared__ float place[128];
-  const int t = threadIdx.x;
+__global__ void named(float* sums, int first_id) {
+  __shared__ float places[2][128];
+  const int group = threadIdx.x / 128, t = threadIdx.x % 128, id = first_id + 2 * group;
+  float* const place = places[group];
   float sum = 0.f;
   for (int n = 0; n < kRounds; n++) {
     if (t < kFew) {
@@ -61,24 +62,25 @@ __global__ void named(float* sums, int id) {
     sum += place[(t + 64) % kFew];
     named_sync(id, 128);  // read
   }
-  sums[t] = sum;
+  sums[threadIdx.x] = sum;
 }
 
 int main(int argc, char** argv) {
   const char* what = argc > 1 ? argv[1] : "bulk";
-  std::vector<float> input(kRounds * kWords), out(128);
+  std::vector<float> input(kRounds * kWords), out(256);
   for (size_t i = 0; i < input.size(); i++) input[i] = float(i % 7);
   float *from, *sums;
-  cudaMalloc(&from, input.size() * 4), cudaMalloc(&sums, 128 * 4);
+  cudaMalloc(&from, input.size() * 4), cudaMalloc(&sums, 256 * 4);
   cudaMemcpy(from, input.data(), input.size() * 4, cudaMemcpyHostToDevice);
   if (!std::strcmp(what, "bulk")) bulk<<<1, 160>>>(from, sums);
-  if (!std::strcmp(what, "named")) named<128><<<1, 128>>>(sums, argc > 2 ? 5 : 3);
-  if (!std::strcmp(what, "named96")) named<96><<<1, 128>>>(sums, argc > 2 ? 5 : 3);
-  const cudaError_t error = cudaMemcpy(out.data(), sums, 128 * 4, cudaMemcpyDeviceToHost);
+  if (!std::strcmp(what, "named")) named<128><<<1, 128>>>(sums, 3);
+  if (!std::strcmp(what, "named96")) named<96><<<1, 128>>>(sums, 3);
+  if (!std::strcmp(what, "groups")) named<96><<<1, 256>>>(sums, 3);
+  const cudaError_t error = cudaMemcpy(out.data(), sums, 256 * 4, cudaMemcpyDeviceToHost);
   bool ok = error == cudaSuccess;
   for (int t = 0; t < 128 && ok; t++) {
     float want = 0.f;
-    const int few = std::strcmp(what, "named96") ? 128 : 96;
+    const int few = std::strcmp(what, "named") ? 96 : 128;
     for (int n = 0; n < kRounds; n++) {
       if (!std::strcmp(what, "bulk"))
         for (int i = t; i < kWords; i += 128) want += input[size_t(n * kWords + i)];
