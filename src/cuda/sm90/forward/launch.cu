@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <span>
+#include <string_view>
 
 #include "core/error.h"
 #include "cuda/device.h"
@@ -311,8 +312,11 @@ std::string roles_of(Costs shares, Costs c, Work work, int sms) {
 
 // Whole sequences, segments by powers of two, and what is chosen.
 std::vector<Division> divisions(const Problem& p, int sms) {
+  // Neither this machine's GPU nor this build's set of kernels matters here.
   const char* sentence = refuse(p);
-  if ((sentence != nullptr && sentence != refuse_before_sm90(p)) || p.N == 0 || p.T == 0) return {};
+  const bool is_taken = sentence == nullptr || sentence == refuse_before_sm90(p) ||
+                        std::string_view(sentence) == kNotInThisBuild;
+  if (!is_taken || p.N == 0 || p.T == 0) return {};
   const Costs c = measured_costs(kind_of(p)), shares = costs_of(kind_of(p));
   const Work work = work_of(p);
   const int chosen = segment_chunks(p, sms);
