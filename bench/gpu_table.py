@@ -229,6 +229,7 @@ def check_lines(folder: Path) -> list[str]:
     out = []
     for step, pattern in (
         ("verify", r"(.*passed.*)"),
+        ("tests", r"(\d+ tests?.* ran)"),
         ("python", r"(.*(?:passed|failed|error).*)"),
     ):
         log = folder / f"{step}.log"

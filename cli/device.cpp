@@ -21,6 +21,9 @@ std::string missing() {
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   static_cast<void>(cudaGetLastError());
+  if (error == cudaErrorInsufficientDriver)
+    return "there is no NVIDIA driver, or one older than CUDA " +
+           std::to_string(CUDART_VERSION / 1000);
   if (error != cudaSuccess) return std::string("there is no GPU: ") + cudaGetErrorString(error);
   return count > 0 ? "" : "there is no GPU";
 }

@@ -57,6 +57,8 @@ void print_divisions(Report& report, const cases::Instance& instance, const Opti
 
 int run_explain(const ExplainOptions& options) {
   check_impl_name(options.impl);
+  if (options.sms > 0 && options.common.device != DeviceType::cuda)
+    throw UsageError("--sms: expected it with --device cuda, got --device cpu");
   const cases::Case c = parse_argument(options.line);
   Report report(options.common, "deltic.explain/1");
   report.print("%s\n", cases::canonical(c).c_str());

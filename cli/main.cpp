@@ -134,7 +134,7 @@ int main(int argc, char** argv) {
   explain_command->add_option("case", explain.line, "The case, as one argument")->required();
   explain_command->add_option("--impl", explain.impl, "Ask for this implementation")
       ->type_name("NAME");
-  add_number(explain_command, "--sms", explain.sms, 1, 1024, "a whole number from 1 to 1024",
+  add_number(explain_command, "--sms", explain.sms, 4, 1024, "a whole number from 4 to 1024",
              "With --device cuda: divide the work for a GPU of so many SMs (default: the GPU here, "
              "or 132, an H200)")
       ->type_name("N");

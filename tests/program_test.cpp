@@ -185,11 +185,17 @@ TEST_F(Program, ExplainsTheDivisionOfWork) {
   EXPECT_NE(first_row(off).find("asked for by split"), std::string::npos) << off;
   const std::string by_length = divisions(channel + "seqs=131072 H=4 split=by_length");
   EXPECT_NE(first_row(by_length).find("64 segments of 32 chunks"), std::string::npos) << by_length;
-  // Not for calls that it does not take, and not for others.
+  // A length that cuts nothing is no cut.
+  const std::string none = divisions(channel + "seqs=1024,1024,1024,1024 H=16 split=2048");
+  EXPECT_EQ(first_row(none).find("  whole sequences"), 0u) << none;
+  // Not for calls that it does not take, such as too many tokens, and not for others.
+  EXPECT_EQ(divisions(channel + "dense=1x4294967296 H=32"), "");
   EXPECT_EQ(divisions("forward gate=head seqs=8192 H=4 K=128 V=128 dtype=f32"), "");
   EXPECT_EQ(divisions(channel + "seqs=8192 H=4", "--impl cuda.general"), "");
   expect_usage_error("explain --device cuda --sms 0 'forward seqs=64'",
-                     "--sms: expected a whole number from 1 to 1024, got '0'");
+                     "--sms: expected a whole number from 4 to 1024, got '0'");
+  expect_usage_error("explain --sms 132 'forward seqs=64'",
+                     "--sms: expected it with --device cuda, got --device cpu");
 }
 
 TEST_F(Program, MeasuresBackward) {

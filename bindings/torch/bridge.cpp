@@ -132,6 +132,11 @@ deltic_tensor packed_view(const char* op, const char* name, MaybeTensor& tensor)
   deltic_tensor t = view(op, name, tensor);
   if (t.rank < 1 || t.rank > DELTIC_MAX_RANK) return t;
   if (t.shape[t.rank - 1] <= 1 || t.strides[t.rank - 1] == 1) return t;
+  if (std::find(t.shape, t.shape + t.rank, 0) != t.shape + t.rank) {
+    // Nothing is read, and contiguous() leaves an empty tensor's strides as they are.
+    t.strides[t.rank - 1] = 1;
+    return t;
+  }
   tensor = torch::stable::contiguous(*tensor);
   return view(op, name, tensor);
 }

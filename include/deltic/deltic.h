@@ -395,7 +395,8 @@ DELTIC_API deltic_status deltic_explain(int32_t op, const deltic_options* option
                                         void* user);
 /* Called once per way to divide a forward's work over a GPU of num_sms SMs (0: the call's device;
  * else no GPU is needed): the chosen one first, each with a predicted time in microseconds and
- * where it comes from. Not called where an implementation has one way only. */
+ * where it comes from. num_sms: 0, or 4 to 1024. Not called for CPU tensors, for calls without
+ * tokens, and for those that no implementation with a choice takes. */
 typedef void (*deltic_division_fn)(void* user, const char* impl, const char* what,
                                    double predicted_us, int32_t chosen, const char* reason);
 DELTIC_API deltic_status deltic_explain_division(const deltic_options* options,

@@ -6,8 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._library import call, register_fake
-from ._native import GATES, Gate, check_numbers, flag_word, name_word, size_word, word_for
+from ._library import call as call_operator
+from ._library import op_name, register_fake
+from ._native import (
+    GATES,
+    Gate,
+    check_has_gradient,
+    check_numbers,
+    chunk_word,
+    flag_word,
+    name_word,
+    needs_grad,
+    word_for,
+)
 from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, said_in, wanted, wide
 
 _OPS = torch.ops.deltic
@@ -199,7 +210,7 @@ def _block_backward(
     needs: Mapping[str, bool],
 ) -> dict[str, Tensor]:
     """The gradients of a block, by the name of its input; empty tensors where not needed."""
-    found = call(
+    found = call_operator(
         _BLOCK_BACKWARD,
         _NUMBERS[name],
         *(given.get(x) for x in ("q", "k", "v", "x", "g", "beta", "A_log", "dt_bias", "a", "out")),
@@ -317,6 +328,14 @@ refuse_vmap("block_backward")
 # ---- Functions ----------------------------------------------------------------------------------
 
 
+def call(op: Any, *args: Any) -> Any:
+    """An operator; an error now where its gradient would be missing later."""
+    tensors = tuple(x for x in args if isinstance(x, Tensor))
+    if tensors and needs_grad(tensors):
+        check_has_gradient(op_name(op), tensors[0])
+    return call_operator(op, *args)
+
+
 def _words(
     op: str,
     *,
@@ -333,8 +352,7 @@ def _words(
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{op}: dtype: expected a torch.dtype, got {dtype!r}")
     words = word_for(op, "gate", gate, GATES)
-    if chunk_size != 64:
-        words += size_word(op, "chunk_size", "chunk", chunk_size)
+    words += chunk_word(op, chunk_size)
     words += flag_word(op, "reverse", " reverse", reverse)
     return words + name_word(op, impl)
 

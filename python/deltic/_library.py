@@ -124,7 +124,8 @@ def translated(error: RuntimeError) -> Exception:
         return error
     name = match["argument"]
     argument = _NAMES.get(f"{match['op']}.{name}", _NAMES.get(name, name))
-    if argument in ("out", "w") and re.search(_DTYPE, text):
+    is_output = argument in ("out", "w") or (match["op"], argument) == ("scores_inverse", "a")
+    if is_output and re.search(_DTYPE, text):
         # The outputs of blocks have the shape they need, and the dtype asked for.
         argument = "dtype"
     text = f"{match['op']}: {argument}: {match['rest']}"

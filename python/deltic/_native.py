@@ -61,6 +61,14 @@ def size_word(op: str, argument: str, word: str, value: int) -> str:
     return f" {word}={value}"
 
 
+def chunk_word(op: str, value: int) -> str:
+    """The word for a chunk's length, which fake implementations take as it is."""
+    word = size_word(op, "chunk_size", "chunk", value)
+    if value not in (16, 32, 64):
+        raise ValueError(f"{op}: chunk_size: expected 16, 32 or 64, got {value}")
+    return word if value != 64 else ""
+
+
 def flag_word(op: str, argument: str, word: str, value: bool) -> str:
     """The word for a switch, which a text such as "no" must not turn on."""
     if value is True:
@@ -262,8 +270,7 @@ def delta_rule(
             if isinstance(split, str)
             else size_word("forward", "split", "split", split)
         )
-    if chunk_size != 64:
-        words += size_word("forward", "chunk_size", "chunk", chunk_size)
+    words += chunk_word("forward", chunk_size)
     kept = flag_word("forward", "recompute", " save=states", recompute) or " save=all"
     ckpt = _NO_CHECKPOINTS if checkpoints is None else _checkpoints(checkpoints)
     rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)

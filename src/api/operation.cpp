@@ -254,8 +254,10 @@ void explain_division(const deltic_options* options, const deltic_tensors* tenso
                       deltic_division_fn fn, void* user) {
   const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, true);
   if (fn == nullptr) fail(DELTIC_INVALID_ARGUMENT, "forward: fn: expected a function, got null");
-  if (num_sms < 0) {
-    fail(DELTIC_INVALID_ARGUMENT, "forward: num_sms: expected 0 or more SMs, got ", num_sms);
+  constexpr int32_t kFewest = 4, kMost = 1024;
+  if (num_sms != 0 && (num_sms < kFewest || num_sms > kMost)) {
+    fail(DELTIC_INVALID_ARGUMENT, "forward: num_sms: expected 0, or ", kFewest, " to ", kMost,
+         " SMs, got ", num_sms);
   }
   const Problem& p = call.problem;
   if (p.device != DELTIC_CUDA) return;

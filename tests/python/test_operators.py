@@ -355,3 +355,30 @@ def test_gradients_through_views_and_odd_strides():
     o, _ = deltic.delta_rule(q, k, v, qk_l2norm=True)
     o.mean().expand(3).sum().backward()
     assert x.grad.shape == x.shape and torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: deltic.scores_inverse(x, y),
+        lambda x, y: (deltic.kkt(x), deltic.scores(y, y)),
+        lambda x, y: deltic.delta_rule(x, y, y)[:1],
+    ],
+)
+def test_no_tokens_have_empty_gradients(call):
+    x, y = (torch.randn(1, 0, 2, 8, requires_grad=True) for _ in range(2))
+    found = torch.autograd.grad(sum(out.sum() for out in call(x, y)), (x, y))
+    assert [f.shape for f in found] == [x.shape, y.shape]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("size", [0, 17, 128])
+def test_a_chunk_has_16_32_or_64_tokens(size, device):
+    x = torch.randn(1, 20, 2, 8, device=device)
+    for call in (
+        lambda: deltic.scores_inverse(x, x, chunk_size=size),
+        lambda: deltic.kkt(x, chunk_size=size),
+        lambda: deltic.delta_rule(x, x, x, chunk_size=size),
+    ):
+        with pytest.raises(ValueError, match=f"chunk_size: expected 16, 32 or 64, got {size}"):
+            call()

@@ -250,6 +250,10 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream
 
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
+  constexpr double kMost = 1 << 30;  // tokens and chunks are counted in 32 bits
+  if (std::max({double(p.T), double(p.N), double(p.B) * double(p.T) / kChunk * double(p.HV),
+                double(p.N) * double(p.HV)}) > kMost / 2)
+    return "more than 2^29 tokens or chunks of heads";
   if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "q, k and v are not of 16 bits";
   if (p.K > kWidth || p.V > kWidth || p.K % 8 != 0 || p.V % 8 != 0)
     return "K or V is above 128 or no multiple of 8";
@@ -319,7 +323,8 @@ std::vector<Division> divisions(const Problem& p, int sms) {
   if (!is_taken || p.N == 0 || p.T == 0) return {};
   const Costs c = measured_costs(kind_of(p)), shares = costs_of(kind_of(p));
   const Work work = work_of(p);
-  const int chosen = segment_chunks(p, sms);
+  int chosen = segment_chunks(p, sms);
+  if (chosen >= work.longest) chosen = 0;  // cuts nothing
   const auto by_length = [&](int segment) { return (work.longest + segment - 1) / segment; };
   std::vector<int> counts = {1};
   for (int n = 2; n <= most_segments(work.longest); n *= 2) counts.push_back(n);
