@@ -115,16 +115,13 @@ class Anchors {
         {"fla", row.at("fla_before").get<double>()});
   }
 
-  // Scores of k and of q with decays per channel, and the inverse: three calls here, one function
-  // there.
+  // Scores of k and of q with decays per channel, and the inverse.
   void add_scores(const Json& row) {
-    const std::string shape = " dense=" + number(row, "B") + "x" + number(row, "T"),
-                      sizes = shape + " H=" + number(row, "H") + " K=" + number(row, "K");
-    const std::string types = " dtype=f16 odtype=f16";
     add("blocks",
         "scores and inverse, B=" + number(row, "B") + " T=" + number(row, "T") +
             " H=" + number(row, "H") + " K=" + number(row, "K") + " f16",
-        "scores_inverse gate=channel" + sizes + types,
+        "scores_inverse gate=channel dense=" + number(row, "B") + "x" + number(row, "T") +
+            " H=" + number(row, "H") + " K=" + number(row, "K") + " dtype=f16 odtype=f16",
         best_of(row, {{"fla_subchunk", "fla"}, {"fla_token_parallel", "fla"}}));
   }
 
