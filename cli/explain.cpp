@@ -30,13 +30,19 @@ void print_memory(Report& report, const cases::Instance& instance, const Options
       {"chunks", plan.chunks}, {"segment_chunks", plan.segment_chunks}, {"save", std::move(modes)}};
 }
 
-// The ways to divide a forward's work over a GPU, with what they would cost.
+// The ways to divide a forward's work over a GPU, with what they would cost, or why there are none.
 void print_divisions(Report& report, const cases::Instance& instance, const Options& options,
                      int sms) {
   constexpr int kH200 = 132;
   if (sms == 0 && !cases::device::missing().empty()) sms = kH200;
   const std::vector<Division> all = explain_division(options, instance.tensors(), sms);
   if (all.empty()) return;
+  if (all.front().what.empty()) {
+    const Division& none = all.front();
+    report.print("\n  %s divides no work here: %s\n", none.impl.c_str(), none.reason.c_str());
+    report.summary()["not_divided"] = {{"impl", none.impl}, {"reason", none.reason}};
+    return;
+  }
   const std::string where = sms > 0 ? "a GPU of " + std::to_string(sms) + " SMs" : "this GPU";
   report.print("\n  work of %s on %s, times as predicted, the chosen one first\n\n",
                all.front().impl.c_str(), where.c_str());

@@ -188,9 +188,25 @@ TEST_F(Program, ExplainsTheDivisionOfWork) {
   // A length that cuts nothing is no cut.
   const std::string none = divisions(channel + "seqs=1024,1024,1024,1024 H=16 split=2048");
   EXPECT_EQ(first_row(none).find("  whole sequences"), 0u) << none;
-  // Not for calls that it does not take, such as too many tokens, and not for others.
-  EXPECT_EQ(divisions(channel + "dense=1x4294967296 H=32"), "");
-  EXPECT_EQ(divisions("forward gate=head seqs=8192 H=4 K=128 V=128 dtype=f32"), "");
+  // Calls that it does not take, such as too many tokens, have the sentence why, which is neither
+  // the machine's nor the build's; others have no division.
+  const std::pair<std::string, const char*> refused[] = {
+      {channel + "dense=1x4294967296 H=32", "more than 2^29 tokens or chunks of heads"},
+      {"forward gate=head seqs=8192 H=4 K=128 V=128 dtype=f32", "q, k and v are not of 16 bits"},
+      {channel + "seqs=8192 H=4 chunk=32", "its chunks have 64 tokens"},
+      {"forward gate=head seqs=0 H=4 K=128 V=128 dtype=f32", "the call has no tokens"}};
+  for (const auto& [line, sentence] : refused) {
+    const std::string text =
+        run("explain --device cuda --sms 132 '" + line + "' --json " + path("none.json")).text;
+    EXPECT_NE(
+        text.find("\n\n  cuda.sm90.forward divides no work here: " + std::string(sentence) + "\n"),
+        std::string::npos)
+        << text;
+    EXPECT_EQ(text.find("work of cuda.sm90.forward"), std::string::npos) << text;
+    const std::string json = read(path("none.json"));
+    EXPECT_NE(json.find("\"not_divided\""), std::string::npos) << json;
+    EXPECT_EQ(json.find("\"divisions\""), std::string::npos) << json;
+  }
   EXPECT_EQ(divisions(channel + "seqs=8192 H=4", "--impl cuda.general"), "");
   expect_usage_error("explain --device cuda --sms 0 'forward seqs=64'",
                      "--sms: expected a whole number from 4 to 1024, got '0'");

@@ -395,8 +395,9 @@ DELTIC_API deltic_status deltic_explain(int32_t op, const deltic_options* option
                                         void* user);
 /* Called once per way to divide a forward's work over a GPU of num_sms SMs (0: the call's device;
  * else no GPU is needed): the chosen one first, each with a predicted time in microseconds and
- * where it comes from. num_sms: 0, or 4 to 1024. Not called for CPU tensors, for calls without
- * tokens, and for those that no implementation with a choice takes. */
+ * where it comes from. num_sms: 0, or 4 to 1024. An implementation that has a choice, but not for
+ * this call, is named once: `what` is empty, the time 0, and `reason` the sentence why. Not called
+ * for CPU tensors, and for an implementation without a choice that was named. */
 typedef void (*deltic_division_fn)(void* user, const char* impl, const char* what,
                                    double predicted_us, int32_t chosen, const char* reason);
 DELTIC_API deltic_status deltic_explain_division(const deltic_options* options,

@@ -556,7 +556,7 @@ std::vector<Choice> choices(F function, const Call&... of_call) {
 inline std::vector<Choice> explain(Op op, const Options& options, const Tensors& tensors) {
   return detail::choices(deltic_explain, op, options, tensors);
 }
-// One way to divide a forward's work over a GPU.
+// One way to divide a forward's work over a GPU; with `what` empty, why there is none.
 struct Division {
   std::string impl, what;
   double predicted_us = 0;

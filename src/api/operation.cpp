@@ -270,8 +270,13 @@ void explain_division(const deltic_options* options, const deltic_tensors* tenso
     const Implementation& candidate = implementation_at(p.op, p.device, i);
     if (candidate.divisions == nullptr || (call.named != nullptr && &candidate != call.named))
       continue;
-    for (const Division& d : candidate.divisions(p, sms))
+    const std::vector<Division> ways = candidate.divisions(p, sms);
+    for (const Division& d : ways)
       fn(user, candidate.name, d.what.c_str(), d.predicted_us, d.chosen, d.reason.c_str());
+    if (!ways.empty()) continue;
+    // Without tokens `refuse` may name this machine or build, which do not matter here.
+    const char* why = p.N == 0 || p.T == 0 ? "the call has no tokens" : candidate.refuse(p);
+    if (why != nullptr) fn(user, candidate.name, "", 0.0, 0, why);
   }
 }
 

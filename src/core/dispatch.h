@@ -29,7 +29,7 @@ struct Implementation {
   void (*run)(const Problem&, std::span<std::byte> workspace, void* stream);
   bool only_when_named = false;  // the oracle
   // Null: there is one way. Else the ways on a GPU with so many SMs, which need not be here; empty
-  // for a call it does not take.
+  // for a call without tokens, and for one that `refuse` has a sentence for on every GPU.
   std::vector<Division> (*divisions)(const Problem&, int num_sms) = nullptr;
 };
 
