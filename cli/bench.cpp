@@ -335,7 +335,7 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
   });
   // As in verify: an operation that has no implementation of that name has no case here.
   std::erase_if(rows, [&](const SuiteRow& r) {
-    return cases::implementation_names(r.spec.op, options.impl, options.common.device).empty();
+    return !cases::may_run(r.spec.op, options.impl, options.common.device);
   });
   // What others are compared with comes first, and is measured once.
   std::stable_partition(rows.begin(), rows.end(), [](const SuiteRow& r) { return !r.other; });
@@ -385,9 +385,10 @@ void print_slowest(Report& report,
 
 int run_bench(const BenchOptions& options) {
   check_impl_name(options.impl);
-  if (!options.list) check_device(options.common);
+  // Wrong arguments are named before a machine that lacks something.
   const std::vector<SuiteRow> rows = select(options);
   if (rows.empty()) throw UsageError("bench: no case matched");
+  if (!options.list) check_device(options.common);
   Report report(options.common, "deltic.bench/1");
   if (options.list) {
     std::string suite;

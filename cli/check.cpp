@@ -255,4 +255,9 @@ std::vector<std::string> implementation_names(Op op, const std::string& named, D
   return names;
 }
 
+bool may_run(Op op, const std::string& named, DeviceType device) {
+  const bool has_backend = !implementation_names(Op::forward, {}, device).empty();
+  return (named.empty() && !has_backend) || !implementation_names(op, named, device).empty();
+}
+
 }  // namespace deltic::cases

@@ -74,5 +74,8 @@ std::string lack_of_memory(const Case& c, DeviceType device = DeviceType::cpu);
 // that is named, where the operation has it.
 std::vector<std::string> implementation_names(Op op, const std::string& named = {},
                                               DeviceType device = DeviceType::cpu);
+// Whether these arguments leave somebody to run the operation. A build without the device's backend
+// has nobody for anything, which is no fault of the arguments.
+bool may_run(Op op, const std::string& named, DeviceType device);
 
 }  // namespace deltic::cases

@@ -136,6 +136,32 @@ TEST_F(Program, WrongSettingsAndCasesAreNamed) {
                      "case: line: expected at most 100000 cases from its braces, got 1000000");
 }
 
+// Wrong arguments are named first, on a machine without a GPU too; then that there is none.
+TEST_F(Program, ArgumentsComeBeforeTheMachine) {
+  const std::string on_gpu = " --device cuda ";
+  expect_usage_error("bench" + on_gpu + "--suite nosuch",
+                     "--suite: expected a name that --list prints, got 'nosuch'");
+  expect_usage_error("bench" + on_gpu, "--suite: expected a name that --list prints, got none");
+  expect_usage_error("bench 'decode dense=1x2'" + on_gpu + "--suite growth",
+                     "--suite: expected no cases beside it, got both");
+  for (const std::string command : {"bench", "verify"}) {
+    const std::string none = command + ": no case matched";
+    const std::string suite = command == "bench" ? "--suite growth " : "";
+    expect_usage_error(command + on_gpu + suite + "--filter nosuch", none);
+    expect_usage_error(command + on_gpu + suite + "--impl cpu.plain", none);
+    const Outcome file = run(command + on_gpu + "--cases " + path("none.txt"));
+    EXPECT_EQ(file.status, 2);
+    EXPECT_NE(file.text.find(path("none.txt")), std::string::npos) << file.text;
+    EXPECT_EQ(file.text.find("GPU"), std::string::npos) << file.text;
+    EXPECT_EQ(run(command + on_gpu + "--list").status, 0) << "a list needs no GPU";
+    const bool has_gpu = run("info").text.find("driver     none") == std::string::npos;
+    if (has_gpu) continue;
+    const Outcome fine = run(command + on_gpu + suite);
+    EXPECT_EQ(fine.status, 2);
+    EXPECT_EQ(fine.text.find("deltic: --device: expected a GPU, got none: "), 0u) << fine.text;
+  }
+}
+
 TEST_F(Program, JsonIsOpenedBeforeTheWork) {
   expect_usage_error("verify --json /does/not/exist.json",
                      "--json: expected a file that can be written, got '/does/not/exist.json'");
