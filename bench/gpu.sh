@@ -36,6 +36,30 @@ commit=${DELTIC_COMMIT:-}
 if [ -z "$commit" ] && [ -f "$build/commit" ]; then commit=$(cat "$build/commit"); fi
 [ -n "$commit" ] || commit=$(git describe --always --dirty --abbrev=12 2>/dev/null) || commit=unknown
 
+# need WHAT FILE...: the first of the files that the build has, else an error that names them.
+need() {
+  local what=$1 file
+  shift
+  for file in "$@"; do
+    if [ -f "$build/$file" ]; then
+      echo "$build/$file"
+      return 0
+    fi
+  done
+  file=$*
+  echo "gpu.sh: --build: expected $what in $build, got no ${file// / and no }" >&2
+  return 2
+}
+if [ ! -d "$build" ]; then
+  echo "gpu.sh: --build: expected the folder of a build, got $build, which is not there" >&2
+  exit 2
+fi
+wants() {
+  local s
+  for s in "${steps[@]}"; do [ "$s" = "$1" ] && return 0; done
+  return 1
+}
+
 # The package with its library in FOLDER/deltic.
 lay_out_python() {
   rm -rf "$1" && mkdir -p "$1" || return 1
@@ -46,9 +70,12 @@ lay_out_python() {
 }
 
 if [ -n "$pack" ]; then
+  program=$(need "the program" cli/deltic) || exit 2
+  test=$(need "the GPU's tests" tests/gpu_test) || exit 2
+  library=$(need "the library" src/libdeltic.so) || exit 2
   mkdir -p "$pack" || exit 1
-  cp "$build/cli/deltic" "$build/tests/gpu_test" "$pack" || exit 1
-  cp "$(readlink -f "$build/src/libdeltic.so")" "$pack/libdeltic.so.0" || exit 1
+  cp "$program" "$test" "$pack" || exit 1
+  cp "$(readlink -f "$library")" "$pack/libdeltic.so.0" || exit 1
   strip --strip-debug "$pack/deltic" "$pack/gpu_test" "$pack/libdeltic.so.0" || exit 1
   printf '%s\n' "$commit" >"$pack/commit"
   if [ -f "$build/bindings/torch/libdeltic_torch.so" ]; then
@@ -63,8 +90,13 @@ if [ -n "$pack" ]; then
   exit 0
 fi
 
-program=$build/deltic test=$build/gpu_test
-if [ ! -x "$program" ]; then program=$build/cli/deltic test=$build/tests/gpu_test; fi
+# A pack's file, or that of the build itself. What is missing is said before a minute is spent.
+program=$(need "the program" deltic cli/deltic) || exit 2
+if wants tests; then test=$(need "the GPU's tests" gpu_test tests/gpu_test) || exit 2; fi
+if wants python; then
+  need "the torch operators (DELTIC_BUILD_TORCH=ON; steps other than python go without)" \
+    python/deltic/libdeltic_torch.so bindings/torch/libdeltic_torch.so >/dev/null || exit 2
+fi
 export LD_LIBRARY_PATH=$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 mkdir -p "$out" || exit 1
 printf '{"commit": "%s", "command": "bench/gpu.sh %s"}\n' "$commit" "${steps[*]}" >"$out/run.json"
@@ -73,11 +105,6 @@ summary=() status=0
 say() {
   [ "$2" -eq 0 ] || status=1
   summary+=("$(printf '%-22s %-4s %s' "$1" "$([ "$2" -eq 0 ] && echo ok || echo FAIL)" "$3")")
-}
-wants() {
-  local s
-  for s in "${steps[@]}"; do [ "$s" = "$1" ] && return 0; done
-  return 1
 }
 
 if wants verify; then
@@ -97,7 +124,7 @@ fi
 
 if wants python; then
   place=$build/python
-  [ -d "$place" ] || { place=$out/python && lay_out_python "$place"; }
+  [ -f "$place/deltic/libdeltic_torch.so" ] || { place=$out/python && lay_out_python "$place"; }
   # Without LD_LIBRARY_PATH, as a user's process: the package brings what it needs.
   env -u LD_LIBRARY_PATH PYTHONPATH="$place:$place/lib" PYTHONDONTWRITEBYTECODE=1 timeout -k 5 240 \
     "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda.py >"$out/python.log" 2>&1

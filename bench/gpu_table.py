@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,9 +245,26 @@ def check_lines(folder: Path) -> list[str]:
     return out
 
 
+def read_times(folder: Path) -> dict[str, Any]:
+    """times.json of a folder; a ValueError where that is not what bench/gpu.sh leaves."""
+    path = folder / "times.json"
+    expected = "folder: expected what bench/gpu.sh left, with the step times"
+    if not folder.is_dir():
+        raise ValueError(f"{expected}, got {folder}, which is no folder")
+    if not path.is_file():
+        raise ValueError(f"{expected}, got {folder}, which has no times.json")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{expected}, got {path}, which is no JSON ({error})") from None
+    if not isinstance(document, dict) or not isinstance(document.get("cases"), list):
+        raise ValueError(f"{expected}, got {path}, which has no cases of deltic bench")
+    return document
+
+
 def load(folder: Path) -> dict[str, Any]:
     """The run's JSON, with what is known of the run itself on top."""
-    document: dict[str, Any] = json.loads((folder / "times.json").read_text(encoding="utf-8"))
+    document = read_times(folder)
     about = folder / "run.json"
     if about.exists():
         said = json.loads(about.read_text(encoding="utf-8"))
@@ -296,17 +314,22 @@ def page(document: dict[str, Any], folder: Path) -> str:
     return "\n".join(text) + "\n"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="what bench/gpu.sh left")
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "benchmarks", metavar="FOLDER")
     args = parser.parse_args()
-    document = load(args.folder)
+    try:
+        document = load(args.folder)
+    except ValueError as error:
+        print(f"gpu_table.py: {error}", file=sys.stderr)
+        return 2
     args.to.mkdir(parents=True, exist_ok=True)
     (args.to / "h200.md").write_text(page(document, args.folder), encoding="utf-8")
     (args.to / "h200.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {args.to}/h200.md and h200.json")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""bench/gpu_table.py: the page of a GPU run, from a small made-up one."""
+"""bench/gpu_table.py: the page of a GPU run, from a small made-up one; bench/gpu.sh's arguments."""
 
 import json
 import subprocess
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-TOOL = Path(__file__).resolve().parents[2] / "bench" / "gpu_table.py"
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+TOOL = BENCH / "gpu_table.py"
 
 
 def row(suite, label, ms, **more):
@@ -134,3 +135,45 @@ def test_where_it_comes_from(made):
         assert text in page, text
     assert document["commit"] == "abc123" and document["command"] == "bench/gpu.sh times"
     assert document["first_call_ms"] == 2.1 and len(document["cases"]) == len(ROWS) + 1
+
+
+def refused(*command):
+    """What a command says, in one sentence, of an argument that it does not take."""
+    done = subprocess.run([str(x) for x in command], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "" and done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_a_folder_without_a_run(tmp_path):
+    start = "gpu_table.py: folder: expected what bench/gpu.sh left, with the step times, got "
+    missing = tmp_path / "nosuch"
+    assert refused(sys.executable, TOOL, missing) == f"{start}{missing}, which is no folder\n"
+    text = refused(sys.executable, TOOL, tmp_path)
+    assert text == f"{start}{tmp_path}, which has no times.json\n"
+    times = tmp_path / "times.json"
+    times.write_text("{")
+    assert f"{start}{times}, which is no JSON" in refused(sys.executable, TOOL, tmp_path)
+    times.write_text("[]")
+    assert f"{times}, which has no cases" in refused(sys.executable, TOOL, tmp_path)
+    assert list(tmp_path.iterdir()) == [times]
+
+
+def test_a_folder_without_a_build(tmp_path):
+    """What is missing is named with its folder, before anything runs or is written."""
+    build, out = tmp_path / "build", tmp_path / "out"
+
+    def run(*arguments):
+        return refused(BENCH / "gpu.sh", "--build", build, "--out", out, *arguments)
+
+    start = "gpu.sh: --build: expected "
+    assert run() == f"{start}the folder of a build, got {build}, which is not there\n"
+    build.mkdir()
+    assert run("times") == f"{start}the program in {build}, got no deltic and no cli/deltic\n"
+    text = run("--pack", tmp_path / "pack")
+    assert text == f"{start}the program in {build}, got no cli/deltic\n"
+    (build / "deltic").write_text("#!/bin/sh\n")
+    text = run("tests")
+    assert text == f"{start}the GPU's tests in {build}, got no gpu_test and no tests/gpu_test\n"
+    assert f"{build}, got no python/deltic/libdeltic_torch.so and no bindings" in run("python")
+    assert list(tmp_path.iterdir()) == [build]
