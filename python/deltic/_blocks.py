@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._fakes import register_fake
 from ._library import call as call_operator
-from ._library import op_name, register_fake
+from ._library import op_name
 from ._native import (
     GATES,
     Gate,

@@ -5,7 +5,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ._library import call, register_fake
+from ._fakes import register_fake
+from ._library import call
 from ._native import autocast, flag_word, name_word, needs_grad
 from ._sequence_ops import (
     below_autograd,

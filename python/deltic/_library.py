@@ -1,7 +1,6 @@
 """Loads the operators into torch and turns their errors into Python's."""
 
 import ctypes
-import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -96,14 +95,19 @@ def saved_bytes(
     )
 
 
-def _operation(operator: str) -> str:
+def operation_of(operator: str) -> str:
     """The operation that an operator is a form of: `forward` of `forward_save`."""
     return operator.removesuffix("_save").removesuffix("_")
 
 
+def argument_name(operation: str, name: str) -> str:
+    """What the library's argument is called here."""
+    return _NAMES.get(f"{operation}.{name}", _NAMES.get(name, name))
+
+
 def op_name(op: Any) -> str:
     """An operator's operation."""
-    return _operation(str(op.name()).partition("::")[2])
+    return operation_of(str(op.name()).partition("::")[2])
 
 
 def translated(error: RuntimeError) -> Exception:
@@ -113,7 +117,7 @@ def translated(error: RuntimeError) -> Exception:
     text = str(error).splitlines()[0] if str(error) else ""
     match = re.match(_TYPE, text)
     if match is not None:
-        op = _operation(match["op"])
+        op = operation_of(match["op"])
         argument = _NAMES.get(match["argument"], match["argument"])
         expected = _EXPECTED.get(match["expected"], match["expected"])
         return TypeError(f"{op}: {argument}: expected {expected}, got {match['found']}")
@@ -122,8 +126,7 @@ def translated(error: RuntimeError) -> Exception:
     match = re.match(_TEXT, text)
     if match is None:
         return error
-    name = match["argument"]
-    argument = _NAMES.get(f"{match['op']}.{name}", _NAMES.get(name, name))
+    argument = argument_name(match["op"], match["argument"])
     is_output = argument in ("out", "w") or (match["op"], argument) == ("scores_inverse", "a")
     if is_output and re.search(_DTYPE, text):
         # The outputs of blocks have the shape they need, and the dtype asked for.
@@ -161,35 +164,6 @@ def refuse_transforms(op: Any, args: tuple[Any, ...]) -> None:
                 f"{op_name(op)}: torch.func: expected gradients through torch.autograd, got a call "
                 "under a transform of torch.func"
             )
-
-
-def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a fake implementation that refuses tensors of several devices.
-
-    A call with one meta tensor among others runs it too, and what it makes would pass for a result.
-    """
-
-    def register(fake: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = list(inspect.signature(fake).parameters)
-
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            first, where = "", None
-            for argument, x in (*zip(arguments, args, strict=False), *kwargs.items()):
-                if not isinstance(x, torch.Tensor) or argument == "cu_seqlens_cpu":
-                    continue
-                if where is None:
-                    first, where = argument, x.device
-                elif x.device.type != where.type:
-                    raise ValueError(
-                        f"{_operation(name)}: {argument}: expected device {where} as {first}, "
-                        f"got {x.device}"
-                    )
-            return fake(*args, **kwargs)
-
-        torch.library.register_fake(f"deltic::{name}", checked)
-        return fake
-
-    return register
 
 
 def call(op: Callable[..., Any], *args: Any) -> Any:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._library import call, op_name, register_fake, saved_bytes
+from ._fakes import register_fake
+from ._library import call, op_name, saved_bytes
 
 FORWARD = torch.ops.deltic.forward.default
 FORWARD_SAVE = torch.ops.deltic.forward_save.default

@@ -377,6 +377,125 @@ def test_a_wrong_argument_is_refused_by_name(function, argument):
     assert ", got " in str(error.value) and torch.equal(pool, POOL)
 
 
+# ---- Meta tensors: the same words ---------------------------------------------------------------
+
+ONE_SEQUENCE = dict(cu_seqlens=torch.tensor([0, T]), cu_seqlens_cpu=torch.tensor([0, T]))
+FORMED = dict(SOFTPLUS, dt_bias=DT_BIAS)
+STATES = dict(ONE_SEQUENCE, initial_state=STATE, output_final_state=True)
+INDEXED = dict(state_pool=POOL, read_index=torch.tensor([0]), write_index=torch.tensor([1]))
+CONV = dict(x=randn(2, 9, 6), weight=randn(6, 4), bias=randn(6))
+# Calls that together have every tensor argument.
+CALLS = [
+    ("delta_rule", dict(BASE["delta_rule"], **FORMED, **STATES)),
+    ("delta_rule", dict(BASE["delta_rule"], g=-rand(1, T, HV, K), **INDEXED)),
+    ("delta_rule", dict(BASE["delta_rule"], checkpoints=CHECKPOINTS)),
+    ("recurrent", dict(BASE["recurrent"], **FORMED, **STATES, gv=GV)),
+    ("recurrent", dict(BASE["recurrent"], beta=rand(1, T, HV, V))),
+    ("decode", dict(BASE["decode"], **INDEXED, gv=GV)),
+    ("decode", dict(BASE["decode"], **INDEXED | dict(write_index=-torch.ones(1, T).long()))),
+    ("cumsum", dict(BASE["cumsum"], **FORMED, **ONE_SEQUENCE)),
+    ("gate", dict(BASE["gate"], **FORMED, **ONE_SEQUENCE)),
+    *((name, dict(BASE[name], **ONE_SEQUENCE)) for name in BLOCKS[2:]),
+    ("kkt", dict(BASE["kkt"], g=None)),
+    ("causal_conv1d", dict(CONV, initial_state=randn(2, 6, 3), output_final_state=True)),
+    ("causal_conv1d_update", dict(CONV, state=randn(2, 6, 3), state_index=torch.tensor([0, 1]))),
+    (
+        "causal_conv1d_update",
+        dict(CONV, x=randn(2, 6), weight=randn(6, 1, 4), state=randn(2, 6, 3)),
+    ),
+]
+OTHER_RANKS = (
+    lambda x: x[0],
+    lambda x: x[None],
+    lambda x: x[..., None],
+    lambda x: x.flatten()[0],
+    lambda x: x,
+)
+
+
+def answer(function, given, device):
+    """What a call says, or the shapes that it gives."""
+
+    def move(x):
+        return x.clone().to(device) if isinstance(x, torch.Tensor) else x
+
+    moved = {
+        name: tuple(map(move, x)) if isinstance(x, tuple) else move(x)
+        for name, x in given.items()
+        if name != "cu_seqlens_cpu"
+    }
+    if "cu_seqlens_cpu" in given:
+        moved["cu_seqlens_cpu"] = given["cu_seqlens_cpu"]
+    try:
+        out = getattr(deltic, function)(**moved)
+    except Exception as error:
+        return type(error), str(error)
+    return [None if x is None else x.shape for x in (out if isinstance(out, tuple) else (out,))]
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "argument"),
+    [
+        pytest.param(function, given, argument, id=f"{function}{i}-{argument}")
+        for i, (function, given) in enumerate(CALLS)
+        for argument, x in given.items()
+        if isinstance(x, torch.Tensor)
+    ],
+)
+def test_meta_tensors_of_another_rank_are_refused_alike(function, given, argument):
+    for change in OTHER_RANKS:
+        changed = {**given, argument: change(given[argument])}
+        assert answer(function, changed, "meta") == answer(function, changed, "cpu")
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_meta_checkpoints_of_another_rank_are_refused_alike(at):
+    for change in OTHER_RANKS:
+        changed = tuple(change(x) if i == at else x for i, x in enumerate(CHECKPOINTS))
+        given = dict(BASE["delta_rule"], checkpoints=changed)
+        assert answer("delta_rule", given, "meta") == answer("delta_rule", given, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("function", "argument"),
+    [(f, a) for f in BASE for a in ("q", "k", "v", "a", "x") if BASE[f].get(a) is not None],
+)
+def test_meta_tensors_that_are_missing_are_refused_alike(function, argument):
+    given = {**BASE[function], argument: None}
+    assert answer(function, given, "meta") == answer(function, given, "cpu")
+
+
+def test_what_a_wrong_rank_says():
+    """In words: the comparisons above would also pass if both sides said nothing."""
+    for device in ("cpu", "meta"):
+        for function, changes, text in (
+            ("delta_rule", dict(q=Q[0]), "forward: q: expected shape [B,T,H,K], got [40, 2, 16]"),
+            ("kkt", dict(beta=BETA[0]), "kkt: beta: expected shape [1, 40, 4], got [40, 4]"),
+            ("wy", dict(a=SQUARE[0]), "wy: a: expected shape [B,T,HV,W], got [40, 4, 16]"),
+            (
+                "recurrent",
+                dict(g=G[0]),
+                "decode: g: expected shape [B,T,HV] or [B,T,HV,K], got [40, 4]",
+            ),
+        ):
+            assert answer(function, BASE[function] | changes, device) == (ValueError, text)
+    with FakeTensorMode(), pytest.raises(ValueError, match="k: expected shape .B,T,H,K., got"):
+        deltic.kkt(torch.empty(T, H, K))
+
+
+def test_symbolic_sizes_are_compared_by_rank_alone():
+    def call(k, g):
+        return deltic.kkt(k, g=g, chunk_size=16)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend="eager", fullgraph=True, dynamic=True)
+    for tokens in (T, 33, 17):
+        k, g = KEYS[:, :tokens], CUMULATIVE[:, :tokens]
+        assert torch.equal(compiled(k, g), call(k, g))
+    with pytest.raises(Exception, match=r"kkt: k: expected shape \[B,T,H,K\], got \["):
+        compiled(KEYS[0], CUMULATIVE)
+
+
 @pytest.mark.parametrize("function", BASE)
 def test_the_tables_have_every_argument(function):
     arguments = set(inspect.signature(getattr(deltic, function)).parameters)
