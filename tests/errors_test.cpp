@@ -1718,10 +1718,11 @@ INSTANTIATE_TEST_SUITE_P(BlockGradients, GradientError, testing::ValuesIn(kGradi
 TEST(OperationError, NotABlock) {
   const auto w = std::make_unique<BlockWorld>(DELTIC_KKT);
   EXPECT_EQ(w->call(DELTIC_FORWARD), DELTIC_INVALID_ARGUMENT);
-  EXPECT_STREQ(deltic_last_error(), "block: op: expected a building block, got forward (0)");
+  EXPECT_STREQ(deltic_last_error(),
+               "block: op: expected a building block, 2 to 8 or 11, got forward (0)");
   EXPECT_EQ(w->call(static_cast<deltic_op>(12)), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(),
-               "block: op: expected a building block, got unknown operation (12)");
+               "block: op: expected a building block, 2 to 8 or 11, got unknown operation (12)");
   EXPECT_EQ(w->query(DELTIC_DECODE), DELTIC_INVALID_ARGUMENT);
 }
 TEST(OperationError, ExplainTakesForwardAndDecode) {
@@ -1749,6 +1750,20 @@ TEST(OperationError, ScoresInverseHasNoGradientOfItsOwn) {
                "scores_inverse is made of those of scores, inverse and kkt), got scores_inverse "
                "(11)");
   EXPECT_EQ(w->query(DELTIC_SCORES_INVERSE), DELTIC_INVALID_ARGUMENT);
+}
+TEST(OperationError, NotABlockWithAGradient) {
+  const auto w = std::make_unique<GradientWorld>(DELTIC_SCORES);
+  const std::string expected = "block_backward: op: expected a building block, 2 to 8, got ";
+  const std::pair<int, const char*> rows[] = {{DELTIC_DECODE, "decode (1)"},
+                                              {DELTIC_CONV, "conv (10)"},
+                                              {12, "unknown operation (12)"},
+                                              {-1, "unknown operation (-1)"}};
+  for (const auto& [op, got] : rows) {
+    EXPECT_EQ(w->call(static_cast<deltic_op>(op)), DELTIC_INVALID_ARGUMENT);
+    EXPECT_EQ(deltic_last_error(), expected + got);
+    EXPECT_EQ(w->query(static_cast<deltic_op>(op)), DELTIC_INVALID_ARGUMENT);
+    EXPECT_EQ(deltic_last_error(), expected + got);
+  }
 }
 TEST(OperationError, DeviceErrorWantsAWorkspaceOfAGpu) {
   EXPECT_EQ(deltic_device_error(nullptr, nullptr), DELTIC_INVALID_ARGUMENT);

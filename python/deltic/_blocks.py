@@ -192,6 +192,8 @@ def _block_backward_fake(
     options: str = "",
     want: int = 511,
 ) -> tuple[Tensor, ...]:
+    if op not in _NUMBERS.values():
+        raise ValueError(f"block_backward: op: expected a building block, 2 to 8, got {op}")
     inputs = (q, k, v, x, g, beta, out if a is None else a, A_log, dt_bias)
     like = next(tensor for tensor in inputs if tensor is not None)
     return tuple(

@@ -6,10 +6,11 @@
 using namespace deltic;
 
 namespace {
-deltic_op block_op(int32_t op) {
+deltic_op block_op(int32_t op, const char* function = "block",
+                   const char* numbers = "2 to 8 or 11") {
   if (op < 0 || op >= DELTIC_NUM_OPS || !is_block(static_cast<deltic_op>(op))) {
-    fail(DELTIC_INVALID_ARGUMENT, "block: op: expected a building block, got ", deltic_op_name(op),
-         " (", op, ")");
+    fail(DELTIC_INVALID_ARGUMENT, function, ": op: expected a building block, ", numbers, ", got ",
+         deltic_op_name(op), " (", op, ")");
   }
   return static_cast<deltic_op>(op);
 }
@@ -21,7 +22,7 @@ deltic_op block_gradient_op(int32_t op) {
          "scores_inverse is made of those of scores, inverse and kkt), got scores_inverse (",
          op, ")");
   }
-  return block_op(op);
+  return block_op(op, "block_backward", "2 to 8");
 }
 deltic_op main_op(int32_t op) {
   if (op == DELTIC_BACKWARD) {

@@ -382,3 +382,14 @@ def test_a_chunk_has_16_32_or_64_tokens(size, device):
     ):
         with pytest.raises(ValueError, match=f"chunk_size: expected 16, 32 or 64, got {size}"):
             call()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("number", [-1, 1, 9, 10, 11, 12])
+def test_a_gradient_of_no_block(number, device):
+    k, d_out = torch.ones(1, 20, 1, 8, device=device), torch.ones(1, 20, 1, 64, device=device)
+    arguments = (number, None, k, *[None] * 10, d_out, *[None] * 4)
+    with pytest.raises(
+        ValueError, match=f"^block_backward: op: expected a building block, 2 to 8, got {number}$"
+    ):
+        deltic._library.call(torch.ops.deltic.block_backward.default, *arguments)
