@@ -1,7 +1,9 @@
 """Replaces generated blocks of the papers."""
 
+from pathlib import Path
 
-def replace_block(path, name, text):
+
+def replace_block(path: Path, name: str, text: str) -> None:
     """Puts `text` between <!-- name:begin --> and <!-- name:end --> of the file."""
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
     old = path.read_text(encoding="utf-8")
