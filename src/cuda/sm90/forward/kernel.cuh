@@ -3,6 +3,7 @@
 #pragma once
 #include "cuda/sm90/forward/stage_carry.cuh"
 #include "cuda/sm90/forward/stage_heads.cuh"
+#include "cuda/sm90/forward/stage_scores.cuh"
 
 namespace deltic::gpu::forward {
 
@@ -12,7 +13,7 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
   auto clear = [&](int batch, int token, int count) {
     const Output& o = params.o;
     for (int64_t j = blockIdx.x; j < int64_t(count) * hv; j += gridDim.x)
-      for (int i = threadIdx.x; i < params.value_width; i += kThreads)
+      for (int i = thread_index(); i < params.value_width; i += kThreads)
         o.data[batch * o.sb + (token + j / hv) * o.st + (j % hv) * o.sh + i] = 0;
   };
   if (plan.padding < params.num_tokens) clear(0, plan.padding, params.num_tokens - plan.padding);
@@ -25,7 +26,7 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
       const Piece piece = params.pieces[j / hv];
       if (piece.length > 0 || (piece.write_slot < 0 && piece.end_stash < 0)) continue;
       const StateView &in = params.state_in, &out = params.state_out;
-      for (int i = threadIdx.x; i < params.key_width * params.value_width; i += kThreads) {
+      for (int i = thread_index(); i < params.key_width * params.value_width; i += kThreads) {
         const int k = i / params.value_width, v = i % params.value_width;
         const int64_t from =
             piece.read_slot * in.s_slot + (j % hv) * in.s_head + k * in.s_k + v * in.s_v;
@@ -52,14 +53,14 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   extern __shared__ __align__(1024) uint8_t raw[];
   grid_wait();  // the plan
   const Plan plan = *params.plan;
-  const int wg = threadIdx.x / 128;
+  const int wg = thread_index() / 128;
   if (!kTransfer) fill_rest(params, plan);
   constexpr int group = kTransfer ? 2 : 1;
   const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
   auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(raw);
   PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
   HeadSmem& sh = *reinterpret_cast<HeadSmem*>(raw);
-  if (threadIdx.x == 0) {
+  if (thread_index() == 0) {
     if (is_carrier) {
       init_carry_barriers<kGate, kTransfer>(sc);
     } else if constexpr (kGate == GateKind::kChannel) {
@@ -74,14 +75,17 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
         barrier_init(&sp.rows_done[i], kRowThreads), barrier_init(&sp.place_free[i], 1),
             barrier_init(&sp.turn[i], kScoreThreads);
     } else {
-      sh.plan = plan;
-      for (int i = 0; i < kHeadGroups; i++) barrier_init(&sh.raw_full[i], 33);
+      sh.plan = plan, sh.num_loaded = 0;
+      for (int i = 0; i < kRawTiles; i++)
+        barrier_init(&sh.raw_full[i], 33), barrier_init(&sh.raw_empty[i], 4);
+      for (int i = 0; i < kSolvers; i++) barrier_init(&sh.l_full[i], 4);
+      for (int i = 0; i < kScorers; i++) barrier_init(&sh.turn[i], 4), barrier_init(&sh.aqk_empty[i], 1);
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
   if constexpr (kGate == GateKind::kHead)
     if (!is_carrier && plan.num_pieces <= kTablePieces)
-      for (int i = threadIdx.x; i <= plan.num_pieces; i += kThreads) {
+      for (int i = thread_index(); i <= plan.num_pieces; i += kThreads) {
         sh.prefix[i] = params.chunk_prefix[i];
         if (i < plan.num_pieces) sh.spans[i] = span_in_memory(params, i);
       }
@@ -95,11 +99,14 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     carry_state<E, kGate, kTransfer>(sc, params, &map_o);
   } else if (is_carrier) {
     fewer_registers<kLoadRegs>();
-    if (threadIdx.x == 256)
+    if (thread_index() == 256)
       load_packets<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v},
                                      blockIdx.x / group);
   } else if constexpr (kGate != GateKind::kChannel) {
-    prepare_heads<E>(sh, params, {&map_q, &map_k, &map_g}, num_items);
+    if (wg < kScorers)
+      score_heads<E>(sh, params, wg, num_items);
+    else
+      solve_heads<E>(sh, params, {&map_q, &map_k, &map_g}, num_items);
   } else if (wg < 2) {
     more_registers<kRowRegs>();
     prepare_rows<E, kForm, kWideGate>(sp, params, num_items);

@@ -72,24 +72,28 @@ struct Packet<GateKind::kChannel> {
 // Gates per head, or none: the carrier takes k and q as they are and multiplies accumulators. Aqk
 // is that of spec.md, all norms and scales in it; T = (I + M beta)^-1 with M = L/beta by rows, so
 // that v_new = beta T (v - k S) and no rounding touches T's diagonal.
+struct alignas(16) HeadFactors {
+  float ks_factor[kChunk];   // exp(G)/|k|, of k S
+  float qs_factor[kChunk];   // exp(G) scale/|q|, of q S
+  float new_factor[kChunk];  // beta, of T (v - k S)
+  // exp(G_last - G)/|k|: of pairs of columns as the sum of two bf16 (pair_place); with fp16
+  // operands 64 numbers of fp32 (factor_place).
+  uint32_t v_new_factor[2][kChunk / 2];
+  float decay;  // exp(G_last)
+};
 template <>
 struct Packet<GateKind::kHead> {
   struct alignas(1024) Rest {
     Solved solved;
-    float ks_factor[kChunk];   // exp(G)/|k|, of k S
-    float qs_factor[kChunk];   // exp(G) scale/|q|, of q S
-    float new_factor[kChunk];  // beta, of T (v - k S)
-    // exp(G_last - G)/|k|: of pairs of columns as the sum of two bf16 (pair_place); with fp16
-    // operands 64 numbers of fp32 (factor_place).
-    uint32_t v_new_factor[2][kChunk / 2];
-    float decay;  // exp(G_last)
+    HeadFactors factors;
   } rest;
 };
 template <GateKind kGate>
-constexpr int kRestBytes = kGate == GateKind::kChannel ? 33 * 1024 : sizeof(Solved) + 1040;
+constexpr int kRestBytes =
+    kGate == GateKind::kChannel ? 33 * 1024 : sizeof(Solved) + sizeof(HeadFactors);
 static_assert(sizeof(Packet<GateKind::kChannel>) == 66 * 1024);
 static_assert(sizeof(Packet<GateKind::kHead>) == 18 * 1024);
-static_assert(offsetof(Packet<GateKind::kHead>::Rest, decay) + 16 == kRestBytes<GateKind::kHead>);
+static_assert(sizeof(HeadFactors) == 1040);
 
 // A sequence, or one segment of it.
 struct Piece {

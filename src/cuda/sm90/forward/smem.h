@@ -6,7 +6,8 @@ namespace deltic::gpu::forward {
 
 // Carrying CTA: warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads; 3 leaves.
 // Preparing CTA, gates per channel: warpgroups 0, 1 form operands; 2, 3 (every other chunk each)
-// load, scores, inverse. Gates per head: each of the four has chunks of its own.
+// load, scores, inverse. Gates per head: 0, 1 form scores, every other chunk each; every
+// warp of 2, 3 loads and solves chunks of its own.
 constexpr int kThreads = 512;
 constexpr int kRowThreads = 256, kScoreThreads = 128, kCarryThreads = 256;
 // setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
@@ -17,7 +18,8 @@ static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoad
 constexpr int kRawStages = 2;
 constexpr int kLevelBuffers = 3;  // operands of three score levels between rows and scores
 static_assert(6 % kLevelBuffers == 0 && 6 / kLevelBuffers == 2, "buffers and parities by level");
-constexpr int kPitch = 68;  // floats per row of L: 2x-th rows fall on different banks
+// Floats per row of L, of 64 or of 16 columns: 2x-th rows fall on different banks.
+constexpr int kPitch = 68, kBlockPitch = 20;
 
 struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
   uint8_t rows[2 * 64 * 128];
@@ -39,10 +41,7 @@ struct Stage {
   Item item;
   float slope;                     // bounded, softplus
   alignas(16) float beta[kChunk];  // 0 past the end
-  union {
-    alignas(16) float bias[kWidth];   // GateKind::kChannel: slope times bias
-    alignas(16) float g_sum[kChunk];  // else: cumulative log2 decay
-  };
+  alignas(16) float bias[kWidth];  // slope times bias
 };
 struct Scores {
   float l[kChunk * kPitch];  // L, then its inverse block by block in place
@@ -67,28 +66,31 @@ struct PrepareSmem {
 static_assert(sizeof(PrepareSmem) <= 232448);
 
 // Gates per head, or none.
-constexpr int kHeadGroups = 4;
-constexpr int kTablePieces = 447;  // pieces whose place is kept in shared memory
-struct alignas(1024) HeadScores {
+constexpr int kScorers = 2, kSolvers = 8, kRawTiles = 3;
+static_assert(kSolvers % kScorers == 0, "a solver's chunks have one scorer, in order");
+constexpr int kTablePieces = 127;  // pieces whose place is kept in shared memory
+struct alignas(128) HeadWork {     // of one solver's chunk
   union {
-    float l[kChunk * kPitch];        // L, then its inverse
-    Packet<GateKind::kHead> packet;  // then what leaves, until the copy out has read it
+    float l[10 * 16 * kBlockPitch];  // L, then its inverse: blocks of 16 x 16 (Stairs)
+    uint8_t tile[kHalf];             // then T, until the copy out has read it
   };
-  float k_scale[kChunk];     // 1/|k|
-  float q_scale[kChunk];     // scale/|q|
-  float column[kChunk];      // cumulative log2 decay and log2 |k|: a column's exponent, negative
-  float to_end[kChunk];      // decay to the end of the token's 16, over |k|
-  float from_start[kChunk];  // decay from the last token of the 16 before
+  float g_sum[kChunk];    // cumulative log2 decay
+  float beta[kChunk];     // 0 past the end
+  float k_scale[kChunk];  // 1/|k|
+  float q_scale[kChunk];  // scale/|q|
+  float column[kChunk];   // cumulative log2 decay and log2 |k|: a column's exponent, negative
+  Where where[2];         // the chunk and the next one
 };
 struct HeadSmem {
-  alignas(1024) uint8_t k[kHeadGroups][kTile], q[kHeadGroups][kTile];
-  HeadScores scores[kHeadGroups];
-  Stage stage[kHeadGroups][2];
-  Where where[kHeadGroups][2];
+  alignas(1024) uint8_t raw[kRawTiles][2 * kTile];  // halves of k and q in turn
+  HeadWork work[kSolvers];
+  alignas(128) uint8_t aqk[kScorers][kHalf];
   int prefix[kTablePieces + 1];
   Span spans[kTablePieces + 1];
   Plan plan;
-  uint64_t raw_full[kHeadGroups];
+  int num_loaded;  // chunks
+  uint64_t raw_full[kRawTiles], raw_empty[kRawTiles], l_full[kSolvers];
+  uint64_t turn[kScorers], aqk_empty[kScorers];
 };
 static_assert(sizeof(HeadSmem) <= 232448);
 

@@ -430,7 +430,7 @@ __device__ inline void decay_state(const Packet<GateKind::kChannel>::Rest& rest,
   }
 }
 __device__ inline void decay_state(const Packet<GateKind::kHead>::Rest& rest, float (&S)[64]) {
-  const float d = rest.decay;
+  const float d = rest.factors.decay;
 #pragma unroll
   for (int j = 0; j < 64; j++) S[j] *= d;
 }
@@ -441,8 +441,8 @@ __device__ inline void decay_values(const Packet<GateKind::kHead>::Rest& rest,
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int at = 2 * (carry_tid() % 4) + i;
-    const uint4 high = reinterpret_cast<const uint4*>(rest.v_new_factor[0])[at];
-    const uint4 low = reinterpret_cast<const uint4*>(rest.v_new_factor[1])[at];
+    const uint4 high = reinterpret_cast<const uint4*>(rest.factors.v_new_factor[0])[at];
+    const uint4 low = reinterpret_cast<const uint4*>(rest.factors.v_new_factor[1])[at];
     const uint32_t h[4] = {high.x, high.y, high.z, high.w}, l[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
     for (int j = 0; j < 8; j++)
@@ -452,7 +452,7 @@ __device__ inline void decay_values(const Packet<GateKind::kHead>::Rest& rest,
 }
 // fp16: what v_new is multiplied with for the state, 1/|k| and perhaps decays to the chunk's end.
 __device__ inline const float* update_factor(const Packet<GateKind::kHead>::Rest& rest) {
-  return reinterpret_cast<const float*>(rest.v_new_factor);
+  return reinterpret_cast<const float*>(rest.factors.v_new_factor);
 }
 __device__ inline const float* update_factor(const Packet<GateKind::kChannel>::Rest& rest) {
   return rest.v_factor;
@@ -555,7 +555,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       wgmma_wait<0>();
       fence_operands(acc);
       if constexpr (kIsHead)
-        subtract_from_values<E, false>(rest.ks_factor, v, acc, av);
+        subtract_from_values<E, false>(rest.factors.ks_factor, v, acc, av);
       else
         subtract_from_values<E, !kIsHalf<E>>(rest.v_factor, v, acc, av);
       multiply_tokens<E>(av, rest.solved.t, false, acc);  // v_new
@@ -569,7 +569,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
       wgmma_wait<kHasOutput ? 1 : 0>();
       fence_operands(acc);
       if constexpr (kIsHead)
-        multiply_columns(rest.new_factor, acc);
+        multiply_columns(rest.factors.new_factor, acc);
       else if constexpr (!kIsHalf<E>)
         multiply_columns(s.new_factor[rs], acc);
 #pragma unroll
@@ -594,7 +594,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
         if constexpr (kIsHead) {
           wgmma_wait<1>();
           fence_operands(O);
-          multiply_columns(rest.qs_factor, O);
+          multiply_columns(rest.factors.qs_factor, O);
         }
         multiply_tokens<E>(av, rest.solved.aqk, true, O);
       }

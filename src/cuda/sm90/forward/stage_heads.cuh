@@ -1,53 +1,63 @@
-// Packets for gates per head, or none: each of the four warpgroups of a preparing CTA prepares
-// chunks of its own. Both products come straight from the raw tiles.
+// Packets for gates per head, or none. Warpgroups 0 and 1 of a preparing CTA form scores, every
+// other chunk each; each warp of 2 and 3 loads and solves chunks of its own, so that eight inverses,
+// chains of small products, are under way side by side and nothing waits for one.
 #pragma once
-#include "cuda/sm90/forward/stage_scores.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward/stage_invert.cuh"
+#include "cuda/sm90/forward/stage_load.cuh"
 
 namespace deltic::gpu::forward {
 
-// k k^T and q k^T, under way on return.
+// --- scores --------------------------------------------------------------------------------------
+// k (k, q)^T, under way on return. One product of twice the columns reads k once for both, and gives
+// every warp five blocks of 16 x 16: those of k k^T up to the diagonal, those of k q^T from it on.
 template <class E>
-__device__ inline void multiply_pairs(const uint8_t* k_tile, const uint8_t* q_tile, float (&kk)[32],
-                                      float (&qk)[32]) {
-  const uint64_t k = tile_desc(smem_u32(k_tile), 16, 1024);
-  const uint64_t q = tile_desc(smem_u32(q_tile), 16, 1024);
-  fence_operands(kk);
-  fence_operands(qk);
+__device__ inline void multiply_pairs(const uint8_t* tiles, float (&pairs)[64]) {
+  const uint64_t k = tile_desc(smem_u32(tiles), 16, 1024);
+  fence_operands(pairs);
   wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++) {
-    const int at = (j / 4) * kHalf + (j % 4) * 32;
-    wgmma<E, Major::k, Major::k>(kk, desc_at(k, at), desc_at(k, at), j > 0);
-    wgmma<E, Major::k, Major::k>(qk, desc_at(q, at), desc_at(k, at), j > 0);
+    const uint64_t at = desc_at(k, (j / 4) * 2 * kHalf + (j % 4) * 32);
+    wgmma<E, Major::k, Major::k>(pairs, at, at, j > 0);
   }
   wgmma_commit();
 }
 
 // Rows past the sequence's end belong to someone else: zeros instead. All threads.
-__device__ inline void clear_tail(uint8_t* k_tile, uint8_t* q_tile, int rest, int barrier) {
+__device__ inline void clear_tail(uint8_t* tiles, int rest, int barrier) {
   const int tid = thread_index() % 128, row = tid / 2;
   if (row >= rest)
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const int at = (i / 4) * kHalf + row * 128 + 64 * (tid % 2) + 16 * (i % 4);
-      *reinterpret_cast<uint4*>(k_tile + at) = uint4{0, 0, 0, 0};
-      *reinterpret_cast<uint4*>(q_tile + at) = uint4{0, 0, 0, 0};
-    }
+    for (int i = 0; i < 16; i++)
+      *reinterpret_cast<uint4*>(tiles + (i / 4) * kHalf + row * 128 + 64 * (tid % 2) +
+                                16 * (i % 4)) = uint4{0, 0, 0, 0};
   fence_async_proxy();
   named_sync(barrier, 128);  // the tiles are clean
 }
 
-// What scores need of one token; x: |k|^2 where keys are normalised.
-__device__ inline void put_token(HeadScores& to, const float* g_sum, int t, bool has_norm,
-                                 float x) {
-  const float scale = has_norm ? rsqrtf(x + 1e-6f) : 1.f, g = g_sum[t];
-  to.k_scale[t] = scale;
-  to.column[t] = g + (has_norm ? .5f * log2_approx(x + 1e-6f) : 0.f);
-  to.to_end[t] = exp2_approx(g_sum[t | 15] - g) * scale;
-  to.from_start[t] = t < 16 ? 1.f : exp2_approx(g - g_sum[(t & ~15) - 1]);
+// |q|^2 of the warp's 16 tokens; use(token, square) runs in the lane that has it.
+template <class E, class Use>
+__device__ inline void query_squares(const uint8_t* tiles, int warp, const Lane& ln, Use use) {
+#pragma unroll 1
+  for (int i = 0; i < 2; i++) {
+    const int slab = 2 * warp + i;
+    const uint32_t base = (8 * slab + ln.id % 8) * 128;
+    float xx[4] = {};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      uint32_t x[4];
+      ldmatrix_x4(x, smem_u32(tiles) + base + (2 * (n >> 1) + 1) * kHalf +
+                         (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4));
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) mma_pairs<E>(xx, x[j], 0, x[j + 1], 0, x[j], x[j + 1]);
+    }
+    if (ln.x == ln.g >> 1) use(8 * slab + ln.g, ln.g & 1 ? xx[1] : xx[0]);
+  }
 }
-// The same from the diagonal of k k^T.
-__device__ inline void put_tokens(HeadScores& s, const Stage& stage, const float (&kk)[32]) {
+
+// Of the warp's tokens, from the diagonal of k k^T: 1/|k|, and the columns' exponents.
+__device__ inline void put_norms(HeadWork& s, int rest, const float (&pairs)[64]) {
   const int tid = thread_index() % 128, warp = tid / 32;
   const Lane ln(tid);
 #pragma unroll
@@ -55,188 +65,276 @@ __device__ inline void put_tokens(HeadScores& s, const Stage& stage, const float
     float x = 0.f;
 #pragma unroll
     for (int w = 0; w < 4; w++)
-      if (w == warp) x = ln.g & 1 ? kk[8 * w + 6 * i + 1] : kk[8 * w + 6 * i];
+      if (w == warp) x = ln.g & 1 ? pairs[8 * w + 6 * i + 1] : pairs[8 * w + 6 * i];
     const int token = 16 * warp + 8 * i + ln.g;
-    if (ln.x == ln.g >> 1) put_token(s, stage.g_sum, token, token < stage.item.rest, x);
-  }
-}
-
-// M beta to shared memory; Aqk as packed pairs of 16 x 16 blocks, in the order of the accumulators.
-// Left of the diagonal's block a decay is a product of three, each at most 1: to the end of the
-// columns' 16 tokens, from there, from the start of the rows' 16. What lies above is not looked at.
-template <class E>
-__device__ inline void pair_scores(HeadScores& s, const Stage& stage, const float (&kk)[32],
-                                   const float (&qk)[32], uint32_t (&aqk)[16]) {
-  const int tid = thread_index() % 128, warp = tid / 32, row = 16 * warp + tid % 32 / 4;
-  const Lane ln(tid);
-  float sk[2], sq[2], from[2];
-#pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const int r = row + 8 * i;
-    sk[i] = s.k_scale[r], sq[i] = s.q_scale[r], from[i] = s.from_start[r];
-  }
-  float* const l = &s.l[row * kPitch + 2 * ln.x];
-#pragma unroll
-  for (int i = 0; i < 16; i++) aqk[i] = 0;
-#pragma unroll
-  for (int b = 0; b < 4; b++)
-    if (b < warp) {
-      const float between = exp2_approx(stage.g_sum[16 * warp - 1] - stage.g_sum[16 * b + 15]);
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int col = 16 * b + 8 * j + 2 * ln.x;
-        const float2 c = *reinterpret_cast<const float2*>(&s.to_end[col]);
-        const float2 beta = *reinterpret_cast<const float2*>(&stage.beta[col]);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const int n = 8 * b + 4 * j + 2 * i;
-          const float f = from[i] * between, x = c.x * f, y = c.y * f;
-          put_operand(l + 8 * i * kPitch + 16 * b + 8 * j, kk[n] * x * (sk[i] * beta.x),
-                      kk[n + 1] * y * (sk[i] * beta.y));
-          aqk[n / 2] = pack<E>(qk[n] * x * sq[i], qk[n + 1] * y * sq[i]);
-        }
-      }
-    } else if (b == warp) {
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int col = 16 * b + 8 * j + 2 * ln.x;
-        const float2 c = *reinterpret_cast<const float2*>(&s.column[col]);
-        const float2 beta = *reinterpret_cast<const float2*>(&stage.beta[col]);
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const int n = 8 * b + 4 * j + 2 * i;
-          const float g = stage.g_sum[row + 8 * i];
-          const float x = exp2_approx(g - c.x), y = exp2_approx(g - c.y);
-          const int below = 8 * i + ln.g - (8 * j + 2 * ln.x);  // rows below the first column
-          *reinterpret_cast<float2*>(l + 8 * i * kPitch + 16 * b + 8 * j) =
-              make_float2(below > 0 ? kk[n] * x * (sk[i] * beta.x) : 0.f,
-                          below > 1 ? kk[n + 1] * y * (sk[i] * beta.y) : 0.f);
-          aqk[n / 2] = pack<E>(below >= 0 ? qk[n] * x * sq[i] : 0.f,
-                               below > 0 ? qk[n + 1] * y * sq[i] : 0.f);
-        }
-      }
+    x = token < rest ? x + 1e-6f : 1.f;
+    if (ln.x == ln.g >> 1) {
+      s.k_scale[token] = rsqrtf(x);
+      s.column[token] = s.g_sum[token] + .5f * log2_approx(x);
     }
+  }
 }
 
-// T in place of the inverse; both halves of it are there. Warps 0 and 1 have
-// two blocks below the diagonal's each, 2 and 3 three on it and the empty ones. barrier: of the
-// warpgroup.
-template <class E>
-__device__ inline void write_solved(HeadScores& s, int barrier) {
+// M beta to its place: k k^T with decays and norms, as operands left of the diagonal's blocks. Warp
+// a has the rows of block row a. All loads come before the first store, so that none waits for one;
+// the same few instructions serve every block: those of both roles should stay in the SM's
+// instruction cache (32 KB or so).
+__device__ inline void put_keys(HeadWork& s, float (&kk)[64]) {
   const int warp = thread_index() % 128 / 32;
   const Lane ln(thread_index());
-  auto place_of_block = [&](int n, int& i, int& j) {
-    if (warp < 2)
-      i = 3 - warp, j = n;
-    else
-      i = 2 * warp - 4 + (n > 0), j = 2 * warp - 4 + (n > 1);
-  };
-  Block b[3] = {};
-  if (warp < 2) {
-    Block z[2];
-    invert_corner(s.l, 3 - warp, ln, z);
+  float row[2];
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-      b[0].m[i / 4][i % 4] = -z[0].m[i / 4][i % 4], b[1].m[i / 4][i % 4] = -z[1].m[i / 4][i % 4];
-  } else {
+  for (int i = 0; i < 2; i++) {
+    const int r = 16 * warp + 8 * i + ln.g;
+    row[i] = 2.f * s.g_sum[r] - s.column[r];
+  }
 #pragma unroll
-    for (int n = 0; n < 3; n++) {
-      int i, j;
-      place_of_block(n, i, j);
-      b[n] = load_block(block_at(s.l, i, j), ln);
+  for (int b = 0; b < 4; b++) {
+    if (b > warp) break;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const int col = 16 * b + 8 * j + 2 * ln.x;
+      const float2 beta = *reinterpret_cast<const float2*>(&s.beta[col]);
+      const float2 c = *reinterpret_cast<const float2*>(&s.column[col]);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        float* const x = &kk[8 * b + 4 * j + 2 * i];
+        x[0] *= exp2_approx(row[i] - c.x) * beta.x, x[1] *= exp2_approx(row[i] - c.y) * beta.y;
+      }
+    }
+    if (b == warp)
+#pragma unroll
+      for (int n = 0; n < 4; n++) {
+        const int below = 8 * (n % 2) + ln.g - (8 * (n / 2) + 2 * ln.x);  // the first column's row
+        float* const x = &kk[8 * b + 2 * n];
+        x[0] = below > 0 ? x[0] : 0.f, x[1] = below > 1 ? x[1] : 0.f;
+      }
+  }
+  constexpr int P = Stairs::P;
+  float* const l = &s.l[Stairs::at(warp, 0) + ln.g * P + 2 * ln.x];
+#pragma unroll
+  for (int b = 0; b < 4; b++) {
+    if (b > warp) break;
+    const uint32_t half = b < warp ? 0x1000u : 0u;  // operands are rounded (to_tf32)
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+      const float* const x = &kk[8 * b + 2 * n];
+      *reinterpret_cast<uint2*>(l + 16 * P * b + 8 * (n % 2) * P + 8 * (n / 2)) =
+          make_uint2(__float_as_uint(x[0]) + half, __float_as_uint(x[1]) + half);
     }
   }
-  named_sync(barrier, 128);  // L and the inverse have been read
-  uint8_t* const out = s.packet.rest.solved.t;
-  auto put = [&](int i, int j, const Block& x) {
-#pragma unroll
-    for (int n = 0; n < 2; n++)
-#pragma unroll
-      for (int m = 0; m < 2; m++)
-        *reinterpret_cast<uint32_t*>(out + swizzled(16 * i + 8 * m + ln.g, 2 * j + n) + 4 * ln.x) =
-            pack<E>(x.m[n][2 * m], x.m[n][2 * m + 1]);
-  };
-#pragma unroll
-  for (int n = 0; n < 3; n++) {
-    int i, j;
-    place_of_block(n, i, j);
-    if (n < 2 || warp >= 2) put(i, j, b[n]);
-  }
-  if (warp >= 2)  // above the diagonal: (0, 1), (0, 2), (0, 3); (1, 2), (1, 3), (2, 3)
-#pragma unroll
-    for (int n = 0; n < 3; n++)
-      put(warp == 2 ? 0 : 1 + (n == 2), warp == 2 ? n + 1 : n == 0 ? 2 : 3, Block{});
 }
-// The rest of the packet. All threads; barrier: of the warpgroup.
+// Aqk to the packet, from its transpose: warp a has the columns of block column a.
 template <class E>
-__device__ inline void write_packet(HeadScores& s, const Stage& stage, const uint32_t (&aqk)[16],
-                                    int barrier) {
-  const int tid = thread_index() % 128, lane = tid % 32;
-  const int row = tid / 32 * 16 + (lane & 8) + lane % 8;
-  auto& out = s.packet.rest;
+__device__ inline void put_queries(const HeadWork& s, uint8_t* tile, const float (&pairs)[64]) {
+  const int warp = thread_index() % 128 / 32;
+  const Lane ln(thread_index());
+  const float* const columns = &s.column[16 * warp + ln.g];
+  const float column[2] = {columns[0], columns[8]};
+  uint32_t aqk[16];
 #pragma unroll
-  for (int j = 0; j < 4; j++)
-    stmatrix_x4(smem_u32(out.solved.aqk) + swizzled(row, 2 * j + lane / 16),
-                *reinterpret_cast<const uint32_t(*)[4]>(&aqk[4 * j]));
-  const float last = stage.g_sum[kChunk - 1];
-  if (tid < kChunk) {
-    const float to = exp2_approx(stage.g_sum[tid]);
-    out.ks_factor[factor_place(tid)] = to * s.k_scale[tid];
-    out.qs_factor[factor_place(tid)] = to * s.q_scale[tid];
-    out.new_factor[factor_place(tid)] = stage.beta[tid];
-  } else if (tid < 96) {
-    const int c = 2 * (tid - kChunk);
-    const float x = exp2_approx(last - stage.g_sum[c]) * s.k_scale[c];
-    const float y = exp2_approx(last - stage.g_sum[c + 1]) * s.k_scale[c + 1];
-    if constexpr (kIsHalf<E>) {
-      *reinterpret_cast<float2*>(&out.v_new_factor[0][0] + factor_place(c)) = make_float2(x, y);
-    } else {
-      const uint32_t high = pack_bf16(x, y);
-      out.v_new_factor[0][pair_place(c)] = high;
-      out.v_new_factor[1][pair_place(c)] = pack_bf16(x - bf16_lo(high), y - bf16_hi(high));
+  for (int b = 3; b >= 0; b--) {
+    if (b < warp) break;
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const int row = 16 * b + 8 * j + 2 * ln.x;
+      const float2 sq = *reinterpret_cast<const float2*>(&s.q_scale[row]);
+      const float2 g = *reinterpret_cast<const float2*>(&s.g_sum[row]);
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const float* const qk = &pairs[32 + 8 * b + 4 * j + 2 * i];
+        float x = qk[0] * (exp2_approx(g.x - column[i]) * sq.x);
+        float y = qk[1] * (exp2_approx(g.y - column[i]) * sq.y);
+        if (b == warp) {
+          const int below = 8 * j + 2 * ln.x - (8 * i + ln.g);  // the first row's column
+          x = below >= 0 ? x : 0.f, y = below >= -1 ? y : 0.f;
+        }
+        aqk[4 * b + 2 * j + i] = pack<E>(x, y);
+      }
     }
-  } else if (tid == 96) {
-    out.decay = exp2_approx(last);
   }
-  fence_async_proxy();
-  named_sync(barrier, 128);  // the packet is complete
+  const uint32_t out = smem_u32(tile) + (ln.id / 16 * 8 + ln.id % 8) * 128 +
+                       (((2 * warp + ln.id / 8 % 2) ^ (ln.id % 8)) << 4);
+#pragma unroll
+  for (int b = 3; b >= 0; b--) {
+    if (b < warp) break;
+    stmatrix_x4_trans(out + b * 2048, *reinterpret_cast<const uint32_t(*)[4]>(&aqk[4 * b]));
+  }
 }
 
+// --- the inverse ---------------------------------------------------------------------------------
+// A 16 x 16 block of the tile; r: pairs in the order of the accumulators.
+__device__ inline void put_block(uint8_t* tile, int i, int j, const Lane& ln,
+                                 const uint32_t (&r)[4]) {
+  stmatrix_x4(smem_u32(tile) + swizzled(16 * i + ln.id % 16, 2 * j + ln.id / 16), r);
+}
+// Blocks above the diagonal's.
+__device__ inline void clear_upper(uint8_t* tile, const Lane& ln) {
+  const uint32_t zero[4] = {};
+#pragma unroll
+  for (int i = 0; i < 3; i++)
+#pragma unroll
+    for (int j = i + 1; j < 4; j++) put_block(tile, i, j, ln, zero);
+}
+// T in place of the inverse.
 template <class E>
-__device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMaps maps,
-                                     int num_items) {
-  // Which warpgroup, read anew: else dozens of addresses are kept, and spilled.
-  auto st = [] { return thread_index() / 128; };
-  auto scores = [&]() -> HeadScores& { return s.scores[st()]; };
-  auto barrier = [&] { return 1 + st(); };
-  const bool has_tables = s.plan.num_pieces <= kTablePieces;
-  const int* const prefix = has_tables ? s.prefix : params.chunk_prefix;
-  auto span_of = [&](int i) { return has_tables ? s.spans[i] : span_in_memory(params, i); };
-  auto is_item = [&](int i) { return st() + i * kHeadGroups < num_items; };
-  // A warp: where item i of this warpgroup is.
-  auto find = [&](int i) {
-    if (is_item(i)) {
-      const Where w = where_is(s, params, prefix, span_of, st() + i * kHeadGroups);
-      if (thread_index() % 32 == 0) s.where[st()][i & 1] = w;
+__device__ inline void put_solved(HeadWork& s, const Lane& ln) {
+  uint32_t r[10][4];
+#pragma unroll
+  for (int n = 0; n < 10; n++) {
+    const Block b = load_block<Stairs::P>(s.l + 16 * Stairs::P * n, ln);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      r[n][i] = pack<E>(b.m[i / 2][2 * (i % 2)], b.m[i / 2][2 * (i % 2) + 1]);
+  }
+  __syncwarp();  // the inverse has been read
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+#pragma unroll
+    for (int j = 0; j <= i; j++) put_block(s.tile, i, j, ln, r[i * (i + 1) / 2 + j]);
+  clear_upper(s.tile, ln);
+}
+
+// --- packets -------------------------------------------------------------------------------------
+__device__ inline Packet<GateKind::kHead>::Rest& packet_of(const Params& params, const Where& w) {
+  const int slot = w.step & (params.ring_slots - 1);  // a power of two
+  return (reinterpret_cast<Packet<GateKind::kHead>*>(params.ring) +
+          int64_t(w.carrier) * params.ring_slots + slot)
+      ->rest;
+}
+// One thread: the packet's place has been read by its carrier.
+__device__ inline void wait_place(const Params& params, const Where& w) {
+  const int over = w.step - params.ring_slots, group = group_of(params);
+  if (over < 0) return;
+#pragma unroll 1
+  for (int i = 0; i < group; i++)
+    wait_flag<false>(consumed_flag(params, group * w.carrier + i), over + 1);
+}
+// The same thread, later: the packet is in memory.
+__device__ inline void publish(const Params& params, const Where& w) {
+  bulk_store_wait();
+  store_release(ready_flag(params, w.carrier, w.step & (params.ring_slots - 1)), w.step + 1);
+}
+// A warp, by ordinary stores: factors of the lane's two tokens.
+template <class E>
+__device__ inline void write_factors(const HeadWork& s, HeadFactors& f) {
+  const int t = 2 * (thread_index() % 32), at = factor_place(t);
+  const float2 g = *reinterpret_cast<const float2*>(&s.g_sum[t]);
+  const float2 k = *reinterpret_cast<const float2*>(&s.k_scale[t]);
+  const float2 q = *reinterpret_cast<const float2*>(&s.q_scale[t]);
+  const float last = s.g_sum[kChunk - 1];
+  auto write = [](void* to, uint32_t x, uint32_t y) {
+    store_packet(to, x), store_packet(static_cast<uint32_t*>(to) + 1, y);
+  };
+  auto write_pair = [&](float* to, float x, float y) {
+    write(to, __float_as_uint(x), __float_as_uint(y));
+  };
+  const float2 to = make_float2(exp2_approx(g.x), exp2_approx(g.y));
+  write_pair(&f.ks_factor[at], to.x * k.x, to.y * k.y);
+  write_pair(&f.qs_factor[at], to.x * q.x, to.y * q.y);
+  write_pair(&f.new_factor[at], s.beta[t], s.beta[t + 1]);
+  const float x = exp2_approx(last - g.x) * k.x, y = exp2_approx(last - g.y) * k.y;
+  if constexpr (kIsHalf<E>) {
+    write_pair(reinterpret_cast<float*>(&f.v_new_factor[0][0]) + at, x, y);
+  } else {
+    const uint32_t high = pack_bf16(x, y);
+    store_packet(&f.v_new_factor[0][pair_place(t)], high);
+    store_packet(&f.v_new_factor[1][pair_place(t)],
+                 pack_bf16(x - bf16_lo(high), y - bf16_hi(high)));
+  }
+  if (t == 0) store_packet(&f.decay, __float_as_uint(exp2_approx(last)));
+}
+
+// Warpgroup `which` of two.
+template <class E>
+__device__ inline void score_heads(HeadSmem& s, const Params& params, int which, int num_items) {
+  const int barrier = 1 + which;
+  uint8_t* const out = s.aqk[which];
+  for (int i = thread_index() % 128; i < kHalf / 16; i += 128)  // above the diagonal it stays zero
+    reinterpret_cast<uint4*>(out)[i] = uint4{0, 0, 0, 0};
+#pragma unroll 1
+  for (int n = which; n < num_items; n += kScorers) {
+    const int st = n % kRawTiles, tid = thread_index() % 128;
+    HeadWork& work = s.work[n % kSolvers];
+    // All warps of the other warpgroup have seen its chunk, so raw_full is not more than a phase
+    // behind.
+    barrier_wait(&s.turn[which], (n / kScorers & 1) ^ which ^ 1);
+    barrier_wait(&s.raw_full[st], n / kRawTiles & 1);
+    if (tid % 32 == 0) barrier_arrive(&s.turn[which ^ 1]);
+    __syncwarp();
+    const int rest = work.where[n / kSolvers & 1].rest;
+    if (rest < kChunk) clear_tail(s.raw[st], rest, barrier);
+    float pairs[64];
+    multiply_pairs<E>(s.raw[st], pairs);
+    if (params.has_norm)
+      query_squares<E>(s.raw[st], tid / 32, Lane(tid), [&](int token, float x) {
+        work.q_scale[token] = token < rest ? params.scale * rsqrtf(x + 1e-6f) : params.scale;
+      });
+    wgmma_wait<0>();
+    fence_operands(pairs);
+    if (tid % 32 == 0) barrier_arrive(&s.raw_empty[st]);
+    __syncwarp();
+    if (params.has_norm) {
+      put_norms(work, rest, pairs);
+      named_sync(barrier, 128);  // scales of all tokens
+    }
+    put_keys(work, pairs);
+    barrier_wait(&s.aqk_empty[which], (n / kScorers & 1) ^ 1);
+    put_queries<E>(work, out, pairs);
+    fence_async_proxy();
+    __syncwarp();
+    if (tid % 32 == 0) barrier_arrive(&s.l_full[n % kSolvers]);  // with Aqk
+    __syncwarp();
+  }
+}
+
+// Warp `which` of eight: loads its chunks, and solves them.
+template <class E>
+__device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps maps, int num_items) {
+  auto which = [] { return int(thread_index()) / 32 - 4 * kScorers; };
+  auto work = [&]() -> HeadWork& { return s.work[which()]; };
+  auto is_first = [] { return thread_index() % 32 == 0; };
+  auto load_tiles = [&](int n, const Where& w) {  // the carrier reads them again
+    const int st = n % kRawTiles;
+    while (reread(s.num_loaded) != n) {}  // in order: parities tell neighbours apart, no more
+    barrier_wait(&s.raw_empty[st], (n / kRawTiles & 1) ^ 1);
+    uint64_t* const bar = &s.raw_full[st];
+    barrier_expect(bar, 2 * kTile);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      tensor_load<kEvictNormal>(s.raw[st] + 2 * h * kHalf, maps.k, 64 * h, w.qk_head, w.token,
+                                w.batch, bar);
+      tensor_load<kEvictNormal>(s.raw[st] + (2 * h + 1) * kHalf, maps.q, 64 * h, w.qk_head, w.token,
+                                w.batch, bar);
+    }
+    *const_cast<volatile int*>(&s.num_loaded) = n + 1;
+  };
+  // Item i of the warp: its gates, its tiles on their way. The item before is published first: what
+  // is waited for here may need it.
+  auto begin = [&](int i) {
+    const int n = which() + i * kSolvers, lane = thread_index() % 32;
+    const bool is_item = n < num_items;
+    float2 row[2] = {};
+    if (is_item) {
+      const bool has_tables = opaque(s.plan.num_pieces) <= kTablePieces;
+      const Where w = where_is(
+          s, params, has_tables ? s.prefix : params.chunk_prefix,
+          [&](int p) { return has_tables ? s.spans[p] : span_in_memory(params, p); }, n);
+      const float2* const from = params.head_rows +
+                                 (int64_t(w.head) * params.num_batches + w.batch) *
+                                     params.num_tokens +
+                                 w.token + 2 * lane;
+#pragma unroll
+      for (int j = 0; j < 2; j++)  // past the end: no decay, beta 0
+        if (2 * lane + j < w.rest) row[j] = __ldcg(from + j);
+      if (is_first()) work().where[i & 1] = w;
+    }
+    if (is_first()) {
+      if (i > 0) publish(params, work().where[(i - 1) & 1]);  // T has been read
+      if (is_item) load_tiles(n, work().where[i & 1]);
     }
     __syncwarp();
-  };
-  // The same warp: its gates and beta, under way on return.
-  auto fetch = [&](int i, float2(&row)[2]) {
-    const Where& w = s.where[st()][i & 1];
-    const int lane = thread_index() % 32;
-    const float2* const from =
-        params.head_rows + (int64_t(w.head) * params.num_batches + w.batch) * params.num_tokens +
-        w.token + 2 * lane;
-#pragma unroll
-    for (int n = 0; n < 2; n++)  // past the end: no decay, beta 0
-      row[n] = 2 * lane + n < w.rest ? __ldcg(from + n) : make_float2(0.f, 0.f);
-  };
-  auto finish = [&](int i, const float2(&row)[2]) {
-    if (!is_item(i)) return;
-    Stage& stage = s.stage[st()][i & 1];
-    const int lane = thread_index() % 32;
-    if (lane == 0) stage.item = item_of<GateKind::kHead>(params, s.where[st()][i & 1]);
+    if (!is_item) return;
     float sum = row[0].x + row[1].x;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
@@ -244,96 +342,43 @@ __device__ inline void prepare_heads(HeadSmem& s, const Params& params, InputMap
       if (lane >= d) sum += x;
     }
     const float before = __shfl_up_sync(~0u, sum, 1);
-    *reinterpret_cast<float2*>(&stage.g_sum[2 * lane]) =
-        make_float2((lane ? before : 0.f) + row[0].x, sum);
-    *reinterpret_cast<float2*>(&stage.beta[2 * lane]) = make_float2(row[0].y, row[1].y);
-    arrive_item(&s.raw_full[st()]);
-  };
-  auto load_tiles = [&](int i) {  // the carrier reads them again
-    const Where w = s.where[st()][i & 1];
-    uint64_t* bar = &s.raw_full[st()];
-    barrier_expect(bar, 2 * kTile);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      tensor_load<kEvictNormal>(s.k[st()] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch,
-                                bar);
-      tensor_load<kEvictNormal>(s.q[st()] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch,
-                                bar);
+    HeadWork& to = work();
+    const float2 g = make_float2((lane ? before : 0.f) + row[0].x, sum);
+    *reinterpret_cast<float2*>(&to.g_sum[2 * lane]) = g;
+    *reinterpret_cast<float2*>(&to.beta[2 * lane]) = make_float2(row[0].y, row[1].y);
+    if (!params.has_norm) {
+      *reinterpret_cast<float2*>(&to.column[2 * lane]) = g;
+      *reinterpret_cast<float2*>(&to.k_scale[2 * lane]) = make_float2(1.f, 1.f);
+      *reinterpret_cast<float2*>(&to.q_scale[2 * lane]) = make_float2(params.scale, params.scale);
     }
+    arrive_item(&s.raw_full[n % kRawTiles]);
   };
-  if (threadIdx.x % 128 < kChunk) scores().q_scale[threadIdx.x % 128] = params.scale;
-  if (threadIdx.x % 128 >= 96 && st() < num_items) {
-    find(0);
-    if (threadIdx.x % 32 == 0) load_tiles(0);
-    __syncwarp();
-    float2 row[2];
-    fetch(0, row);
-    finish(0, row);
-    find(1);
-  }
-  uint32_t* ready = nullptr;
-  int step = 0;
-  auto publish = [&] {  // the packet before: its copy out began an item ago
-    if (thread_index() % 128 == 64 && ready) {
-      bulk_store_wait();
-      store_release(ready, step + 1);
-    }
-    __syncwarp();
-  };
+  begin(0);
 #pragma unroll 1
-  for (int n = st(), i = 0; n < num_items; n += kHeadGroups, i++) {
-    const int tid = thread_index() % 128;
-    const Stage& stage = s.stage[st()][i & 1];
-    barrier_wait(&s.raw_full[st()], i & 1);
-    if (stage.item.rest < kChunk) clear_tail(s.k[st()], s.q[st()], stage.item.rest, barrier());
-    uint32_t aqk[16];
-    float2 row[2];  // the last warp's, for the next item
-    {
-      float kk[32], qk[32];
-      multiply_pairs<E>(s.k[st()], s.q[st()], kk, qk);
-      if (params.has_norm)
-        token_squares<E>(s.q[st()], tid / 32, Lane(tid), [&](int token, float x) {
-          scores().q_scale[token] =
-              token < stage.item.rest ? params.scale * rsqrtf(x + 1e-6f) : params.scale;
-        });
-      else if (tid < kChunk)
-        put_token(scores(), stage.g_sum, tid, false, 0.f);
-      if (tid == 64) tensor_store_wait_read();
-      __syncwarp();
-      wgmma_wait<0>();
-      fence_operands(kk);
-      fence_operands(qk);
-      if (params.has_norm) put_tokens(scores(), stage, kk);
-      named_sync(barrier(), 128);  // scales of all tokens; tiles and the packet before are read
-      if (tid == 0 && n + kHeadGroups < num_items) load_tiles(i + 1);  // its warp has fewest pairs
-      if (tid >= 96 && is_item(i + 1)) fetch(i + 1, row);
-      __syncwarp();
-      pair_scores<E>(scores(), stage, kk, qk, aqk);
+  for (int i = 0; which() + i * kSolvers < num_items; i++) {
+    const Lane ln(thread_index());
+    const int scorer = which() % kScorers;
+    auto& packet = packet_of(params, work().where[i & 1]);
+    barrier_wait(&s.l_full[which()], i & 1);
+    if (is_first()) {
+      wait_place(params, work().where[i & 1]);
+      bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);
     }
-    named_sync(barrier(), 128);  // L complete
-    if (tid < 64) {
-      invert_half<false>(block_at(scores().l, 2 * (tid / 32), 2 * (tid / 32)), Lane(tid));
-    } else if (tid < 96) {
-      publish();
-    } else {
-      finish(i + 1, row);
-      find(i + 2);
-    }
-    named_sync(barrier(), 128);  // both halves of the inverse
-    write_solved<E>(scores(), barrier());
-    write_packet<E>(scores(), stage, aqk, barrier());
-    ready = stage.item.ready, step = stage.item.step;
-    if (tid == 64) {
-      const int over = step - params.ring_slots;
-      if (over >= 0) {  // the packet's place has been read by its carrier
-        wait_flag<false>(stage.item.consumed, over + 1);
-        if (params.is_transfer) wait_flag<false>(stage.item.consumed + 32, over + 1);
-      }
-      bulk_store(stage.item.packet, &scores().packet, kRestBytes<GateKind::kHead>);
+    __syncwarp();  // the packet's place is free
+    write_factors<E>(work(), packet.factors);
+    if (is_first()) {
+      tensor_store_wait_read();
+      barrier_arrive(&s.aqk_empty[scorer]);
     }
     __syncwarp();
+    invert_stairs(work().l, ln);
+    put_solved<E>(work(), ln);
+    fence_async_proxy();
+    __syncwarp();  // T is complete
+    if (is_first()) bulk_store(packet.solved.t, work().tile, kHalf);
+    __syncwarp();
+    begin(i + 1);
   }
-  if (threadIdx.x % 128 >= 64) publish();
 }
 
 }  // namespace deltic::gpu::forward

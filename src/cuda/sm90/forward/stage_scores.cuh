@@ -52,25 +52,6 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
         uint16_t(pack<E>(is_in ? qk : 0.f, 0.f));
   });
 }
-// Squares of the warp's 16 tokens of one tile; use(token, square) as above.
-template <class E, class Use>
-__device__ inline void token_squares(const uint8_t* tile, int warp, const Lane& ln, Use use) {
-#pragma unroll 1
-  for (int i = 0; i < 2; i++) {
-    const int slab = 2 * warp + i;
-    const uint32_t base = (8 * slab + ln.id % 8) * 128;
-    float xx[4] = {};
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-      uint32_t x[4];
-      ldmatrix_x4(x, smem_u32(tile) + base + (n >> 1) * kHalf +
-                         (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4));
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) mma_pairs<E>(xx, x[j], 0, x[j + 1], 0, x[j], x[j + 1]);
-    }
-    if (ln.x == ln.g >> 1) use(8 * slab + ln.g, ln.g & 1 ? xx[1] : xx[0]);
-  }
-}
 
 // Two scores of adjacent columns: to L with the columns' scales (warps 0, 1), or to Aqk (warps 2,
 // 3).
