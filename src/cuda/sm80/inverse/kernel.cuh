@@ -1,4 +1,5 @@
-// (I + A)^-1 of every chunk: a warp has a tile of 64 tokens of one head in shared memory.
+// (I + A)^-1 in fp32, fp16 and of anything: a warp has a tile of 64 tokens of one head in shared
+// memory.
 #pragma once
 
 #include <type_traits>
@@ -9,8 +10,8 @@
 
 namespace deltic::gpu::inverse {
 
-// Warps share nothing but the CTA, which costs a start each: 32768 CTAs of one warp took 65 us to
-// start, whatever they did. Of two or four, shared memory still holds as many warps (12, 22, 36).
+// Warps share nothing but the CTA. Of two or four, shared memory still holds as many of them (12,
+// 22, 36) as of one.
 template <int W>
 inline constexpr int kWarps = W == 16 ? 4 : 2;
 
@@ -115,6 +116,7 @@ __device__ void store_elements(const Params& p, const TokenTile& tile, int64_t h
 template <int W, class E>
 __global__ void __launch_bounds__(32 * kWarps<W>) inverse_kernel(const __grid_constant__ Params p) {
   __shared__ alignas(16) float tiles[kWarps<W>][Stack<W>::kFloats];
+  start(p.tokens);
   if (is_wrong(p.tokens)) return;
   const unsigned warp = threadIdx.x / 32, heads = static_cast<unsigned>(p.heads);
   const unsigned index = blockIdx.x * kWarps<W> + warp;
@@ -128,6 +130,7 @@ __global__ void __launch_bounds__(32 * kWarps<W>) inverse_kernel(const __grid_co
   const int64_t head = index % heads;
   const int lane = threadIdx.x % 32;
   float* m = tiles[warp];
+  grid_wait();
   if constexpr (std::is_void_v<E>) {
     load_elements<W>(p, tile, head, lane, m);
     __syncwarp();

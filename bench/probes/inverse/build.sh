@@ -1,0 +1,9 @@
+#!/bin/sh
+# Builds build/probe: the inverse's own sources and the program that checks and times it.
+set -e
+cd "$(dirname "$0")"
+mkdir -p build
+root=../../..
+${NVCC:-nvcc} -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xptxas -v,-warn-spills \
+  -I$root/src -I$root/include -cudart static "$@" main.cu $root/src/cuda/device.cpp \
+  $root/src/cuda/sm80/inverse/launch.cu -o "${OUTPUT:-build/probe}"
