@@ -53,16 +53,17 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   extern __shared__ __align__(1024) uint8_t raw[];
   grid_wait();  // the plan
   const Plan plan = *params.plan;
-  const int wg = thread_index() / 128;
+  auto wg = [] { return int(thread_index()) / 128; };
   if (!kTransfer) fill_rest(params, plan);
-  constexpr int group = kTransfer ? 2 : 1;
+  const int group = group_of(params, plan.parts);
   const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
   auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(raw);
   PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
   HeadSmem& sh = *reinterpret_cast<HeadSmem*>(raw);
   if (thread_index() == 0) {
     if (is_carrier) {
-      init_carry_barriers<kGate, kTransfer>(sc);
+      sc.parts = plan.parts, sc.first_half = plan.parts == 2 ? blockIdx.x % 2 : 0;
+      init_carry_barriers<kGate, kTransfer>(sc, num_carrying(params, plan.parts));
     } else if constexpr (kGate == GateKind::kChannel) {
       sp.plan = plan;
       for (int i = 0; i < kRawStages; i++)
@@ -94,20 +95,22 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   const int preparers = gridDim.x - group * plan.carriers;
   const int num_items = (plan.total - preparer + preparers - 1) / preparers;
   // The compiler gives a branch the registers it asks for only if the largest comes first.
-  if (is_carrier && wg < 2) {
+  if (is_carrier && wg() < 2) {
     more_registers<kCarryRegs>();
-    carry_state<E, kGate, kTransfer>(sc, params, &map_o);
+    if (wg() < num_carrying(params, sc.parts)) carry_state<E, kGate, kTransfer>(sc, params);
   } else if (is_carrier) {
     fewer_registers<kLoadRegs>();
     if (thread_index() == 256)
       load_packets<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v},
                                      blockIdx.x / group);
+    if (!kTransfer && thread_index() == 288)
+      store_outputs<kGate>(sc, params, *params.plan, &map_o, blockIdx.x / group);
   } else if constexpr (kGate != GateKind::kChannel) {
-    if (wg < kScorers)
-      score_heads<E>(sh, params, wg, num_items);
+    if (wg() < kScorers)
+      score_heads<E>(sh, params, num_items);
     else
       solve_heads<E>(sh, params, {&map_q, &map_k, &map_g}, num_items);
-  } else if (wg < 2) {
+  } else if (wg() < 2) {
     more_registers<kRowRegs>();
     prepare_rows<E, kForm, kWideGate>(sp, params, num_items);
   } else {

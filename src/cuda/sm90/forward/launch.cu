@@ -290,28 +290,27 @@ const char* refuse(const Problem& p) {
 
 namespace {
 
-struct Work {
-  int total, longest;  // chunks of all jobs, of the longest
-};
-Work work_of(const Problem& p) {
+Work work_of(const Problem& p, int sms) {
   const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
   // Lengths of packed sequences are not known here: half as long again as the mean.
   const int64_t mean = (all + p.N - 1) / p.N;
-  return {int(all * p.HV), int(p.packed && p.N > 1 ? std::min(all, mean + mean / 2) : mean)};
+  return {int(all * p.HV), int(p.packed && p.N > 1 ? std::min(all, mean + mean / 2) : mean), 1,
+          int(p.V), sms};
 }
 
 // Roles of the forward's launch, and what its time comes from.
-std::string roles_of(Costs shares, Costs c, Work work, int sms) {
-  const int carriers = choose_carriers(shares, work.total, work.longest, 1, sms);
-  const int steps = steps_of(work.total, work.longest, carriers);
-  const std::string carry = cat(steps, " steps of ", c.carry, " us",
-                                steps == work.longest ? ", those of the longest piece" : "");
-  if (c.prepare == 0) return cat(carriers, " carriers that prepare for themselves; ", carry);
-  const float prepare = c.prepare * float(work.total) / float(sms - carriers);
-  return cat(carriers, " carriers, ", sms - carriers, " preparers; ",
-             prepare > c.carry * float(steps)
+std::string roles_of(Costs shares, Costs c, const Work& work) {
+  const Roles roles = choose_roles(shares, work);
+  const int steps = steps_of(work.total, work.longest, roles.carriers);
+  const int carrying = work.group(roles.parts) * roles.carriers, preparers = work.ctas - carrying;
+  const float step = roles.parts == work.most_parts() ? c.carry_half : c.carry;
+  const float prepare = c.prepare * float(work.total) / float(preparers);
+  const char* const halves = roles.parts == 2 ? " of half a state each" : "";
+  return cat(carrying, " carriers", halves, ", ", preparers, " preparers; ",
+             prepare > step * float(steps)
                  ? cat("packets of ", c.prepare, " us, ", work.total, " of them, are the bound")
-                 : carry);
+                 : cat(steps, " steps of ", step, " us",
+                       steps == work.longest ? ", those of the longest piece" : ""));
 }
 
 // Whole sequences, segments by powers of two, and what is chosen.
@@ -322,7 +321,7 @@ std::vector<Division> divisions(const Problem& p, int sms) {
                         std::string_view(sentence) == kNotInThisBuild;
   if (!is_taken || p.N == 0 || p.T == 0) return {};
   const Costs c = measured_costs(kind_of(p)), shares = costs_of(kind_of(p));
-  const Work work = work_of(p);
+  const Work work = work_of(p, sms);
   int chosen = segment_chunks(p, sms);
   if (chosen >= work.longest) chosen = 0;  // cuts nothing
   const auto by_length = [&](int segment) { return (work.longest + segment - 1) / segment; };
@@ -337,9 +336,11 @@ std::vector<Division> divisions(const Problem& p, int sms) {
     const int segment = is_chosen ? chosen : segment_of(work.longest, n);
     Division d;
     d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
-    d.predicted_us = double(time_of_segments(c, work.total, work.longest, sms, n, segment));
+    d.predicted_us = double(time_of_segments(c, work, n, segment));
     d.chosen = is_chosen;
-    d.reason = roles_of(shares, c, {work.total, segment > 0 ? segment : work.longest}, sms);
+    Work pieces = work;
+    if (segment > 0) pieces.longest = segment;
+    d.reason = roles_of(shares, c, pieces);
     if (segment > 0) d.reason += cat("; a launch for ", n - 1, " transfers and a merge before");
     if (is_chosen && p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
     all.push_back(std::move(d));
@@ -360,8 +361,7 @@ int segment_chunks(const Problem& p, int sms) {
             : std::max(p.segment_length / kChunk, (most + kMaxSegments - 1) / kMaxSegments);
     return chunks < most ? int(chunks) : 0;
   }
-  const Work work = work_of(p);
-  return choose_segment(measured_costs(kind_of(p)), work.total, work.longest, sms);
+  return choose_segment(measured_costs(kind_of(p)), work_of(p, sms));
 }
 
 size_t workspace_bytes(const Problem& p) { return size_t(workspace_of(p).bytes); }

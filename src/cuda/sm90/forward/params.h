@@ -108,7 +108,8 @@ struct Piece {
 // Who does what; written by the planning kernel, the same for every CTA of a launch.
 struct Plan {
   int total;     // chunks of all jobs; a job is (piece, value head), in this order
-  int carriers;  // times one CTA (transfer: two) carry a state; the others prepare
+  int carriers;  // times group_of() CTAs carry a state; the others prepare
+  int parts;     // CTAs that share a state's value columns: 2 have 64 each
   int steps;     // chunks per carrier: carrier i has positions [i steps, (i + 1) steps)
   int num_pieces;
   int padding;  // first token of the T dimension that belongs to no sequence
@@ -169,9 +170,8 @@ struct Params {
   Checkpoints ckpt;
   void* saved;  // for backward; null: nothing is kept
   SavedLayout saved_layout;
-  // Transfer (S_out = M S_in + E) of all pieces but the last of each sequence: every carrier is two
-  // CTAs that read the same packets, one for E (state from 0), one for M (values 0, state from the
-  // identity); no o.
+  // Transfer (S_out = M S_in + E) of all pieces but the last of each sequence: a carrier has two
+  // states, E (from 0) and M (values 0, from the identity); no o.
   bool is_transfer;
   // Workspace. States in it are fp32, [V,K] of 128 x 128.
   int max_pieces;
@@ -204,7 +204,12 @@ __device__ inline uint32_t* consumed_flag(const Params& p, int cta) {
 __device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
   return p.flags + grid_size() * (kMaxRing + 32) + cta * 32;
 }
-__host__ __device__ inline int group_of(const Params& p) { return p.is_transfer ? 2 : 1; }
+// CTAs to a carrier; they read the same packets.
+__device__ inline int group_of(const Params& p, int parts) { return (p.is_transfer ? 2 : 1) * parts; }
+// Warpgroups of a carrying CTA that carry.
+__device__ inline int num_carrying(const Params& p, int parts) {
+  return p.value_width > kWidth / 2 && parts == 1 ? 2 : 1;
+}
 
 // A number's bits, and the number: apart, so that several loads are under way before one is used.
 __device__ inline uint32_t load_bits(const void* data, Number type, int64_t at) {

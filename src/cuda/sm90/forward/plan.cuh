@@ -12,42 +12,54 @@
 
 namespace deltic::gpu::forward {
 
-struct Costs {  // microseconds of one SM per chunk
-  float carry, prepare;
+struct Costs {  // microseconds of one SM per chunk; carry_half: of 64 value columns
+  float carry, carry_half, prepare;
 };
 // For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
 // times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
 // carriers are few).
 __host__ __device__ inline Costs costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.3f, 3.8f} : Costs{2.2f, 1.2f};
+  return gate == GateKind::kChannel ? Costs{2.3f, 1.6f, 3.8f} : Costs{2.2f, 1.4f, 1.6f};
 }
 // As measured, for choosing segments.
 __host__ __device__ inline Costs measured_costs(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.2f, 5.2f} : Costs{2.2f, 1.2f};
+  return gate == GateKind::kChannel ? Costs{2.2f, 1.6f, 5.2f} : Costs{2.2f, 1.4f, 1.6f};
 }
 
 __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
   const int even = (total + carriers - 1) / carriers;
   return even > longest ? even : longest;
 }
+struct Roles {
+  int carriers, parts;  // as in Plan
+};
+// What is to be divided: chunks of all jobs, of the longest, states of a carrier (transfer: 2), value
+// columns, CTAs.
+struct Work {
+  int total, longest, states, columns, ctas;
+  __host__ __device__ int group(int parts) const { return states * parts; }
+  __host__ __device__ int most_parts() const { return columns > kWidth / 2 ? 2 : 1; }
+  // One CTA at least prepares.
+  __host__ __device__ int most_carriers(int parts) const { return (ctas - 1) / group(parts); }
+};
 // Time of a split of the CTAs, for choosing: the slower of the two roles.
-__host__ __device__ inline float split_time(Costs c, int total, int longest, int carriers,
-                                            int group, int ctas) {
-  const float carry = c.carry * steps_of(total, longest, carriers);
-  const float prepare = c.prepare * total / (ctas - group * carriers);
+__host__ __device__ inline float split_time(Costs c, const Work& w, Roles r) {
+  if (r.carriers < 1 || r.carriers > w.most_carriers(r.parts) || r.parts > w.most_parts())
+    return INFINITY;
+  const float carry = (r.parts == w.most_parts() ? c.carry_half : c.carry) *
+                      float(steps_of(w.total, w.longest, r.carriers));
+  const float prepare = c.prepare * float(w.total) / float(w.ctas - w.group(r.parts) * r.carriers);
   return carry > prepare ? carry : prepare;
 }
-// Carriers at most, of `group` CTAs each; one CTA at least prepares.
-__host__ __device__ inline int most_carriers(int group, int ctas) { return (ctas - 1) / group; }
-// Fewest carriers among the best splits.
-__host__ __device__ inline int choose_carriers(Costs c, int total, int longest, int group,
-                                               int ctas) {
-  int best = 1;
-  float time = split_time(c, total, longest, 1, group, ctas);
-  for (int n = 2; n <= most_carriers(group, ctas); n++) {
-    const float t = split_time(c, total, longest, n, group, ctas);
-    if (t < time) time = t, best = n;
-  }
+// Fewest carriers among the best splits, whole states first.
+__host__ __device__ inline Roles choose_roles(Costs c, const Work& w) {
+  Roles best = {1, 1};
+  float time = split_time(c, w, best);
+  for (int parts = 1; parts <= w.most_parts(); parts++)
+    for (int n = 1; n <= w.most_carriers(parts); n++) {
+      const float t = split_time(c, w, {n, parts});
+      if (t < time) time = t, best = {n, parts};
+    }
   return best;
 }
 
@@ -307,24 +319,27 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     params.pieces[at] = piece, params.chunk_prefix[at] = before;
     at++, before += chunks;
   });
-  const int total = s_chunks[kThreads - 1] * params.num_value_heads, group = group_of(params);
-  s_time[tid] = tid >= 1 && tid <= most_carriers(group, ctas)
-                    ? split_time(costs, total, s_longest, tid, group, ctas)
-                    : INFINITY;
+  const Work work = {s_chunks[kThreads - 1] * params.num_value_heads, s_longest,
+                     params.is_transfer ? 2 : 1, params.value_width, ctas};
+  // As choose_roles, a thread for each.
+  const auto roles_of = [](int i) { return Roles{i % (kThreads / 2), 1 + i / (kThreads / 2)}; };
+  s_time[tid] = split_time(costs, work, roles_of(tid));
   __syncthreads();
   if (tid == 0) {
     const int count = s_pieces[kThreads - 1];
     params.first_piece[n] = count;
     params.chunk_prefix[count] = s_chunks[kThreads - 1];
     int best = 1;
-    for (int i = 2; i < min(ctas + 1, kThreads); i++)
+    for (int i = 2; i < kThreads; i++)
       if (s_time[i] < s_time[best]) best = i;
+    const Roles roles = roles_of(best);
     int padding = params.num_tokens;
     if (params.is_packed && !is_wrong) {
       const int64_t end = n > 0 ? load_index(params.cu_seqlens, n) : 0;
       padding = int(min(max(end, int64_t(0)), int64_t(params.num_tokens)));
     }
-    *params.plan = {total, best, max(steps_of(total, s_longest, best), 1), count, padding};
+    *params.plan = {work.total, roles.carriers, roles.parts,
+                    max(steps_of(work.total, s_longest, roles.carriers), 1), count, padding};
   }
   if (params.ckpt.count > 0 && !params.is_transfer)
     plan_checkpoints<kThreads>(params, s_chunks[kThreads - 1]);

@@ -4,7 +4,8 @@
 
 namespace deltic::gpu::forward {
 
-// Carrying CTA: warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads; 3 leaves.
+// Carrying CTA: warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads,
+// another one sends o out; 3 leaves.
 // Preparing CTA, gates per channel: warpgroups 0, 1 form operands; 2, 3 (every other chunk each)
 // load, scores, inverse. Gates per head: 0, 1 form scores, every other chunk each; every
 // warp of 2, 3 loads and solves chunks of its own.
@@ -26,9 +27,9 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
   uint8_t columns[2 * 32 * 128];
 };
 struct Item {      // one chunk of one head to prepare
-  int rest, step;  // tokens in the chunk; which of its carrier's packets it is
+  int rest, step, carrier;  // tokens in the chunk; which of its carrier's packets it is
   uint8_t* packet;
-  uint32_t *ready, *consumed;
+  uint32_t* ready;
   const void* g;  // the chunk's first row of gates, where they come by ordinary loads
 };
 struct Span {  // of a piece
@@ -95,13 +96,15 @@ struct HeadSmem {
 static_assert(sizeof(HeadSmem) <= 232448);
 
 struct Part {  // of a job, in places of the carrier's positions
-  int token;   // first token of the chunk at position 0 if the job began there
-  int rest;    // tokens of the job from there on
+  // Positions: after the last, the next before which the state is kept, the first whose chunk is not
+  // a whole one, the first. Read together, in a step before they are needed.
+  alignas(16) int end;
+  int stop, short_one, first;
+  int token;  // first token of the chunk at position 0 if the job began there
+  int rest;   // tokens of the job from there on
   int head, batch;
-  int first, end;  // positions: first, after the last
-  int chunk;       // of all sequences, at position 0
-  int own_chunk;   // of the sequence, likewise
-  int stop;        // next position before which the state is kept
+  int chunk;      // of all sequences, at position 0
+  int own_chunk;  // of the sequence, likewise
 };
 // Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their
 // place.
@@ -114,9 +117,10 @@ struct CarrySmem {
   alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
   alignas(16) float new_factor[kGate == GateKind::kChannel ? kRestStages : 1][kChunk];
   Part part[2];
+  int parts, first_half;  // CTAs to a state; which half of the values the first warpgroup has
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
   uint64_t rest_full[kRestStages], rest_empty[kRestStages];
-  uint64_t v_full[kValueStages], v_empty[kValueStages];
+  uint64_t v_full[kValueStages], v_empty[kValueStages], o_full[kValueStages];
 };
 constexpr int kSmemBytes = 232448;  // all that an SM gives a CTA
 static_assert(sizeof(CarrySmem<GateKind::kChannel>) <= kSmemBytes);

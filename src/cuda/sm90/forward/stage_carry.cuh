@@ -10,56 +10,66 @@
 
 namespace deltic::gpu::forward {
 
-// The second CTA of a transfer's carrier has M instead of values.
+// The second state of a transfer's carrier is M, without values.
 template <bool kTransfer>
-__device__ inline bool is_identity() {
-  return kTransfer && blockIdx.x % 2 == 1;
+__device__ inline bool is_identity(int parts) {
+  return kTransfer && blockIdx.x / parts % 2 == 1;
 }
 __device__ inline int num_positions(const Plan& plan, int carrier) {
   return max(0, min(plan.total - carrier * plan.steps, plan.steps));
 }
 template <GateKind kGate, bool kTransfer>
-__device__ inline void init_carry_barriers(CarrySmem<kGate>& s) {
+__device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
   for (int i = 0; i < kKeyStages; i++)
-    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 8);
+    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 4 * warpgroups);
   for (int i = 0; i < s.kRestStages; i++)
-    barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 8);
-  for (int i = 0; i < kValueStages; i++)  // freed by a thread that saw o leave, or by warps
-    barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 8 : 2);
+    barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 4 * warpgroups);
+  for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
+    barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 4 * warpgroups : 1),
+        barrier_init(&s.o_full[i], 4 * warpgroups);
 }
 
 // Values of the chunk at position n, when their place is free.
 template <GateKind kGate>
-__device__ inline void load_values(CarrySmem<kGate>& s, const CUtensorMap* map, int n, int head,
-                                   int token, int batch) {
+__device__ inline void load_values(CarrySmem<kGate>& s, const CUtensorMap* map, int n,
+                                   int warpgroups, int head, int token, int batch) {
   const int vs = n % kValueStages;
   barrier_wait(&s.v_empty[vs], (n / kValueStages & 1) ^ 1);
-  barrier_expect(&s.v_full[vs], kTile);
-  tensor_load(s.v[vs][0], map, 0, head, token, batch, &s.v_full[vs]);
-  tensor_load(s.v[vs][1], map, 64, head, token, batch, &s.v_full[vs]);
+  barrier_expect(&s.v_full[vs], warpgroups * kHalf);
+  for (int i = 0; i < warpgroups; i++)
+    tensor_load(s.v[vs][i], map, 64 * (s.first_half + i), head, token, batch, &s.v_full[vs]);
 }
 constexpr int kOutside = 1 << 30;  // a token in no tensor: zeros arrive
 
 struct CarryMaps {
   const CUtensorMap *q, *k, *v;
 };
+// Of the carrier's positions one after the other.
+struct Walk {
+  int token = 0, rest = 0, batch = 0, head = 0, left = 0;  // rest: tokens of the job from here on
+  // Position n is the next one.
+  __device__ void step_to(const Params& params, const Plan& plan, int carrier, int n) {
+    token += kChunk, rest -= kChunk;
+    if (left-- > 0) return;
+    const Place p = place_of(params, plan, carrier * plan.steps + n);  // a job, or part of one
+    const Piece* piece = params.pieces + p.piece;
+    token = __ldg(&piece->token) + p.chunk * kChunk, batch = __ldg(&piece->batch);
+    rest = __ldg(&piece->length) - p.chunk * kChunk;
+    head = p.head, left = p.end - p.begin - 1;
+  }
+};
 // One thread: packets, keys and values of every position of carrier i.
 template <GateKind kGate, bool kTransfer>
 __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
                                     CarryMaps maps, int carrier) {
   constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
-  const int count = num_positions(plan, carrier);
-  int token = 0, batch = 0, head = 0, qk_head = 0, left = 0;
+  const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
+  const bool has_values = !is_identity<kTransfer>(plan.parts);
+  Walk at;
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
-    if (left == 0) {  // the next job, or part of one
-      const Place p = place_of(params, plan, carrier * plan.steps + n);
-      const Piece* piece = params.pieces + p.piece;
-      token = __ldg(&piece->token) + p.chunk * kChunk, batch = __ldg(&piece->batch);
-      head = p.head;
-      qk_head = divide(head, divide(params.num_value_heads, params.num_heads));
-      left = p.end - p.begin;
-    }
+    at.step_to(params, plan, carrier, n);
+    const int qk_head = divide(at.head, divide(params.num_value_heads, params.num_heads));
     const int ks = n % kKeyStages, rs = n % kRestStages;
     const int slot = n & (params.ring_slots - 1);
     auto* packet = reinterpret_cast<const Packet<kGate>*>(params.ring) +
@@ -73,15 +83,15 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
       } else {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, token, batch,
-                                    &s.keys_full[ks]);
-          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, token, batch,
-                                    &s.keys_full[ks]);
+          tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, at.token,
+                                    at.batch, &s.keys_full[ks]);
+          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, at.token,
+                                    at.batch, &s.keys_full[ks]);
         }
       }
     };
     if constexpr (kGate == GateKind::kHead) load_keys();
-    load_values(s, maps.v, n, head, is_identity<kTransfer>() ? kOutside : token, batch);
+    load_values(s, maps.v, n, warpgroups, at.head, has_values ? at.token : kOutside, at.batch);
     if (n > 1) {  // all of the packet before the last is here: its place in the ring is free
       const int m = n - 2;
       barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
@@ -98,8 +108,26 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
     if constexpr (kGate == GateKind::kChannel)
       bulk_load(s.new_factor[rs], packet->new_factor, kMore, &s.rest_full[rs]);
-    token += kChunk, left--;
   }
+}
+// One thread: o of every whole chunk from its place in shared memory, which is free then.
+template <GateKind kGate>
+__device__ inline void store_outputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                                     const CUtensorMap* map, int carrier) {
+  const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
+  Walk at;
+#pragma unroll 1
+  for (int n = 0; n < count; n++) {
+    const int vs = n % kValueStages;
+    at.step_to(params, plan, carrier, n);
+    barrier_wait(&s.o_full[vs], (n / kValueStages) & 1);
+    if (at.rest >= kChunk)
+      for (int i = 0; i < warpgroups; i++)
+        tensor_store(map, s.v[vs][i], 64 * (s.first_half + i), at.head, at.token, at.batch);
+    tensor_store_wait_read();
+    barrier_arrive(&s.v_empty[vs]);
+  }
+  bulk_store_wait();
 }
 
 __device__ inline int carry_tid() { return thread_index(); }
@@ -118,11 +146,23 @@ __device__ inline float4 factors_at(const float* table, int i) {
   return *reinterpret_cast<const float4*>(table + 16 * x + ((4 * i) ^ (4 * (x / 2))));
 }
 
+// Which 64 value columns are this warpgroup's.
+template <class Smem>
+__device__ inline int value_half(const Smem& s) {
+  return reread(s.first_half) + carry_tid() / 128;
+}
+// Is the warpgroup the only one of its CTA that carries?
+template <class Smem>
+__device__ inline bool is_alone(const Smem& s, const Params& params) {
+  return num_carrying(params, reread(s.parts)) == 1;
+}
+
 // Rows past the sequence's end belong to someone else: replaced by zeros, not multiplied away. Of
-// keys (per head) each warpgroup clears one half of the channels, and both wait.
+// keys (per head) each of two warpgroups clears one half of the channels, and both wait.
 template <GateKind kGate>
-__device__ inline void clear_tail(CarrySmem<kGate>& s, int n, int rest) {
+__device__ inline void clear_tail(CarrySmem<kGate>& s, const Params& params, int n, int rest) {
   const int tid = carry_tid(), row = tid % 128 / 2;
+  const bool has_both = is_alone(s, params);
   barrier_wait(&s.v_full[n % kValueStages], (n / kValueStages) & 1);
   if (row >= rest) {
     auto* v = reinterpret_cast<uint4*>(s.v[n % kValueStages][tid / 128] + row * 128);
@@ -130,12 +170,15 @@ __device__ inline void clear_tail(CarrySmem<kGate>& s, int n, int rest) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       v[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
-      if constexpr (kGate == GateKind::kHead) k[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+      if constexpr (kGate == GateKind::kHead) {
+        k[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+        if (has_both) k[kHalf / 16 + 4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+      }
     }
   }
   if constexpr (kGate == GateKind::kHead) {
     fence_async_proxy();
-    named_sync(5, 256);  // k and v are clean
+    named_sync(5, has_both ? 128 : 256);  // k and v are clean
   } else {
     named_sync(1 + tid / 128, 128);  // v of the warpgroup is clean
   }
@@ -156,54 +199,47 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
     r[4 * i + 3] = pack_result<E>(o[8 * i + 6] * f.z, o[8 * i + 7] * f.w);
   }
 }
-// To the place of the chunk's values, and out. Frees the place of the chunk before.
+// To the place of the chunk's values, whence it is copied out; a chunk that is not whole leaves from
+// here.
 template <GateKind kGate>
-__device__ inline void store_output(CarrySmem<kGate>& s, int n, int rest, const Part& part,
-                                    const uint32_t (&r)[16], const Params& params,
-                                    const CUtensorMap* map) {
+__device__ inline void put_output(CarrySmem<kGate>& s, int n, int rest, const Part& part,
+                                  const uint32_t (&r)[16], const Params& params) {
   const int tid = carry_tid(), wg = tid / 128;
   uint8_t* const tile = s.v[n % kValueStages][wg];
   const uint32_t ob = smem_u32(tile) + fragment_offset(tid);
 #pragma unroll
   for (int i = 0; i < 4; i++)
     stmatrix_x4_trans(ob + i * 2048, *reinterpret_cast<const uint32_t(*)[4]>(&r[4 * i]));
-  fence_async_proxy();
-  if (tid % 128 == 0) {
-    tensor_store_wait_read();
-    if (n > 0) barrier_arrive(&s.v_empty[(n - 1) % kValueStages]);
-  }
-  named_sync(1 + wg, 128);  // the tile is complete
-  if (rest >= kChunk) {
-    if (tid % 128 == 0)
-      tensor_store(map, tile, 64 * wg, reread(part.head), reread(part.token) + n * kChunk,
-                   reread(part.batch));
-  } else {
-    const int row = tid % 128 / 2;
+  if (rest < kChunk) {
+    named_sync(1 + wg, 128);  // the tile is complete
+    const int row = tid % 128 / 2, first = 64 * value_half(s);
     if (row < rest) {
       const Output& o = params.o;
       auto* dst = o.data + part.batch * o.sb + int64_t(part.token + n * kChunk + row) * o.st +
-                  part.head * o.sh + 64 * wg;
+                  part.head * o.sh + first;
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int chunk16 = 4 * (tid % 2) + i;
-        if (64 * wg + 8 * chunk16 < params.value_width)
+        if (first + 8 * chunk16 < params.value_width)
           reinterpret_cast<uint4*>(dst)[chunk16] =
               *reinterpret_cast<uint4*>(tile + swizzled(row, chunk16));
       }
     }
-    named_sync(1 + wg, 128);  // the tile has been read
   }
+  fence_async_proxy();
+  warp_arrive(&s.o_full[n % kValueStages]);
 }
 
 // The thread's elements of a state: rows (values) v, v + 8, columns (channels) k + 8 j, + 1.
 struct StatePlace {
   int v, k;
-  __device__ StatePlace()
-      : v(16 * (carry_tid() / 32) + carry_tid() % 32 / 4), k(2 * (carry_tid() % 4)) {}
+  __device__ explicit StatePlace(int half)
+      : v(64 * half + 16 * (carry_tid() / 32 % 4) + carry_tid() % 32 / 4),
+        k(2 * (carry_tid() % 4)) {}
 };
 // States in the workspace: fp32, [V,K] of 128 x 128.
-__device__ inline void load_state(const float* from, float (&S)[64]) {
-  const StatePlace at;
+__device__ inline void load_state(const float* from, int half, float (&S)[64]) {
+  const StatePlace at(half);
 #pragma unroll
   for (int i = 0; i < 32; i++) {
     const float2 f = __ldcg(reinterpret_cast<const float2*>(from + (at.v + (i & 1) * 8) * kWidth +
@@ -211,16 +247,16 @@ __device__ inline void load_state(const float* from, float (&S)[64]) {
     S[2 * i] = f.x, S[2 * i + 1] = f.y;
   }
 }
-__device__ inline void store_state(float* to, const float (&S)[64]) {
-  const StatePlace at;
+__device__ inline void store_state(float* to, int half, const float (&S)[64]) {
+  const StatePlace at(half);
 #pragma unroll
   for (int i = 0; i < 32; i++)
     *reinterpret_cast<float2*>(to + (at.v + (i & 1) * 8) * kWidth + at.k + (i >> 1) * 8) =
         make_float2(S[2 * i], S[2 * i + 1]);
 }
 // [V,K] of another size, a multiple of 16.
-__device__ inline void store_rows(float* to, int rows, int width, const float (&S)[64]) {
-  const StatePlace at;
+__device__ inline void store_rows(float* to, int half, int rows, int width, const float (&S)[64]) {
+  const StatePlace at(half);
 #pragma unroll
   for (int i = 0; i < 32; i++) {
     const int v = at.v + (i & 1) * 8, k = at.k + (i >> 1) * 8;
@@ -228,8 +264,8 @@ __device__ inline void store_rows(float* to, int rows, int width, const float (&
       *reinterpret_cast<float2*>(to + v * width + k) = make_float2(S[2 * i], S[2 * i + 1]);
   }
 }
-__device__ inline void start_state(float (&S)[64], bool is_identity) {
-  const StatePlace at;
+__device__ inline void start_state(int half, bool is_identity, float (&S)[64]) {
+  const StatePlace at(half);
 #pragma unroll
   for (int i = 0; i < 64; i++)
     S[i] = is_identity && at.v + (i >> 1 & 1) * 8 == at.k + (i >> 2) * 8 + (i & 1) ? 1.f : 0.f;
@@ -238,8 +274,8 @@ __device__ inline void start_state(float (&S)[64], bool is_identity) {
 // a branch around each load would make them wait for one another.
 template <class Element>
 __device__ inline void load_given(const Element* from, const StateView& view, const Params& params,
-                                  float (&S)[64]) {
-  const StatePlace at;
+                                  int half, float (&S)[64]) {
+  const StatePlace at(half);
 #pragma unroll
   for (int i = 0; i < 64; i++) {
     const int v = at.v + (i >> 1 & 1) * 8, k = at.k + (i >> 2) * 8 + (i & 1);
@@ -250,8 +286,8 @@ __device__ inline void load_given(const Element* from, const StateView& view, co
 }
 template <class Element>
 __device__ inline void store_given(Element* to, const StateView& view, const Params& params,
-                                   const float (&S)[64]) {
-  const StatePlace at;
+                                   int half, const float (&S)[64]) {
+  const StatePlace at(half);
 #pragma unroll
   for (int i = 0; i < 64; i++) {
     const int v = at.v + (i >> 1 & 1) * 8, k = at.k + (i >> 2) * 8 + (i & 1);
@@ -259,21 +295,23 @@ __device__ inline void store_given(Element* to, const StateView& view, const Par
       to[k * view.s_k + v * view.s_v] = Element(S[i]);
   }
 }
-__device__ inline void load_given(const Params& params, int slot, int head, float (&S)[64]) {
+__device__ inline void load_given(const Params& params, int slot, int head, int half,
+                                  float (&S)[64]) {
   const StateView& view = params.state_in;
   const int64_t at = slot * view.s_slot + head * view.s_head;
   if (view.type == Number::kF32)
-    load_given(static_cast<const float*>(view.data) + at, view, params, S);
+    load_given(static_cast<const float*>(view.data) + at, view, params, half, S);
   else
-    load_given(static_cast<const __nv_bfloat16*>(view.data) + at, view, params, S);
+    load_given(static_cast<const __nv_bfloat16*>(view.data) + at, view, params, half, S);
 }
-__device__ inline void store_given(const Params& params, int slot, int head, const float (&S)[64]) {
+__device__ inline void store_given(const Params& params, int slot, int head, int half,
+                                   const float (&S)[64]) {
   const StateView& view = params.state_out;
   const int64_t at = slot * view.s_slot + head * view.s_head;
   if (view.type == Number::kF32)
-    store_given(static_cast<float*>(view.data) + at, view, params, S);
+    store_given(static_cast<float*>(view.data) + at, view, params, half, S);
   else
-    store_given(static_cast<__nv_bfloat16*>(view.data) + at, view, params, S);
+    store_given(static_cast<__nv_bfloat16*>(view.data) + at, view, params, half, S);
 }
 
 // A warp: the first position from n on before which the state is kept. chunk, own_chunk: as in
@@ -300,7 +338,8 @@ __device__ inline int next_stop(const Params& params, int chunk, int own_chunk, 
   return end;
 }
 // A warpgroup: the state before position n, a stop, to where it is kept.
-__device__ inline void keep_state(Part& part, const Params& params, int n, const float (&S)[64]) {
+__device__ inline void keep_state(Part& part, const Params& params, int n, int half,
+                                  const float (&S)[64]) {
   const int chunk = reread(part.chunk), own_chunk = reread(part.own_chunk);
   const SavedLayout& layout = params.saved_layout;
 #pragma unroll 1
@@ -316,7 +355,7 @@ __device__ inline void keep_state(Part& part, const Params& params, int n, const
       const int place = __ldg(params.ckpt.chunk_stash + chunk + n);
       if (place >= 0) to = stash_at(params, place, reread(part.head));
     }
-    if (to) store_rows(to, is_saved ? layout.rows : kWidth, is_saved ? layout.width : kWidth, S);
+    if (to) store_rows(to, half, is_saved ? layout.rows : kWidth, is_saved ? layout.width : kWidth, S);
   }
   const int next = next_stop(params, chunk, own_chunk, n + 1, reread(part.end));
   named_sync(1 + carry_tid() / 128, 128);  // all have seen this stop
@@ -324,11 +363,23 @@ __device__ inline void keep_state(Part& part, const Params& params, int n, const
   named_sync(1 + carry_tid() / 128, 128);  // the next one is known
 }
 
+// What is special about position n.
+enum StepKind { kIsInside = 1, kIsStop = 2, kIsShort = 4, kIsFirst = 8 };
+__device__ inline int step_kind(const Part& part, int n) {
+  int4 x;
+  asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(smem_u32(&part))
+               : "memory");
+  return (n < x.x ? kIsInside : 0) | (n == x.y ? kIsStop : 0) | (n >= x.z ? kIsShort : 0) |
+         (n == x.w ? kIsFirst : 0);
+}
+
 // The part of a job that begins at position n: where it is, and its state.
 template <GateKind kGate, bool kTransfer>
 __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int n,
                                   float (&S)[64]) {
-  constexpr int group = kTransfer ? 2 : 1;
+  const int parts = reread(s.parts), group = group_of(params, parts), half = value_half(s);
   Part& part = s.part[carry_tid() / 128];
   const Place p = place_of(params, *params.plan, blockIdx.x / group * params.plan->steps + n);
   const Piece piece = params.pieces[p.piece];
@@ -337,49 +388,54 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
   const int stop = kTransfer ? end : next_stop(params, chunk, own_chunk, n, end);
   named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
   if (carry_tid() % 128 == 0) {
-    if (p.begin > 0) wait_flag<true>(handoff_flag(params, blockIdx.x + group), 2);
-    part = {piece.token + (p.begin - n) * kChunk,
-            piece.length - (p.begin - n) * kChunk,
+    if (p.begin > 0)
+      wait_flag<true>(handoff_flag(params, blockIdx.x + group), num_carrying(params, parts));
+    const int rest = piece.length - (p.begin - n) * kChunk;
+    part = {end,
+            stop,
+            rest / kChunk,
+            n,
+            piece.token + (p.begin - n) * kChunk,
+            rest,
             p.head,
             piece.batch,
-            n,
-            end,
             chunk,
-            own_chunk,
-            stop};
+            own_chunk};
   }
   named_sync(1 + carry_tid() / 128, 128);  // the part is known
   if (p.begin > 0)                         // the state comes from the next carrier
-    load_state(params.handoff + int64_t(blockIdx.x + group) * kStateSize, S);
+    load_state(params.handoff + int64_t(blockIdx.x + group) * kStateSize, half, S);
   else if (kTransfer)
-    start_state(S, is_identity<kTransfer>());
+    start_state(half, is_identity<kTransfer>(parts), S);
   else if (params.segment_chunks > 0)
     load_state(
         params.segment_state + (int64_t(p.piece) * params.num_value_heads + p.head) * kStateSize,
-        S);
+        half, S);
   else if (piece.read_slot >= 0)
-    load_given(params, piece.read_slot, p.head, S);
+    load_given(params, piece.read_slot, p.head, half, S);
   else
-    start_state(S, false);
+    start_state(half, false, S);
 }
 // The part whose last position is n: its state to the carrier before, or out.
-template <bool kTransfer>
-__device__ inline void end_part(const Params& params, int n, const float (&S)[64]) {
-  constexpr int group = kTransfer ? 2 : 1;
+template <GateKind kGate, bool kTransfer>
+__device__ inline void end_part(const CarrySmem<kGate>& s, const Params& params, int n,
+                                const float (&S)[64]) {
+  const int parts = reread(s.parts), group = group_of(params, parts), half = value_half(s);
   const Place p = place_of(params, *params.plan, blockIdx.x / group * params.plan->steps + n);
   if (p.end < p.count) {
-    store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, S);
+    store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, half, S);
     __threadfence();
     named_sync(1 + carry_tid() / 128, 128);
     if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, blockIdx.x), 1u);
   } else if (kTransfer) {
-    const int64_t which = is_identity<kTransfer>() ? params.max_pieces : 0;
+    const int64_t which = is_identity<kTransfer>(parts) ? params.max_pieces : 0;
     store_state(
-        params.transfer + ((which + p.piece) * params.num_value_heads + p.head) * kStateSize, S);
+        params.transfer + ((which + p.piece) * params.num_value_heads + p.head) * kStateSize, half,
+        S);
   } else {
     const Piece* piece = params.pieces + p.piece;
-    if (piece->is_last && piece->write_slot >= 0) store_given(params, piece->write_slot, p.head, S);
-    if (piece->end_stash >= 0) store_state(stash_at(params, piece->end_stash, p.head), S);
+    if (piece->is_last && piece->write_slot >= 0) store_given(params, piece->write_slot, p.head, half, S);
+    if (piece->end_stash >= 0) store_state(stash_at(params, piece->end_stash, p.head), half, S);
   }
 }
 
@@ -514,29 +570,30 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
 //   S += k^T v_new| per head: q S times its factor
 //   o = q S + Aqk v_new
 template <class E, GateKind kGate, bool kTransfer>
-__device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
-                                   const CUtensorMap* map_o) {
+__device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
   constexpr bool kIsHead = kGate == GateKind::kHead, kHasOutput = !kTransfer;
   constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
   float S[64], acc[32], O[32] = {};
   uint32_t av[16];
   auto part = [&]() -> const Part& { return s.part[carry_tid() / 128]; };
+  const bool alone = is_alone(s, params);
   int n = 0;
 #pragma unroll 1
-  while (n < num_positions(*params.plan, blockIdx.x / (kTransfer ? 2 : 1))) {
+  while (n < num_positions(*params.plan, blockIdx.x / group_of(params, reread(s.parts)))) {
     begin_part<kGate, kTransfer>(s, params, n, S);
+    int kind = step_kind(part(), n);
 #pragma unroll 1
     do {
       const int ks = n % kKeyStages, rs = n % kRestStages, vs = n % kValueStages;
-      if (!kTransfer && n == reread(part().stop))
-        keep_state(s.part[carry_tid() / 128], params, n, S);
+      if (!kTransfer && kind & kIsStop)
+        keep_state(s.part[carry_tid() / 128], params, n, value_half(s), S);
       barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
-      if (reread(part().rest) - n * kChunk < kChunk)
-        clear_tail(s, n, reread(part().rest) - n * kChunk);
+      if (kind & kIsShort)
+        clear_tail(s, params, n, reread(part().rest) - n * kChunk);
       uint32_t as[32];
 #pragma unroll
       for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
-      if constexpr (kIsHead) wait_turn(n);
+      if (kIsHead && !alone) wait_turn(n);
       multiply_state<E>(as, s.k[ks], acc);
       barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
@@ -560,10 +617,10 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
         subtract_from_values<E, !kIsHalf<E>>(rest.v_factor, v, acc, av);
       multiply_tokens<E>(av, rest.solved.t, false, acc);  // v_new
       if constexpr (kHasOutput) multiply_state<E>(as, s.q[ks], O);
-      if constexpr (kIsHead) pass_turn();
+      if (kIsHead && !alone) pass_turn();
       if constexpr (kHasOutput) {
         if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
-        if (n > reread(part().first)) store_output(s, n - 1, kChunk, part(), ob, params, map_o);
+        if (!(kind & kIsFirst)) put_output(s, n - 1, kChunk, part(), ob, params);
       }
       decay_state(rest, S);
       wgmma_wait<kHasOutput ? 1 : 0>();
@@ -598,23 +655,23 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params,
         }
         multiply_tokens<E>(av, rest.solved.aqk, true, O);
       }
+      n++;
+      kind = step_kind(part(), n);
       wgmma_wait<0>();
       fence_operands(S);
       fence_operands(O);
-      warp_arrive(&s.keys_empty[n % kKeyStages]);
-      if constexpr (kTransfer) warp_arrive(&s.rest_empty[n % kRestStages]);
-      n++;
-    } while (n < reread(part().end));
+      warp_arrive(&s.keys_empty[ks]);
+      if constexpr (kTransfer) warp_arrive(&s.rest_empty[rs]);
+    } while (kind & kIsInside);
     if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
       uint32_t ob[16];
       round_output<E>(s, n - 1, O, ob);
-      store_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), ob, params, map_o);
+      put_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), ob, params);
     }
-    end_part<kTransfer>(params, n - 1, S);
+    end_part<kGate, kTransfer>(s, params, n - 1, S);
   }
-  if (kIsHead && n > 0 && carry_tid() < 128)
+  if (kIsHead && !alone && n > 0 && carry_tid() < 128)
     named_sync(4, 256);  // what the other warpgroup passed last
-  if (carry_tid() % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
 }  // namespace deltic::gpu::forward

@@ -202,15 +202,7 @@ __device__ inline Packet<GateKind::kHead>::Rest& packet_of(const Params& params,
           int64_t(w.carrier) * params.ring_slots + slot)
       ->rest;
 }
-// One thread: the packet's place has been read by its carrier.
-__device__ inline void wait_place(const Params& params, const Where& w) {
-  const int over = w.step - params.ring_slots, group = group_of(params);
-  if (over < 0) return;
-#pragma unroll 1
-  for (int i = 0; i < group; i++)
-    wait_flag<false>(consumed_flag(params, group * w.carrier + i), over + 1);
-}
-// The same thread, later: the packet is in memory.
+// The thread that copied a packet, later: it is in memory.
 __device__ inline void publish(const Params& params, const Where& w) {
   bulk_store_wait();
   store_release(ready_flag(params, w.carrier, w.step & (params.ring_slots - 1)), w.step + 1);
@@ -245,16 +237,17 @@ __device__ inline void write_factors(const HeadWork& s, HeadFactors& f) {
   if (t == 0) store_packet(&f.decay, __float_as_uint(exp2_approx(last)));
 }
 
-// Warpgroup `which` of two.
+// Warpgroups 0 and 1.
 template <class E>
-__device__ inline void score_heads(HeadSmem& s, const Params& params, int which, int num_items) {
-  const int barrier = 1 + which;
-  uint8_t* const out = s.aqk[which];
+__device__ inline void score_heads(HeadSmem& s, const Params& params, int num_items) {
+  // Read anew: else addresses that depend on it are kept, and spilled.
+  auto this_one = [] { return int(thread_index()) / 128; };
   for (int i = thread_index() % 128; i < kHalf / 16; i += 128)  // above the diagonal it stays zero
-    reinterpret_cast<uint4*>(out)[i] = uint4{0, 0, 0, 0};
+    reinterpret_cast<uint4*>(s.aqk[this_one()])[i] = uint4{0, 0, 0, 0};
 #pragma unroll 1
-  for (int n = which; n < num_items; n += kScorers) {
+  for (int n = this_one(); n < num_items; n += kScorers) {
     const int st = n % kRawTiles, tid = thread_index() % 128;
+    const int which = this_one(), barrier = 1 + which;
     HeadWork& work = s.work[n % kSolvers];
     // All warps of the other warpgroup have seen its chunk, so raw_full is not more than a phase
     // behind.
@@ -279,8 +272,8 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int which,
       named_sync(barrier, 128);  // scales of all tokens
     }
     put_keys(work, pairs);
-    barrier_wait(&s.aqk_empty[which], (n / kScorers & 1) ^ 1);
-    put_queries<E>(work, out, pairs);
+    barrier_wait(&s.aqk_empty[this_one()], (n / kScorers & 1) ^ 1);
+    put_queries<E>(work, s.aqk[this_one()], pairs);
     fence_async_proxy();
     __syncwarp();
     if (tid % 32 == 0) barrier_arrive(&s.l_full[n % kSolvers]);  // with Aqk
@@ -361,7 +354,8 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     auto& packet = packet_of(params, work().where[i & 1]);
     barrier_wait(&s.l_full[which()], i & 1);
     if (is_first()) {
-      wait_place(params, work().where[i & 1]);
+      const Where& w = work().where[i & 1];
+      wait_place(params, s.plan, w.carrier, w.step);
       bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);
     }
     __syncwarp();  // the packet's place is free

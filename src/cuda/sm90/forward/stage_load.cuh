@@ -19,9 +19,9 @@ struct Fetched {
 template <class Smem, class SpanOf>
 __device__ inline Where where_is(Smem& s, const Params& params, const int* prefix, SpanOf span_of,
                                  int n) {
-  const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.steps),
-                     opaque(s.plan.num_pieces), 0};
-  const int carriers = group_of(params) * plan.carriers;
+  const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers), opaque(s.plan.parts),
+                     opaque(s.plan.steps), opaque(s.plan.num_pieces), 0};
+  const int carriers = group_of(params, plan.parts) * plan.carriers;
   const StepOf item = item_at(plan, blockIdx.x - carriers + n * (grid_size() - carriers));
   const int hv = opaque(params.num_value_heads);
   const Place p = locate(plan, prefix, hv, item.carrier * plan.steps + item.step);
@@ -51,23 +51,31 @@ __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const W
     tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
   }
 }
-template <GateKind kGate>
+// Gates per channel.
 __device__ inline Item item_of(const Params& params, const Where& w) {
   const int slot = w.step & (params.ring_slots - 1);  // a power of two
   return {w.rest,
           w.step,
-          params.ring +
-              (int64_t(w.carrier) * params.ring_slots + slot) * int64_t(sizeof(Packet<kGate>)),
+          w.carrier,
+          params.ring + (int64_t(w.carrier) * params.ring_slots + slot) *
+                            int64_t(sizeof(Packet<GateKind::kChannel>)),
           ready_flag(params, w.carrier, slot),
-          consumed_flag(params, group_of(params) * w.carrier),
           nullptr};
+}
+// One thread: the place of a packet has been read by all CTAs of its carrier.
+__device__ inline void wait_place(const Params& params, const Plan& plan, int carrier, int step) {
+  const int over = step - params.ring_slots, group = group_of(params, reread(plan.parts));
+  if (over < 0) return;
+#pragma unroll 1
+  for (int i = 0; i < group; i++)
+    wait_flag<false>(consumed_flag(params, group * carrier + i), over + 1);
 }
 // One warp, gates per channel: what comes by ordinary loads, and the item itself.
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
   const int lane = threadIdx.x % 32;
   f.rest = w.rest;
   if (lane == 0) {
-    stage.item = item_of<GateKind::kChannel>(params, w);
+    stage.item = item_of(params, w);
     const Values& g = params.g_channel;
     if (g.data)
       stage.item.g =

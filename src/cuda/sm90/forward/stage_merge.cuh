@@ -86,31 +86,33 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
 // state.
 constexpr float kLaunchUs = 18.f, kMergeUs = 1.2f, kPartUs = 2.f;
 constexpr int kMaxSegments = 64;  // per sequence: bounds the workspace
-// Time of one launch: `chunks` in all, `longest_part` in one job, `group` CTAs to a carrier.
-inline float launch_time(Costs c, int chunks, int longest_part, int group, int ctas) {
-  const int carriers = choose_carriers(c, chunks, longest_part, group, ctas);
-  const int parts = steps_of(chunks, longest_part, carriers) / longest_part + 1;
-  return kLaunchUs + parts * kPartUs + split_time(c, chunks, longest_part, carriers, group, ctas);
+inline float launch_time(Costs c, const Work& w) {
+  const Roles roles = choose_roles(c, w);
+  const int jobs = steps_of(w.total, w.longest, roles.carriers) / w.longest + 1;
+  return kLaunchUs + float(jobs) * kPartUs + split_time(c, w, roles);
 }
 // The longest sequence in n segments, and as much of the others.
 inline int segment_of(int longest, int n) { return n > 1 ? (longest + n - 1) / n : 0; }
 inline int most_segments(int longest) {
   return longest / 4 < kMaxSegments ? longest / 4 : kMaxSegments;
 }
-inline float time_of_segments(Costs c, int total, int longest, int ctas, int n, int chunks) {
-  if (chunks == 0) return launch_time(c, total, longest, 1, ctas);
-  const int most = total - total / n;  // the last needs no transfer
-  return launch_time(c, most, chunks, 2, ctas) + launch_time(c, total, chunks, 1, ctas) +
-         n * kMergeUs;
+// w: of whole sequences; n segments of `chunks`.
+inline float time_of_segments(Costs c, Work w, int n, int chunks) {
+  if (chunks == 0) return launch_time(c, w);
+  w.longest = chunks;
+  Work transfer = w;
+  transfer.total -= w.total / n;  // the last needs no transfer
+  transfer.states = 2;
+  return launch_time(c, transfer) + launch_time(c, w) + float(n) * kMergeUs;
 }
-inline int choose_segment(Costs c, int total, int longest, int ctas) {
+inline int choose_segment(Costs c, const Work& w) {
   int best = 1;
-  float time = time_of_segments(c, total, longest, ctas, 1, 0);
-  for (int n = 2; n <= most_segments(longest); n++) {
-    const float t = time_of_segments(c, total, longest, ctas, n, segment_of(longest, n));
+  float time = time_of_segments(c, w, 1, 0);
+  for (int n = 2; n <= most_segments(w.longest); n++) {
+    const float t = time_of_segments(c, w, n, segment_of(w.longest, n));
     if (t < time) time = t, best = n;
   }
-  return segment_of(longest, best);
+  return segment_of(w.longest, best);
 }
 
 }  // namespace deltic::gpu::forward

@@ -211,14 +211,10 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
   for (int i = threadIdx.x % 128; i < kHalf / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
   named_sync(barrier, kScoreThreads);
-  auto wait_place = [&](int n) {  // the packet's place has been read by its carrier
+  auto wait_item = [&](int n) {  // the packet's place has been read by its carrier
     if (threadIdx.x % 128 == 64 && n < num_items) {
       const Item& item = s.stage[which].item;
-      const int over = item.step - params.ring_slots;
-      if (over >= 0) {
-        wait_flag<false>(item.consumed, over + 1);
-        if (params.is_transfer) wait_flag<false>(item.consumed + 32, over + 1);
-      }
+      wait_place(params, s.plan, item.carrier, item.step);
       barrier_arrive(&s.place_free[which]);
     }
     __syncwarp();
@@ -228,7 +224,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     load_channel_item<kForm, kWideGate>(s, params, maps, which, which, num_items);
   }
   named_sync(barrier, kScoreThreads);
-  wait_place(which);
+  wait_item(which);
 #pragma unroll 1
   for (int n = which; n < num_items; n += 2) {
     const int st = which, tid = thread_index() % 128, warp = tid / 32;
@@ -268,7 +264,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     barrier_wait(&s.rows_done[which], (n / 2) & 1);
     named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known
     if (tid == 96) store_release(ready, step + 1);
-    wait_place(n + 2);
+    wait_item(n + 2);
   }
 }
 
