@@ -29,15 +29,19 @@ __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) 
         barrier_init(&s.o_full[i], 4 * warpgroups);
 }
 
-// Values of the chunk at position n, when their place is free.
+// Who is told of values: gates per channel have a barrier for them, per head they come with the
+// keys.
+template <GateKind kGate>
+__device__ inline uint64_t* values_full(CarrySmem<kGate>& s, int n) {
+  return kGate == GateKind::kChannel ? &s.v_full[n % kValueStages] : &s.keys_full[n % kKeyStages];
+}
+// Values of the chunk at position n, whose place is free.
 template <GateKind kGate>
 __device__ inline void load_values(CarrySmem<kGate>& s, const CUtensorMap* map, int n,
                                    int warpgroups, int head, int token, int batch) {
-  const int vs = n % kValueStages;
-  barrier_wait(&s.v_empty[vs], (n / kValueStages & 1) ^ 1);
-  barrier_expect(&s.v_full[vs], warpgroups * kHalf);
   for (int i = 0; i < warpgroups; i++)
-    tensor_load(s.v[vs][i], map, 64 * (s.first_half + i), head, token, batch, &s.v_full[vs]);
+    tensor_load(s.v[n % kValueStages][i], map, 64 * (s.first_half + i), head, token, batch,
+                values_full(s, n));
 }
 constexpr int kOutside = 1 << 30;  // a token in no tensor: zeros arrive
 
@@ -74,9 +78,11 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     const int slot = n & (params.ring_slots - 1);
     auto* packet = reinterpret_cast<const Packet<kGate>*>(params.ring) +
                    int64_t(carrier) * params.ring_slots + slot;
+    const int value_bytes = warpgroups * kHalf;
     auto load_keys = [&] {
       barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
-      barrier_expect(&s.keys_full[ks], 2 * kTile);
+      barrier_expect(&s.keys_full[ks],
+                     2 * kTile + (kGate == GateKind::kChannel ? 0 : value_bytes));
       if constexpr (kGate == GateKind::kChannel) {
         bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
         bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
@@ -90,7 +96,11 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
         }
       }
     };
-    if constexpr (kGate == GateKind::kHead) load_keys();
+    barrier_wait(&s.v_empty[n % kValueStages], (n / kValueStages & 1) ^ 1);
+    if constexpr (kGate == GateKind::kHead)
+      load_keys();
+    else
+      barrier_expect(&s.v_full[n % kValueStages], value_bytes);
     load_values(s, maps.v, n, warpgroups, at.head, has_values ? at.token : kOutside, at.batch);
     if (n > 1) {  // all of the packet before the last is here: its place in the ring is free
       const int m = n - 2;
@@ -145,6 +155,16 @@ __device__ inline float4 factors_at(const float* table, int i) {
   const int x = carry_tid() % 4;
   return *reinterpret_cast<const float4*>(table + 16 * x + ((4 * i) ^ (4 * (x / 2))));
 }
+// All of the thread's, to be loaded before a product is waited for.
+struct Factors {
+  float4 f[4];
+};
+__device__ inline Factors load_factors(const float* table) {
+  Factors r;
+#pragma unroll
+  for (int i = 0; i < 4; i++) r.f[i] = factors_at(table, i);
+  return r;
+}
 
 // Which 64 value columns are this warpgroup's.
 template <class Smem>
@@ -163,7 +183,8 @@ template <GateKind kGate>
 __device__ inline void clear_tail(CarrySmem<kGate>& s, const Params& params, int n, int rest) {
   const int tid = carry_tid(), row = tid % 128 / 2;
   const bool has_both = is_alone(s, params);
-  barrier_wait(&s.v_full[n % kValueStages], (n / kValueStages) & 1);
+  if constexpr (kGate == GateKind::kChannel)
+    barrier_wait(&s.v_full[n % kValueStages], (n / kValueStages) & 1);
   if (row >= rest) {
     auto* v = reinterpret_cast<uint4*>(s.v[n % kValueStages][tid / 128] + row * 128);
     auto* k = reinterpret_cast<uint4*>(s.k[n % kKeyStages] + tid / 128 * kHalf + row * 128);
@@ -199,18 +220,22 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
     r[4 * i + 3] = pack_result<E>(o[8 * i + 6] * f.z, o[8 * i + 7] * f.w);
   }
 }
-// To the place of the chunk's values, whence it is copied out; a chunk that is not whole leaves from
-// here.
+// To the place of the chunk's values.
 template <GateKind kGate>
-__device__ inline void put_output(CarrySmem<kGate>& s, int n, int rest, const Part& part,
-                                  const uint32_t (&r)[16], const Params& params) {
-  const int tid = carry_tid(), wg = tid / 128;
-  uint8_t* const tile = s.v[n % kValueStages][wg];
-  const uint32_t ob = smem_u32(tile) + fragment_offset(tid);
+__device__ inline void put_output(CarrySmem<kGate>& s, int n, const uint32_t (&r)[16]) {
+  const uint32_t to =
+      smem_u32(s.v[n % kValueStages][carry_tid() / 128]) + fragment_offset(carry_tid());
 #pragma unroll
   for (int i = 0; i < 4; i++)
-    stmatrix_x4_trans(ob + i * 2048, *reinterpret_cast<const uint32_t(*)[4]>(&r[4 * i]));
+    stmatrix_x4_trans(to + i * 2048, *reinterpret_cast<const uint32_t(*)[4]>(&r[4 * i]));
+}
+// Whence it is copied out; a chunk that is not whole leaves from here.
+template <GateKind kGate>
+__device__ inline void release_output(CarrySmem<kGate>& s, int n, int rest, const Part& part,
+                                      const Params& params) {
   if (rest < kChunk) {
+    const int tid = carry_tid(), wg = tid / 128;
+    const uint8_t* const tile = s.v[n % kValueStages][wg];
     named_sync(1 + wg, 128);  // the tile is complete
     const int row = tid % 128 / 2, first = 64 * value_half(s);
     if (row < rest) {
@@ -222,7 +247,7 @@ __device__ inline void put_output(CarrySmem<kGate>& s, int n, int rest, const Pa
         const int chunk16 = 4 * (tid % 2) + i;
         if (first + 8 * chunk16 < params.value_width)
           reinterpret_cast<uint4*>(dst)[chunk16] =
-              *reinterpret_cast<uint4*>(tile + swizzled(row, chunk16));
+              *reinterpret_cast<const uint4*>(tile + swizzled(row, chunk16));
       }
     }
   }
@@ -442,11 +467,11 @@ __device__ inline void end_part(const CarrySmem<kGate>& s, const Params& params,
 // What T is to be multiplied with, from k S in acc and v, as the operand of the next product. The
 // factor is of v, or of k S.
 template <class E, bool kOfValues>
-__device__ inline void subtract_from_values(const float* factor, const uint32_t (&v)[16],
+__device__ inline void subtract_from_values(const Factors& factors, const uint32_t (&v)[16],
                                             const float (&acc)[32], uint32_t (&av)[16]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const float4 f = factors_at(factor, i);
+    const float4 f = factors.f[i];
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const float fx = j < 2 ? f.x : f.z, fy = j < 2 ? f.y : f.w;
@@ -457,11 +482,24 @@ __device__ inline void subtract_from_values(const float* factor, const uint32_t 
     }
   }
 }
+__device__ inline const float* v_factor(const Packet<GateKind::kHead>::Rest& rest) {
+  return rest.factors.ks_factor;
+}
+__device__ inline const float* v_factor(const Packet<GateKind::kChannel>::Rest& rest) {
+  return rest.v_factor;
+}
+template <GateKind kGate>
+__device__ inline const float* new_factor(const CarrySmem<kGate>& s, int rs) {
+  if constexpr (kGate == GateKind::kHead)
+    return s.rest[rs].factors.new_factor;
+  else
+    return s.new_factor[rs];
+}
 // Columns (tokens) times their factors.
-__device__ inline void multiply_columns(const float* factor, float (&x)[32]) {
+__device__ inline void multiply_columns(const Factors& factors, float (&x)[32]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const float4 f = factors_at(factor, i);
+    const float4 f = factors.f[i];
     x[8 * i] *= f.x, x[8 * i + 1] *= f.y, x[8 * i + 2] *= f.x, x[8 * i + 3] *= f.y;
     x[8 * i + 4] *= f.z, x[8 * i + 5] *= f.w, x[8 * i + 6] *= f.z, x[8 * i + 7] *= f.w;
   }
@@ -595,7 +633,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
       if (kIsHead && !alone) wait_turn(n);
       multiply_state<E>(as, s.k[ks], acc);
-      barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
+      if constexpr (!kIsHead) barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
       {
         const uint32_t at = smem_u32(s.v[vs][carry_tid() / 128]) + fragment_offset(carry_tid());
@@ -603,32 +641,36 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
         for (int i = 0; i < 4; i++)
           ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), at + i * 2048);
       }
-      if constexpr (kTransfer)
+      if constexpr (kTransfer) {
         warp_arrive(&s.v_empty[vs]);
-      else if (n > 0)
-        round_output<E>(s, n - 1, O, ob);  // not used if another job begins
+      } else if (!(kind & kIsFirst)) {
+        round_output<E>(s, n - 1, O, ob);
+        put_output(s, n - 1, ob);
+      }
       barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
       auto& rest = s.rest[rs];
-      wgmma_wait<0>();
-      fence_operands(acc);
-      if constexpr (kIsHead)
-        subtract_from_values<E, false>(rest.factors.ks_factor, v, acc, av);
-      else
-        subtract_from_values<E, !kIsHalf<E>>(rest.v_factor, v, acc, av);
+      {
+        const Factors factors = load_factors(v_factor(rest));
+        wgmma_wait<0>();
+        fence_operands(acc);
+        subtract_from_values<E, !kIsHead && !kIsHalf<E>>(factors, v, acc, av);
+      }
       multiply_tokens<E>(av, rest.solved.t, false, acc);  // v_new
       if constexpr (kHasOutput) multiply_state<E>(as, s.q[ks], O);
       if (kIsHead && !alone) pass_turn();
       if constexpr (kHasOutput) {
         if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
-        if (!(kind & kIsFirst)) put_output(s, n - 1, kChunk, part(), ob, params);
+        if (!(kind & kIsFirst)) release_output(s, n - 1, kChunk, part(), params);
       }
       decay_state(rest, S);
-      wgmma_wait<kHasOutput ? 1 : 0>();
-      fence_operands(acc);
-      if constexpr (kIsHead)
-        multiply_columns(rest.factors.new_factor, acc);
-      else if constexpr (!kIsHalf<E>)
-        multiply_columns(s.new_factor[rs], acc);
+      {
+        constexpr bool kHasFactor = kIsHead || !kIsHalf<E>;
+        Factors factors;
+        if constexpr (kHasFactor) factors = load_factors(new_factor(s, rs));
+        wgmma_wait<kHasOutput ? 1 : 0>();
+        fence_operands(acc);
+        if constexpr (kHasFactor) multiply_columns(factors, acc);
+      }
 #pragma unroll
       for (int i = 0; i < 16; i++) av[i] = pack<E>(acc[2 * i], acc[2 * i + 1]);
       uint32_t ah[16];  // v_new with the decays to the chunk's end
@@ -649,9 +691,10 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       wgmma_commit();
       if constexpr (kHasOutput) {
         if constexpr (kIsHead) {
+          const Factors factors = load_factors(rest.factors.qs_factor);
           wgmma_wait<1>();
           fence_operands(O);
-          multiply_columns(rest.factors.qs_factor, O);
+          multiply_columns(factors, O);
         }
         multiply_tokens<E>(av, rest.solved.aqk, true, O);
       }
@@ -666,7 +709,8 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
     if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
       uint32_t ob[16];
       round_output<E>(s, n - 1, O, ob);
-      put_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), ob, params);
+      put_output(s, n - 1, ob);
+      release_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), params);
     }
     end_part<kGate, kTransfer>(s, params, n - 1, S);
   }
