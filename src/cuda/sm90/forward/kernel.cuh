@@ -100,11 +100,15 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     if (wg() < num_carrying(params, sc.parts)) carry_state<E, kGate, kTransfer>(sc, params);
   } else if (is_carrier) {
     fewer_registers<kLoadRegs>();
-    if (thread_index() == 256)
-      load_packets<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v},
-                                     blockIdx.x / group);
-    if (!kTransfer && thread_index() == 288)
-      store_outputs<kGate>(sc, params, *params.plan, &map_o, blockIdx.x / group);
+    const int carrier = blockIdx.x / group, warp = thread_index() / 32;
+    if (thread_index() % 32 == 0) {
+      if (warp == 8)
+        load_packets<kGate>(sc, params, *params.plan, carrier);
+      else if (warp == 9)
+        load_inputs<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v}, carrier);
+      else if (!kTransfer && warp == 10)
+        store_outputs<kGate>(sc, params, *params.plan, &map_o, carrier);
+    }
   } else if constexpr (kGate != GateKind::kChannel) {
     if (wg() < kScorers)
       score_heads<E>(sh, params, num_items);

@@ -4,8 +4,8 @@
 
 namespace deltic::gpu::forward {
 
-// Carrying CTA: warpgroups 0, 1 carry 64 value columns each; a thread of 2 loads,
-// another one sends o out; 3 leaves.
+// Carrying CTA: warpgroups 0, 1 carry 64 value columns each; threads of 2
+// load packets and inputs and send o out; 3 leaves.
 // Preparing CTA, gates per channel: warpgroups 0, 1 form operands; 2, 3 (every other chunk each)
 // load, scores, inverse. Gates per head: 0, 1 form scores, every other chunk each; every
 // warp of 2, 3 loads and solves chunks of its own.

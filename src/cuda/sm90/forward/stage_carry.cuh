@@ -62,46 +62,48 @@ struct Walk {
     head = p.head, left = p.end - p.begin - 1;
   }
 };
-// One thread: packets, keys and values of every position of carrier i.
+// One thread: values, and per head keys, of every position.
 template <GateKind kGate, bool kTransfer>
-__device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
-                                    CarryMaps maps, int carrier) {
-  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
+__device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                                   CarryMaps maps, int carrier) {
   const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
   const bool has_values = !is_identity<kTransfer>(plan.parts);
   Walk at;
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     at.step_to(params, plan, carrier, n);
-    const int qk_head = divide(at.head, divide(params.num_value_heads, params.num_heads));
-    const int ks = n % kKeyStages, rs = n % kRestStages;
+    const int value_bytes = warpgroups * kHalf;
+    barrier_wait(&s.v_empty[n % kValueStages], (n / kValueStages & 1) ^ 1);
+    if constexpr (kGate == GateKind::kHead) {
+      const int ks = n % kKeyStages;
+      const int qk_head = divide(at.head, divide(params.num_value_heads, params.num_heads));
+      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+      barrier_expect(&s.keys_full[ks], 2 * kTile + value_bytes);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, at.token, at.batch,
+                                  &s.keys_full[ks]);
+        tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, at.token, at.batch,
+                                  &s.keys_full[ks]);
+      }
+    } else {
+      barrier_expect(&s.v_full[n % kValueStages], value_bytes);
+    }
+    load_values(s, maps.v, n, warpgroups, at.head, has_values ? at.token : kOutside, at.batch);
+  }
+}
+// One thread: packets of every position. Flags in memory and fences take long, so they come before
+// the wait for a place here.
+template <GateKind kGate>
+__device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                                    int carrier) {
+  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
+  const int count = num_positions(plan, carrier);
+#pragma unroll 1
+  for (int n = 0; n < count; n++) {
     const int slot = n & (params.ring_slots - 1);
     auto* packet = reinterpret_cast<const Packet<kGate>*>(params.ring) +
                    int64_t(carrier) * params.ring_slots + slot;
-    const int value_bytes = warpgroups * kHalf;
-    auto load_keys = [&] {
-      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
-      barrier_expect(&s.keys_full[ks],
-                     2 * kTile + (kGate == GateKind::kChannel ? 0 : value_bytes));
-      if constexpr (kGate == GateKind::kChannel) {
-        bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
-        bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
-      } else {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-          tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, at.token,
-                                    at.batch, &s.keys_full[ks]);
-          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, at.token,
-                                    at.batch, &s.keys_full[ks]);
-        }
-      }
-    };
-    barrier_wait(&s.v_empty[n % kValueStages], (n / kValueStages & 1) ^ 1);
-    if constexpr (kGate == GateKind::kHead)
-      load_keys();
-    else
-      barrier_expect(&s.v_full[n % kValueStages], value_bytes);
-    load_values(s, maps.v, n, warpgroups, at.head, has_values ? at.token : kOutside, at.batch);
     if (n > 1) {  // all of the packet before the last is here: its place in the ring is free
       const int m = n - 2;
       barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
@@ -110,8 +112,15 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
       store_relaxed(consumed_flag(params, blockIdx.x), n - 1);
     }
     wait_flag<true>(ready_flag(params, carrier, slot), n + 1);
-    fence_async_proxy_all();  // packets per channel are written by ordinary stores
-    if constexpr (kGate == GateKind::kChannel) load_keys();
+    fence_async_proxy_all();  // parts of packets are written by ordinary stores
+    if constexpr (kGate == GateKind::kChannel) {
+      const int ks = n % kKeyStages;
+      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+      barrier_expect(&s.keys_full[ks], 2 * kTile);
+      bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
+      bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
+    }
+    const int rs = n % kRestStages;
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
     constexpr int kMore = kGate == GateKind::kChannel ? sizeof(s.new_factor[0]) : 0;
     barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore);

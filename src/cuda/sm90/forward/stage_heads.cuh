@@ -352,13 +352,14 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     const Lane ln(thread_index());
     const int scorer = which() % kScorers;
     auto& packet = packet_of(params, work().where[i & 1]);
-    barrier_wait(&s.l_full[which()], i & 1);
-    if (is_first()) {
+    if (is_first()) {  // while the tiles are on their way
       const Where& w = work().where[i & 1];
       wait_place(params, s.plan, w.carrier, w.step);
-      bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);
     }
     __syncwarp();  // the packet's place is free
+    barrier_wait(&s.l_full[which()], i & 1);
+    if (is_first()) bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);
+    __syncwarp();
     write_factors<E>(work(), packet.factors);
     if (is_first()) {
       tensor_store_wait_read();
