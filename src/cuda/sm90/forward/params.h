@@ -105,6 +105,12 @@ struct Piece {
   int first_chunk;            // in the sequence
   int end_stash;              // whose place takes the state after the sequence's end; -1: nobody's
 };
+struct Place {  // of one chunk of one job
+  int piece, head, chunk;
+  int begin, end;   // chunks of the job that this carrier has
+  int count;        // chunks of the job
+  int first_chunk;  // of all pieces: the first of this one
+};
 // Who does what; written by the planning kernel, the same for every CTA of a launch.
 struct Plan {
   int total;     // chunks of all jobs; a job is (piece, value head), in this order

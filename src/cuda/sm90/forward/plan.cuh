@@ -72,11 +72,6 @@ __device__ inline int divide(int a, int b) {
   return q;
 }
 
-struct Place {  // of one chunk of one job
-  int piece, head, chunk;
-  int begin, end;  // chunks of the job that this carrier has
-  int count;       // chunks of the job
-};
 // table: of chunks before each piece, in shared or global memory.
 __device__ inline Place locate(const Plan& plan, const int* table, int jobs_per_piece,
                                int position) {
@@ -92,7 +87,7 @@ __device__ inline Place locate(const Plan& plan, const int* table, int jobs_per_
   Place p;
   p.piece = lo;
   const int first = table[lo], rel = position - jobs_per_piece * first;
-  p.count = table[lo + 1] - first;
+  p.count = table[lo + 1] - first, p.first_chunk = first;
   const int job = divide(rel, p.count), off = rel - job * p.count;
   p.head = job;
   const int start = position - off, border = (divide(start, plan.steps) + 1) * plan.steps;

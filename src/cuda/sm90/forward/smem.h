@@ -1,5 +1,7 @@
 // Warpgroups, registers and shared memory of the two roles.
 #pragma once
+#include <type_traits>
+
 #include "cuda/sm90/forward/params.h"
 
 namespace deltic::gpu::forward {
@@ -13,7 +15,7 @@ constexpr int kThreads = 512;
 constexpr int kRowThreads = 256, kScoreThreads = 128, kCarryThreads = 256;
 // setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
 // fifth of that: registers belong to the four quarters of an SM, and 17 warps leave 96 to each.
-constexpr int kRowRegs = 168, kScoreRegs = 88, kCarryRegs = 232, kLoadRegs = 24;
+constexpr int kRowRegs = 168, kScoreRegs = 88, kCarryRegs = 224, kLoadRegs = 32;
 static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoadRegs <= 512);
 
 constexpr int kRawStages = 2;
@@ -95,6 +97,10 @@ struct HeadSmem {
 };
 static_assert(sizeof(HeadSmem) <= 232448);
 
+struct Job {  // or part of one, as a carrier comes to it
+  Place place;
+  Piece piece;
+};
 struct Part {  // of a job, in places of the carrier's positions
   // Positions: after the last, the next before which the state is kept, the first whose chunk is not
   // a whole one, the first. Read together, in a step before they are needed.
@@ -116,6 +122,15 @@ struct CarrySmem {
   alignas(1024) uint8_t v[kValueStages][2][kHalf];                   // [warpgroup]
   alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
   alignas(16) float new_factor[kGate == GateKind::kChannel ? kRestStages : 1][kChunk];
+  // Jobs that are known ahead: loads are at most four chunks and a job ahead. Per channel there is
+  // no room for them.
+  static constexpr int kJobs = 8;
+  struct Jobs {
+    Job job[kJobs];
+    uint64_t full[kJobs];
+  };
+  struct Nothing {};
+  [[no_unique_address]] std::conditional_t<kGate == GateKind::kHead, Jobs, Nothing> ahead;
   Part part[2];
   int parts, first_half;  // CTAs to a state; which half of the values the first warpgroup has
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];

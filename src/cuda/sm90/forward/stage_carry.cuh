@@ -27,6 +27,8 @@ __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) 
   for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
     barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 4 * warpgroups : 1),
         barrier_init(&s.o_full[i], 4 * warpgroups);
+  if constexpr (kGate == GateKind::kHead)
+    for (int i = 0; i < s.kJobs; i++) barrier_init(&s.ahead.full[i], 1);
 }
 
 // Who is told of values: gates per channel have a barrier for them, per head they come with the
@@ -48,30 +50,60 @@ constexpr int kOutside = 1 << 30;  // a token in no tensor: zeros arrive
 struct CarryMaps {
   const CUtensorMap *q, *k, *v;
 };
-// Of the carrier's positions one after the other.
+// The carrier's job of this number, which has position n.
+template <GateKind kGate>
+__device__ inline Job job_at(CarrySmem<kGate>& s, const Params& params, int job, int n) {
+  if constexpr (kGate == GateKind::kHead) {
+    barrier_wait(&s.ahead.full[job % s.kJobs], job / s.kJobs & 1);
+    return s.ahead.job[job % s.kJobs];
+  } else {
+    const Plan& plan = *params.plan;
+    const int carrier = blockIdx.x / group_of(params, reread(s.parts));
+    Job j;
+    j.place = place_of(params, plan, carrier * plan.steps + n);
+    j.piece = params.pieces[j.place.piece];
+    return j;
+  }
+}
+// One thread, per head: the job that begins at position n, for all others; returns where the next
+// one begins. Lookups in memory take long.
+__device__ inline int find_job(CarrySmem<GateKind::kHead>& s, const Params& params,
+                               const Plan& plan, int carrier, int job, int n) {
+  Job& j = s.ahead.job[job % s.kJobs];
+  j.place = place_of(params, plan, carrier * plan.steps + n);
+  j.piece = params.pieces[j.place.piece];
+  barrier_arrive(&s.ahead.full[job % s.kJobs]);
+  return n + j.place.end - j.place.begin;
+}
+// The carrier's positions one after the other, for a thread that follows them.
+template <GateKind kGate>
 struct Walk {
-  int token = 0, rest = 0, batch = 0, head = 0, left = 0;  // rest: tokens of the job from here on
-  // Position n is the next one.
-  __device__ void step_to(const Params& params, const Plan& plan, int carrier, int n) {
+  int token, rest, batch, head;  // rest: tokens of the job from here on
+  int left = 0, job = 0;
+  __device__ void step_to(CarrySmem<kGate>& s, const Params& params, int n) {
     token += kChunk, rest -= kChunk;
     if (left-- > 0) return;
-    const Place p = place_of(params, plan, carrier * plan.steps + n);  // a job, or part of one
-    const Piece* piece = params.pieces + p.piece;
-    token = __ldg(&piece->token) + p.chunk * kChunk, batch = __ldg(&piece->batch);
-    rest = __ldg(&piece->length) - p.chunk * kChunk;
-    head = p.head, left = p.end - p.begin - 1;
+    const Job j = job_at(s, params, job++, n);
+    token = j.piece.token + j.place.begin * kChunk, batch = j.piece.batch;
+    rest = j.piece.length - j.place.begin * kChunk;
+    head = j.place.head, left = j.place.end - j.place.begin - 1;
   }
 };
+
 // One thread: values, and per head keys, of every position.
 template <GateKind kGate, bool kTransfer>
 __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
                                    CarryMaps maps, int carrier) {
   const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
   const bool has_values = !is_identity<kTransfer>(plan.parts);
-  Walk at;
+  Walk<kGate> at;
+  int next_job = 0;
+  if constexpr (kGate == GateKind::kHead)
+    if (count > 0) next_job = find_job(s, params, plan, carrier, 0, 0);
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
-    at.step_to(params, plan, carrier, n);
+    const int job = at.job;
+    at.step_to(s, params, n);
     const int value_bytes = warpgroups * kHalf;
     barrier_wait(&s.v_empty[n % kValueStages], (n / kValueStages & 1) ^ 1);
     if constexpr (kGate == GateKind::kHead) {
@@ -90,6 +122,9 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
       barrier_expect(&s.v_full[n % kValueStages], value_bytes);
     }
     load_values(s, maps.v, n, warpgroups, at.head, has_values ? at.token : kOutside, at.batch);
+    if constexpr (kGate == GateKind::kHead)
+      if (at.job > job && next_job < count)  // the next job, as soon as this one is under way
+        next_job = find_job(s, params, plan, carrier, at.job, next_job);
   }
 }
 // One thread: packets of every position. Flags in memory and fences take long, so they come before
@@ -134,11 +169,11 @@ template <GateKind kGate>
 __device__ inline void store_outputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
                                      const CUtensorMap* map, int carrier) {
   const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
-  Walk at;
+  Walk<kGate> at;
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     const int vs = n % kValueStages;
-    at.step_to(params, plan, carrier, n);
+    at.step_to(s, params, n);
     barrier_wait(&s.o_full[vs], (n / kValueStages) & 1);
     if (at.rest >= kChunk)
       for (int i = 0; i < warpgroups; i++)
@@ -411,13 +446,12 @@ __device__ inline int step_kind(const Part& part, int n) {
 
 // The part of a job that begins at position n: where it is, and its state.
 template <GateKind kGate, bool kTransfer>
-__device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int n,
+__device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int job, int n,
                                   float (&S)[64]) {
   const int parts = reread(s.parts), group = group_of(params, parts), half = value_half(s);
   Part& part = s.part[carry_tid() / 128];
-  const Place p = place_of(params, *params.plan, blockIdx.x / group * params.plan->steps + n);
-  const Piece piece = params.pieces[p.piece];
-  const int end = n + p.end - p.begin, chunk = params.chunk_prefix[p.piece] + p.begin - n;
+  const auto [p, piece] = job_at(s, params, job, n);
+  const int end = n + p.end - p.begin, chunk = p.first_chunk + p.begin - n;
   const int own_chunk = piece.first_chunk + p.begin - n;
   const int stop = kTransfer ? end : next_stop(params, chunk, own_chunk, n, end);
   named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
@@ -452,10 +486,10 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
 }
 // The part whose last position is n: its state to the carrier before, or out.
 template <GateKind kGate, bool kTransfer>
-__device__ inline void end_part(const CarrySmem<kGate>& s, const Params& params, int n,
+__device__ inline void end_part(CarrySmem<kGate>& s, const Params& params, int job, int n,
                                 const float (&S)[64]) {
-  const int parts = reread(s.parts), group = group_of(params, parts), half = value_half(s);
-  const Place p = place_of(params, *params.plan, blockIdx.x / group * params.plan->steps + n);
+  const int parts = reread(s.parts), half = value_half(s);
+  const auto [p, piece] = job_at(s, params, job, n);
   if (p.end < p.count) {
     store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, half, S);
     __threadfence();
@@ -467,9 +501,9 @@ __device__ inline void end_part(const CarrySmem<kGate>& s, const Params& params,
         params.transfer + ((which + p.piece) * params.num_value_heads + p.head) * kStateSize, half,
         S);
   } else {
-    const Piece* piece = params.pieces + p.piece;
-    if (piece->is_last && piece->write_slot >= 0) store_given(params, piece->write_slot, p.head, half, S);
-    if (piece->end_stash >= 0) store_state(stash_at(params, piece->end_stash, p.head), half, S);
+    if (piece.is_last && piece.write_slot >= 0)
+      store_given(params, piece.write_slot, p.head, half, S);
+    if (piece.end_stash >= 0) store_state(stash_at(params, piece.end_stash, p.head), half, S);
   }
 }
 
@@ -624,10 +658,10 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
   uint32_t av[16];
   auto part = [&]() -> const Part& { return s.part[carry_tid() / 128]; };
   const bool alone = is_alone(s, params);
-  int n = 0;
+  int n = 0, job = 0;
 #pragma unroll 1
   while (n < num_positions(*params.plan, blockIdx.x / group_of(params, reread(s.parts)))) {
-    begin_part<kGate, kTransfer>(s, params, n, S);
+    begin_part<kGate, kTransfer>(s, params, job, n, S);
     int kind = step_kind(part(), n);
 #pragma unroll 1
     do {
@@ -721,7 +755,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       put_output(s, n - 1, ob);
       release_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), params);
     }
-    end_part<kGate, kTransfer>(s, params, n - 1, S);
+    end_part<kGate, kTransfer>(s, params, job++, n - 1, S);
   }
   if (kIsHead && !alone && n > 0 && carry_tid() < 128)
     named_sync(4, 256);  // what the other warpgroup passed last
