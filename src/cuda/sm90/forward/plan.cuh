@@ -19,11 +19,11 @@ struct Costs {  // microseconds of one SM per chunk; carry_half: of 64 value col
 // times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
 // carriers are few).
 __host__ __device__ inline Costs costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.3f, 1.6f, 3.8f} : Costs{2.2f, 1.4f, 1.6f};
+  return gate == GateKind::kChannel ? Costs{2.3f, 2.3f, 3.8f} : Costs{2.1f, 1.7f, 1.5f};
 }
 // As measured, for choosing segments.
 __host__ __device__ inline Costs measured_costs(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.2f, 1.6f, 5.2f} : Costs{2.2f, 1.4f, 1.6f};
+  return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 5.2f} : Costs{2.2f, 1.75f, 2.6f};
 }
 
 __host__ __device__ inline int steps_of(int total, int longest, int carriers) {

@@ -364,11 +364,19 @@ __device__ inline void store_given(Element* to, const StateView& view, const Par
       to[k * view.s_k + v * view.s_v] = Element(S[i]);
   }
 }
+// As in the workspace: pairs of numbers, half of the instructions.
+__device__ inline bool is_plain(const StateView& view, const Params& params) {
+  return view.type == Number::kF32 && view.s_k == 1 && view.s_v == kWidth &&
+         params.key_width == kWidth && params.value_width == kWidth &&
+         (reinterpret_cast<uintptr_t>(view.data) | 4 * view.s_slot | 4 * view.s_head) % 8 == 0;
+}
 __device__ inline void load_given(const Params& params, int slot, int head, int half,
                                   float (&S)[64]) {
   const StateView& view = params.state_in;
   const int64_t at = slot * view.s_slot + head * view.s_head;
-  if (view.type == Number::kF32)
+  if (is_plain(view, params))
+    load_state(static_cast<const float*>(view.data) + at, half, S);
+  else if (view.type == Number::kF32)
     load_given(static_cast<const float*>(view.data) + at, view, params, half, S);
   else
     load_given(static_cast<const __nv_bfloat16*>(view.data) + at, view, params, half, S);
@@ -377,7 +385,9 @@ __device__ inline void store_given(const Params& params, int slot, int head, int
                                    const float (&S)[64]) {
   const StateView& view = params.state_out;
   const int64_t at = slot * view.s_slot + head * view.s_head;
-  if (view.type == Number::kF32)
+  if (is_plain(view, params))
+    store_state(static_cast<float*>(view.data) + at, half, S);
+  else if (view.type == Number::kF32)
     store_given(static_cast<float*>(view.data) + at, view, params, half, S);
   else
     store_given(static_cast<__nv_bfloat16*>(view.data) + at, view, params, half, S);

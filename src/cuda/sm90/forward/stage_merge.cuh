@@ -84,7 +84,7 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
 // Policy: chunks per segment (0: no split) for sequences of `longest` chunks, `total` in all jobs.
 // Microseconds as measured: until the first packet of a launch is there, a merge step, a change of
 // state.
-constexpr float kLaunchUs = 18.f, kMergeUs = 1.2f, kPartUs = 2.f;
+constexpr float kLaunchUs = 30.f, kMergeUs = 1.2f, kPartUs = 2.f;
 constexpr int kMaxSegments = 64;  // per sequence: bounds the workspace
 inline float launch_time(Costs c, const Work& w) {
   const Roles roles = choose_roles(c, w);
