@@ -80,7 +80,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
       for (int i = 0; i < kRawTiles; i++)
         barrier_init(&sh.raw_full[i], 33), barrier_init(&sh.raw_empty[i], 4);
       for (int i = 0; i < kSolvers; i++) barrier_init(&sh.l_full[i], 4);
-      for (int i = 0; i < kScorers; i++) barrier_init(&sh.turn[i], 4), barrier_init(&sh.aqk_empty[i], 1);
+      for (int i = 0; i < kScorers; i++)
+        barrier_init(&sh.turn[i], 4), barrier_init(&sh.aqk_empty[i], 1);
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
@@ -103,7 +104,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     const int carrier = blockIdx.x / group, warp = thread_index() / 32;
     if (thread_index() % 32 == 0) {
       if (warp == 8)
-        load_packets<kGate>(sc, params, *params.plan, carrier);
+        load_packets<kGate, kTransfer>(sc, params, *params.plan, carrier);
       else if (warp == 9)
         load_inputs<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v}, carrier);
       else if (!kTransfer && warp == 10)

@@ -89,8 +89,8 @@ struct Packet<GateKind::kHead> {
   } rest;
 };
 template <GateKind kGate>
-constexpr int kRestBytes =
-    kGate == GateKind::kChannel ? 33 * 1024 : sizeof(Solved) + sizeof(HeadFactors);
+constexpr int kRestBytes = kGate == GateKind::kChannel ? 33 * 1024
+                                                       : sizeof(Solved) + sizeof(HeadFactors);
 static_assert(sizeof(Packet<GateKind::kChannel>) == 66 * 1024);
 static_assert(sizeof(Packet<GateKind::kHead>) == 18 * 1024);
 static_assert(sizeof(HeadFactors) == 1040);
@@ -211,7 +211,9 @@ __device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
   return p.flags + grid_size() * (kMaxRing + 32) + cta * 32;
 }
 // CTAs to a carrier; they read the same packets.
-__device__ inline int group_of(const Params& p, int parts) { return (p.is_transfer ? 2 : 1) * parts; }
+__device__ inline int group_of(const Params& p, int parts) {
+  return (p.is_transfer ? 2 : 1) * parts;
+}
 // Warpgroups of a carrying CTA that carry.
 __device__ inline int num_carrying(const Params& p, int parts) {
   return p.value_width > kWidth / 2 && parts == 1 ? 2 : 1;

@@ -33,8 +33,8 @@ __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
 struct Roles {
   int carriers, parts;  // as in Plan
 };
-// What is to be divided: chunks of all jobs, of the longest, states of a carrier (transfer: 2), value
-// columns, CTAs.
+// What is to be divided: chunks of all jobs, of the longest, states of a carrier (transfer: 2),
+// value columns, CTAs.
 struct Work {
   int total, longest, states, columns, ctas;
   __host__ __device__ int group(int parts) const { return states * parts; }
@@ -333,8 +333,9 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
       const int64_t end = n > 0 ? load_index(params.cu_seqlens, n) : 0;
       padding = int(min(max(end, int64_t(0)), int64_t(params.num_tokens)));
     }
-    *params.plan = {work.total, roles.carriers, roles.parts,
-                    max(steps_of(work.total, s_longest, roles.carriers), 1), count, padding};
+    *params.plan = {work.total,  roles.carriers,
+                    roles.parts, max(steps_of(work.total, s_longest, roles.carriers), 1),
+                    count,       padding};
   }
   if (params.ckpt.count > 0 && !params.is_transfer)
     plan_checkpoints<kThreads>(params, s_chunks[kThreads - 1]);

@@ -28,7 +28,7 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
   uint8_t rows[2 * 64 * 128];
   uint8_t columns[2 * 32 * 128];
 };
-struct Item {      // one chunk of one head to prepare
+struct Item {               // one chunk of one head to prepare
   int rest, step, carrier;  // tokens in the chunk; which of its carrier's packets it is
   uint8_t* packet;
   uint32_t* ready;
@@ -102,8 +102,8 @@ struct Job {  // or part of one, as a carrier comes to it
   Piece piece;
 };
 struct Part {  // of a job, in places of the carrier's positions
-  // Positions: after the last, the next before which the state is kept, the first whose chunk is not
-  // a whole one, the first. Read together, in a step before they are needed.
+  // Positions: after the last, the next before which the state is kept, the first whose chunk is
+  // not a whole one, the first. Read together, in a step before they are needed.
   alignas(16) int end;
   int stop, short_one, first;
   int token;  // first token of the chunk at position 0 if the job began there

@@ -90,6 +90,10 @@ struct Walk {
   }
 };
 
+// Keys, and queries where there is an o.
+template <bool kTransfer>
+constexpr int kKeyBytes = kTransfer ? kTile : 2 * kTile;
+
 // One thread: values, and per head keys, of every position.
 template <GateKind kGate, bool kTransfer>
 __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
@@ -110,13 +114,14 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
       const int ks = n % kKeyStages;
       const int qk_head = divide(at.head, divide(params.num_value_heads, params.num_heads));
       barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
-      barrier_expect(&s.keys_full[ks], 2 * kTile + value_bytes);
+      barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer> + value_bytes);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, at.token, at.batch,
                                   &s.keys_full[ks]);
-        tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, at.token, at.batch,
-                                  &s.keys_full[ks]);
+        if constexpr (!kTransfer)
+          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, at.token,
+                                    at.batch, &s.keys_full[ks]);
       }
     } else {
       barrier_expect(&s.v_full[n % kValueStages], value_bytes);
@@ -129,7 +134,7 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
 }
 // One thread: packets of every position. Flags in memory and fences take long, so they come before
 // the wait for a place here.
-template <GateKind kGate>
+template <GateKind kGate, bool kTransfer>
 __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
                                     int carrier) {
   constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
@@ -151,17 +156,25 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     if constexpr (kGate == GateKind::kChannel) {
       const int ks = n % kKeyStages;
       barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
-      barrier_expect(&s.keys_full[ks], 2 * kTile);
+      barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer>);
       bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
-      bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
+      if constexpr (!kTransfer) bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
     }
     const int rs = n % kRestStages;
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
-    constexpr int kMore = kGate == GateKind::kChannel ? sizeof(s.new_factor[0]) : 0;
-    barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore);
-    bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
-    if constexpr (kGate == GateKind::kChannel)
+    if constexpr (kGate == GateKind::kChannel) {
+      constexpr int kMore = sizeof(s.new_factor[0]);
+      barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore);
+      bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
       bulk_load(s.new_factor[rs], packet->new_factor, kMore, &s.rest_full[rs]);
+    } else if constexpr (kTransfer) {  // there is no Aqk
+      barrier_expect(&s.rest_full[rs], kHalf + sizeof(HeadFactors));
+      bulk_load(s.rest[rs].solved.t, packet->rest.solved.t, kHalf, &s.rest_full[rs]);
+      bulk_load(&s.rest[rs].factors, &packet->rest.factors, sizeof(HeadFactors), &s.rest_full[rs]);
+    } else {
+      barrier_expect(&s.rest_full[rs], kRestBytes<kGate>);
+      bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
+    }
   }
 }
 // One thread: o of every whole chunk from its place in shared memory, which is free then.
@@ -434,7 +447,8 @@ __device__ inline void keep_state(Part& part, const Params& params, int n, int h
       const int place = __ldg(params.ckpt.chunk_stash + chunk + n);
       if (place >= 0) to = stash_at(params, place, reread(part.head));
     }
-    if (to) store_rows(to, half, is_saved ? layout.rows : kWidth, is_saved ? layout.width : kWidth, S);
+    if (to)
+      store_rows(to, half, is_saved ? layout.rows : kWidth, is_saved ? layout.width : kWidth, S);
   }
   const int next = next_stop(params, chunk, own_chunk, n + 1, reread(part.end));
   named_sync(1 + carry_tid() / 128, 128);  // all have seen this stop
@@ -469,16 +483,8 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
     if (p.begin > 0)
       wait_flag<true>(handoff_flag(params, blockIdx.x + group), num_carrying(params, parts));
     const int rest = piece.length - (p.begin - n) * kChunk;
-    part = {end,
-            stop,
-            rest / kChunk,
-            n,
-            piece.token + (p.begin - n) * kChunk,
-            rest,
-            p.head,
-            piece.batch,
-            chunk,
-            own_chunk};
+    part = {end,  stop,   rest / kChunk, n,     piece.token + (p.begin - n) * kChunk,
+            rest, p.head, piece.batch,   chunk, own_chunk};
   }
   named_sync(1 + carry_tid() / 128, 128);  // the part is known
   if (p.begin > 0)                         // the state comes from the next carrier
@@ -679,8 +685,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       if (!kTransfer && kind & kIsStop)
         keep_state(s.part[carry_tid() / 128], params, n, value_half(s), S);
       barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
-      if (kind & kIsShort)
-        clear_tail(s, params, n, reread(part().rest) - n * kChunk);
+      if (kind & kIsShort) clear_tail(s, params, n, reread(part().rest) - n * kChunk);
       uint32_t as[32];
 #pragma unroll
       for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);

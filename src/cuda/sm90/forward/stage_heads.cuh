@@ -1,6 +1,6 @@
 // Packets for gates per head, or none. Warpgroups 0 and 1 of a preparing CTA form scores, every
-// other chunk each; each warp of 2 and 3 loads and solves chunks of its own, so that eight inverses,
-// chains of small products, are under way side by side and nothing waits for one.
+// other chunk each; each warp of 2 and 3 loads and solves chunks of its own, so that eight
+// inverses, chains of small products, are under way side by side and nothing waits for one.
 #pragma once
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward/stage_invert.cuh"
@@ -9,8 +9,9 @@
 namespace deltic::gpu::forward {
 
 // --- scores --------------------------------------------------------------------------------------
-// k (k, q)^T, under way on return. One product of twice the columns reads k once for both, and gives
-// every warp five blocks of 16 x 16: those of k k^T up to the diagonal, those of k q^T from it on.
+// k (k, q)^T, under way on return. One product of twice the columns reads k once for both, and
+// gives every warp five blocks of 16 x 16: those of k k^T up to the diagonal, those of k q^T from
+// it on.
 template <class E>
 __device__ inline void multiply_pairs(const uint8_t* tiles, float (&pairs)[64]) {
   const uint64_t k = tile_desc(smem_u32(tiles), 16, 1024);
@@ -259,7 +260,7 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
     if (rest < kChunk) clear_tail(s.raw[st], rest, barrier);
     float pairs[64];
     multiply_pairs<E>(s.raw[st], pairs);
-    if (params.has_norm)
+    if (params.has_norm && !params.is_transfer)
       query_squares<E>(s.raw[st], tid / 32, Lane(tid), [&](int token, float x) {
         work.q_scale[token] = token < rest ? params.scale * rsqrtf(x + 1e-6f) : params.scale;
       });
@@ -272,8 +273,10 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
       named_sync(barrier, 128);  // scales of all tokens
     }
     put_keys(work, pairs);
-    barrier_wait(&s.aqk_empty[this_one()], (n / kScorers & 1) ^ 1);
-    put_queries<E>(work, s.aqk[this_one()], pairs);
+    if (!params.is_transfer) {  // a transfer has no o
+      barrier_wait(&s.aqk_empty[this_one()], (n / kScorers & 1) ^ 1);
+      put_queries<E>(work, s.aqk[this_one()], pairs);
+    }
     fence_async_proxy();
     __syncwarp();
     if (tid % 32 == 0) barrier_arrive(&s.l_full[n % kSolvers]);  // with Aqk
@@ -283,22 +286,25 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
 
 // Warp `which` of eight: loads its chunks, and solves them.
 template <class E>
-__device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps maps, int num_items) {
+__device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps maps,
+                                   int num_items) {
   auto which = [] { return int(thread_index()) / 32 - 4 * kScorers; };
   auto work = [&]() -> HeadWork& { return s.work[which()]; };
   auto is_first = [] { return thread_index() % 32 == 0; };
   auto load_tiles = [&](int n, const Where& w) {  // the carrier reads them again
     const int st = n % kRawTiles;
-    while (reread(s.num_loaded) != n) {}  // in order: parities tell neighbours apart, no more
+    while (reread(s.num_loaded) != n) {
+    }  // in order: parities tell neighbours apart, no more
     barrier_wait(&s.raw_empty[st], (n / kRawTiles & 1) ^ 1);
     uint64_t* const bar = &s.raw_full[st];
-    barrier_expect(bar, 2 * kTile);
+    barrier_expect(bar, params.is_transfer ? kTile : 2 * kTile);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       tensor_load<kEvictNormal>(s.raw[st] + 2 * h * kHalf, maps.k, 64 * h, w.qk_head, w.token,
                                 w.batch, bar);
-      tensor_load<kEvictNormal>(s.raw[st] + (2 * h + 1) * kHalf, maps.q, 64 * h, w.qk_head, w.token,
-                                w.batch, bar);
+      if (!params.is_transfer)
+        tensor_load<kEvictNormal>(s.raw[st] + (2 * h + 1) * kHalf, maps.q, 64 * h, w.qk_head,
+                                  w.token, w.batch, bar);
     }
     *const_cast<volatile int*>(&s.num_loaded) = n + 1;
   };
@@ -313,10 +319,9 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
       const Where w = where_is(
           s, params, has_tables ? s.prefix : params.chunk_prefix,
           [&](int p) { return has_tables ? s.spans[p] : span_in_memory(params, p); }, n);
-      const float2* const from = params.head_rows +
-                                 (int64_t(w.head) * params.num_batches + w.batch) *
-                                     params.num_tokens +
-                                 w.token + 2 * lane;
+      const float2* const from =
+          params.head_rows + (int64_t(w.head) * params.num_batches + w.batch) * params.num_tokens +
+          w.token + 2 * lane;
 #pragma unroll
       for (int j = 0; j < 2; j++)  // past the end: no decay, beta 0
         if (2 * lane + j < w.rest) row[j] = __ldcg(from + j);
@@ -358,10 +363,10 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     }
     __syncwarp();  // the packet's place is free
     barrier_wait(&s.l_full[which()], i & 1);
-    if (is_first()) bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);
+    if (is_first() && !params.is_transfer) bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);
     __syncwarp();
     write_factors<E>(work(), packet.factors);
-    if (is_first()) {
+    if (is_first() && !params.is_transfer) {
       tensor_store_wait_read();
       barrier_arrive(&s.aqk_empty[scorer]);
     }

@@ -103,7 +103,8 @@ __device__ inline void invert_half(float* l, int half, const Lane& ln) {
   }
   __syncwarp();
 #pragma unroll 1
-  for (int i = 2 * half; i < 2 * half + 2; i++) {  // 16 x 16, rows 8 to 15 of the products are empty
+  for (int i = 2 * half; i < 2 * half + 2;
+       i++) {  // 16 x 16, rows 8 to 15 of the products are empty
     float* const upper = l + Place::at(i, i);
     float* const lower = upper + 8 * P;
     const float2 f = *reinterpret_cast<const float2*>(lower + 8 + ln.g * P + 2 * ln.x);
