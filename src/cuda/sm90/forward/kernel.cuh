@@ -21,7 +21,7 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
     for (int i = 0; i < plan.num_pieces; i++)
       if (params.pieces[i].zero > 0)
         clear(params.pieces[i].batch, params.pieces[i].token, params.pieces[i].zero);
-  if (params.state_out.data || params.ckpt.count > 0)
+  if (plan.has_empty && (params.state_out.data || params.ckpt.count > 0))
     for (int64_t j = blockIdx.x; j < int64_t(plan.num_pieces) * hv; j += gridDim.x) {
       const Piece piece = params.pieces[j / hv];
       if (piece.length > 0 || (piece.write_slot < 0 && piece.end_stash < 0)) continue;

@@ -118,7 +118,8 @@ struct Plan {
   int parts;     // CTAs that share a state's value columns: 2 have 64 each
   int steps;     // chunks per carrier: carrier i has positions [i steps, (i + 1) steps)
   int num_pieces;
-  int padding;  // first token of the T dimension that belongs to no sequence
+  int padding;    // first token of the T dimension that belongs to no sequence
+  int has_empty;  // are there sequences without tokens?
 };
 
 struct Values {  // [B,T,HV]

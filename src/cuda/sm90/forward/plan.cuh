@@ -252,7 +252,8 @@ __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
 template <int kThreads>
 __global__ void make_plan(const __grid_constant__ Params params, Costs costs, int ctas) {
   __shared__ int s_pieces[kThreads], s_chunks[kThreads], s_longest;
-  __shared__ float s_time[kThreads];
+  __shared__ float s_time[kThreads / 32];
+  __shared__ int s_best[kThreads / 32];
   const int tid = threadIdx.x, n = params.num_sequences, cut = params.segment_chunks;
   grid_wait();     // nobody reads the workspace any more
   grid_release();  // the launch of the kernel is under way meanwhile
@@ -290,10 +291,12 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     }
   };
   int pieces = 0, sum = 0, longest = 0;
+  bool has_empty = false;
   auto count_pieces = [&] {
     pieces = sum = longest = 0;
-    each_piece([&](int, int, const Piece&, int chunks) {
+    each_piece([&](int, int, const Piece& piece, int chunks) {
       pieces++, sum += chunks, longest = max(longest, chunks);
+      has_empty |= piece.length == 0;
     });
   };
   count_pieces();
@@ -301,7 +304,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   if (!is_ordered) count_pieces();
   s_pieces[tid] = pieces, s_chunks[tid] = sum;
   atomicMax(&s_longest, longest);
-  __syncthreads();
+  has_empty = __syncthreads_or(has_empty);
   for (int d = 1; d < kThreads; d *= 2) {  // inclusive scans
     const int x = tid >= d ? s_pieces[tid - d] : 0, y = tid >= d ? s_chunks[tid - d] : 0;
     __syncthreads();
@@ -316,17 +319,29 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   });
   const Work work = {s_chunks[kThreads - 1] * params.num_value_heads, s_longest,
                      params.is_transfer ? 2 : 1, params.value_width, ctas};
-  // As choose_roles, a thread for each.
+  // As choose_roles, a thread for each; the first of the best.
   const auto roles_of = [](int i) { return Roles{i % (kThreads / 2), 1 + i / (kThreads / 2)}; };
-  s_time[tid] = split_time(costs, work, roles_of(tid));
+  float time = split_time(costs, work, roles_of(tid));
+  int best = tid;
+  const auto reduce = [&] {
+    for (int d = 16; d > 0; d /= 2) {
+      const float t = __shfl_xor_sync(~0u, time, d);
+      const int i = __shfl_xor_sync(~0u, best, d);
+      if (t < time || (t == time && i < best)) time = t, best = i;
+    }
+  };
+  reduce();
+  if (tid % 32 == 0) s_time[tid / 32] = time, s_best[tid / 32] = best;
   __syncthreads();
+  if (tid < 32) {
+    time = tid < kThreads / 32 ? s_time[tid] : INFINITY;
+    best = tid < kThreads / 32 ? s_best[tid] : kThreads;
+    reduce();
+  }
   if (tid == 0) {
     const int count = s_pieces[kThreads - 1];
     params.first_piece[n] = count;
     params.chunk_prefix[count] = s_chunks[kThreads - 1];
-    int best = 1;
-    for (int i = 2; i < kThreads; i++)
-      if (s_time[i] < s_time[best]) best = i;
     const Roles roles = roles_of(best);
     int padding = params.num_tokens;
     if (params.is_packed && !is_wrong) {
@@ -335,7 +350,8 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     }
     *params.plan = {work.total,  roles.carriers,
                     roles.parts, max(steps_of(work.total, s_longest, roles.carriers), 1),
-                    count,       padding};
+                    count,       padding,
+                    has_empty};
   }
   if (params.ckpt.count > 0 && !params.is_transfer)
     plan_checkpoints<kThreads>(params, s_chunks[kThreads - 1]);

@@ -245,6 +245,7 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
   auto this_one = [] { return int(thread_index()) / 128; };
   for (int i = thread_index() % 128; i < kHalf / 16; i += 128)  // above the diagonal it stays zero
     reinterpret_cast<uint4*>(s.aqk[this_one()])[i] = uint4{0, 0, 0, 0};
+  named_sync(1 + this_one(), 128);
 #pragma unroll 1
   for (int n = this_one(); n < num_items; n += kScorers) {
     const int st = n % kRawTiles, tid = thread_index() % 128;
@@ -293,8 +294,8 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
   auto is_first = [] { return thread_index() % 32 == 0; };
   auto load_tiles = [&](int n, const Where& w) {  // the carrier reads them again
     const int st = n % kRawTiles;
-    while (reread(s.num_loaded) != n) {
-    }  // in order: parities tell neighbours apart, no more
+    while (reread(s.num_loaded) != n) {  // in order: a parity tells neighbours apart, no more
+    }
     barrier_wait(&s.raw_empty[st], (n / kRawTiles & 1) ^ 1);
     uint64_t* const bar = &s.raw_full[st];
     barrier_expect(bar, params.is_transfer ? kTile : 2 * kTile);

@@ -19,8 +19,13 @@ struct Fetched {
 template <class Smem, class SpanOf>
 __device__ inline Where where_is(Smem& s, const Params& params, const int* prefix, SpanOf span_of,
                                  int n) {
-  const Plan plan = {opaque(s.plan.total), opaque(s.plan.carriers),   opaque(s.plan.parts),
-                     opaque(s.plan.steps), opaque(s.plan.num_pieces), 0};
+  const Plan plan = {opaque(s.plan.total),
+                     opaque(s.plan.carriers),
+                     opaque(s.plan.parts),
+                     opaque(s.plan.steps),
+                     opaque(s.plan.num_pieces),
+                     0,
+                     0};
   const int carriers = group_of(params, plan.parts) * plan.carriers;
   const StepOf item = item_at(plan, blockIdx.x - carriers + n * (grid_size() - carriers));
   const int hv = opaque(params.num_value_heads);
