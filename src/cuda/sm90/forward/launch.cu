@@ -336,7 +336,7 @@ std::vector<Division> divisions(const Problem& p, int sms) {
     const int segment = is_chosen ? chosen : segment_of(work.longest, n);
     Division d;
     d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
-    d.predicted_us = double(time_of_segments(c, work, n, segment));
+    d.predicted_us = double(time_of_segments(c, work, int(p.K), n, segment));
     d.chosen = is_chosen;
     Work pieces = work;
     if (segment > 0) pieces.longest = segment;
@@ -361,7 +361,7 @@ int segment_chunks(const Problem& p, int sms) {
             : std::max(p.segment_length / kChunk, (most + kMaxSegments - 1) / kMaxSegments);
     return chunks < most ? int(chunks) : 0;
   }
-  return choose_segment(measured_costs(kind_of(p)), work_of(p, sms));
+  return choose_segment(measured_costs(kind_of(p)), work_of(p, sms), int(p.K));
 }
 
 size_t workspace_bytes(const Problem& p) { return size_t(workspace_of(p).bytes); }

@@ -5,7 +5,6 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #include "cuda/ptx/async.cuh"
@@ -215,9 +214,13 @@ __device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
 __device__ inline int group_of(const Params& p, int parts) {
   return (p.is_transfer ? 2 : 1) * parts;
 }
+// Rows of a carried state: values, or those of M, which are keys.
+__device__ inline int num_rows(const Params& p) {
+  return p.is_transfer && p.key_width > p.value_width ? p.key_width : p.value_width;
+}
 // Warpgroups of a carrying CTA that carry.
 __device__ inline int num_carrying(const Params& p, int parts) {
-  return p.value_width > kWidth / 2 && parts == 1 ? 2 : 1;
+  return num_rows(p) > kWidth / 2 && parts == 1 ? 2 : 1;
 }
 
 // A number's bits, and the number: apart, so that several loads are under way before one is used.

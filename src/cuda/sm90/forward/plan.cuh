@@ -1,6 +1,6 @@
 // Roles and order of work. Pure functions of the chunk counts and the number of CTAs.
 //
-// Jobs (sequence, value head) stand in a row of `total` chunks. Carrier i owns positions
+// Jobs (piece, value head) stand in a row of `total` chunks. Carrier i owns positions
 // [i steps, (i + 1) steps) and needs one packet per step. A job across a border is carried by two
 // CTAs one after the other (wrap-around rule): its first chunks at the start of carrier i + 1, its
 // last at the end of carrier i, so the parts never overlap in time because no job is longer than
@@ -34,11 +34,11 @@ struct Roles {
   int carriers, parts;  // as in Plan
 };
 // What is to be divided: chunks of all jobs, of the longest, states of a carrier (transfer: 2),
-// value columns, CTAs.
+// rows of a state (num_rows), CTAs.
 struct Work {
-  int total, longest, states, columns, ctas;
+  int total, longest, states, rows, ctas;
   __host__ __device__ int group(int parts) const { return states * parts; }
-  __host__ __device__ int most_parts() const { return columns > kWidth / 2 ? 2 : 1; }
+  __host__ __device__ int most_parts() const { return rows > kWidth / 2 ? 2 : 1; }
   // One CTA at least prepares.
   __host__ __device__ int most_carriers(int parts) const { return (ctas - 1) / group(parts); }
 };
@@ -318,7 +318,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     at++, before += chunks;
   });
   const Work work = {s_chunks[kThreads - 1] * params.num_value_heads, s_longest,
-                     params.is_transfer ? 2 : 1, params.value_width, ctas};
+                     params.is_transfer ? 2 : 1, num_rows(params), ctas};
   // As choose_roles, a thread for each; the first of the best.
   const auto roles_of = [](int i) { return Roles{i % (kThreads / 2), 1 + i / (kThreads / 2)}; };
   float time = split_time(costs, work, roles_of(tid));
@@ -342,7 +342,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     const int count = s_pieces[kThreads - 1];
     params.first_piece[n] = count;
     params.chunk_prefix[count] = s_chunks[kThreads - 1];
-    const Roles roles = roles_of(best);
+    const Roles roles = roles_of(max(best, 1));  // 0: no split at all would do
     int padding = params.num_tokens;
     if (params.is_packed && !is_wrong) {
       const int64_t end = n > 0 ? load_index(params.cu_seqlens, n) : 0;

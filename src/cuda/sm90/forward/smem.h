@@ -6,13 +6,13 @@
 
 namespace deltic::gpu::forward {
 
-// Carrying CTA: warpgroups 0, 1 carry 64 value columns each; threads of 2
-// load packets and inputs and send o out; 3 leaves.
+// Carrying CTA: warpgroups 0, 1 carry 64 value columns each, or 0 alone those that the CTA has;
+// threads of 2 load packets and inputs and send o out; 3 leaves.
 // Preparing CTA, gates per channel: warpgroups 0, 1 form operands; 2, 3 (every other chunk each)
-// load, scores, inverse. Gates per head: 0, 1 form scores, every other chunk each; every
-// warp of 2, 3 loads and solves chunks of its own.
+// load, scores, inverse. Gates per head: 0, 1 form scores, every other chunk each; every warp of 2,
+// 3 loads and solves chunks of its own.
 constexpr int kThreads = 512;
-constexpr int kRowThreads = 256, kScoreThreads = 128, kCarryThreads = 256;
+constexpr int kRowThreads = 256, kScoreThreads = 128;
 // setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
 // fifth of that: registers belong to the four quarters of an SM, and 17 warps leave 96 to each.
 constexpr int kRowRegs = 168, kScoreRegs = 88, kCarryRegs = 224, kLoadRegs = 32;
@@ -82,7 +82,7 @@ struct alignas(128) HeadWork {     // of one solver's chunk
   float k_scale[kChunk];  // 1/|k|
   float q_scale[kChunk];  // scale/|q|
   float column[kChunk];   // cumulative log2 decay and log2 |k|: a column's exponent, negative
-  Where where[2];         // the chunk and the next one
+  Where where[2];         // the chunk, and the one before until it is published or the next
 };
 struct HeadSmem {
   alignas(1024) uint8_t raw[kRawTiles][2 * kTile];  // halves of k and q in turn

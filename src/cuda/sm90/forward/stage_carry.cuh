@@ -78,7 +78,7 @@ __device__ inline int find_job(CarrySmem<GateKind::kHead>& s, const Params& para
 // The carrier's positions one after the other, for a thread that follows them.
 template <GateKind kGate>
 struct Walk {
-  int token, rest, batch, head;  // rest: tokens of the job from here on
+  int token = 0, rest = 0, batch = 0, head = 0;  // rest: tokens of the job from here on
   int left = 0, job = 0;
   __device__ void step_to(CarrySmem<kGate>& s, const Params& params, int n) {
     token += kChunk, rest -= kChunk;
@@ -94,7 +94,8 @@ struct Walk {
 template <bool kTransfer>
 constexpr int kKeyBytes = kTransfer ? kTile : 2 * kTile;
 
-// One thread: values, and per head keys, of every position.
+// One thread: values, and per head keys and queries, of every position. Per head it also finds the
+// jobs for the other threads.
 template <GateKind kGate, bool kTransfer>
 __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
                                    CarryMaps maps, int carrier) {
@@ -239,7 +240,7 @@ __device__ inline bool is_alone(const Smem& s, const Params& params) {
 template <GateKind kGate>
 __device__ inline void clear_tail(CarrySmem<kGate>& s, const Params& params, int n, int rest) {
   const int tid = carry_tid(), row = tid % 128 / 2;
-  const bool has_both = is_alone(s, params);
+  const bool alone = is_alone(s, params);
   if constexpr (kGate == GateKind::kChannel)
     barrier_wait(&s.v_full[n % kValueStages], (n / kValueStages) & 1);
   if (row >= rest) {
@@ -250,13 +251,13 @@ __device__ inline void clear_tail(CarrySmem<kGate>& s, const Params& params, int
       v[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
       if constexpr (kGate == GateKind::kHead) {
         k[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
-        if (has_both) k[kHalf / 16 + 4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+        if (alone) k[kHalf / 16 + 4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
       }
     }
   }
   if constexpr (kGate == GateKind::kHead) {
     fence_async_proxy();
-    named_sync(5, has_both ? 128 : 256);  // k and v are clean
+    named_sync(5, alone ? 128 : 256);  // k and v are clean
   } else {
     named_sync(1 + tid / 128, 128);  // v of the warpgroup is clean
   }
@@ -660,7 +661,7 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
   wgmma_commit();
 }
 
-// Two warpgroups: every position of the carrier. A step, and what runs beside the products:
+// One or two warpgroups: every position of the carrier. A step, and what runs beside the products:
 //   k S           | o of the chunk before rounded; v to registers
 //   T (v - k S)   | q S ; o of the chunk before out; S *= decay
 //   v_new times its factor

@@ -255,8 +255,8 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
     // behind.
     barrier_wait(&s.turn[which], (n / kScorers & 1) ^ which ^ 1);
     barrier_wait(&s.raw_full[st], n / kRawTiles & 1);
+    __syncwarp();  // all lanes have seen it
     if (tid % 32 == 0) barrier_arrive(&s.turn[which ^ 1]);
-    __syncwarp();
     const int rest = work.where[n / kSolvers & 1].rest;
     if (rest < kChunk) clear_tail(s.raw[st], rest, barrier);
     float pairs[64];

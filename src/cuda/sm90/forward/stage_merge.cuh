@@ -22,6 +22,7 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
   const int tid = threadIdx.x, row = blockIdx.x * kMergeRows, head = blockIdx.y;
   const int64_t size = kWidth * kWidth, hv = p.num_value_heads;
   grid_wait();
+  if (row >= kWidth / 2 && p.value_width <= kWidth / 2) return;  // nobody carries these
   const float* const m = p.transfer + p.max_pieces * hv * size;
   if (tid == 0) {
     barrier_init(&s.full[0], 1), barrier_init(&s.full[1], 1);
@@ -67,7 +68,7 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
       barrier_wait(&s.full[buffer], phase[buffer]);
       phase[buffer] ^= 1;
 #pragma unroll 4
-      for (int c = 0; c < kWidth; c += 4) {
+      for (int c = 0; c < p.key_width; c += 4) {  // M has no more rows
         float b[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) b[j] = s.m[buffer][(c + j) * kWidth + tid];
@@ -96,20 +97,20 @@ inline int segment_of(int longest, int n) { return n > 1 ? (longest + n - 1) / n
 inline int most_segments(int longest) {
   return longest / 4 < kMaxSegments ? longest / 4 : kMaxSegments;
 }
-// w: of whole sequences; n segments of `chunks`.
-inline float time_of_segments(Costs c, Work w, int n, int chunks) {
+// w: of whole sequences; n segments of `chunks`; keys: rows of M.
+inline float time_of_segments(Costs c, Work w, int keys, int n, int chunks) {
   if (chunks == 0) return launch_time(c, w);
   w.longest = chunks;
   Work transfer = w;
   transfer.total -= w.total / n;  // the last needs no transfer
-  transfer.states = 2;
+  transfer.states = 2, transfer.rows = keys > w.rows ? keys : w.rows;
   return launch_time(c, transfer) + launch_time(c, w) + float(n) * kMergeUs;
 }
-inline int choose_segment(Costs c, const Work& w) {
+inline int choose_segment(Costs c, const Work& w, int keys) {
   int best = 1;
-  float time = time_of_segments(c, w, 1, 0);
+  float time = time_of_segments(c, w, keys, 1, 0);
   for (int n = 2; n <= most_segments(w.longest); n++) {
-    const float t = time_of_segments(c, w, n, segment_of(w.longest, n));
+    const float t = time_of_segments(c, w, keys, n, segment_of(w.longest, n));
     if (t < time) time = t, best = n;
   }
   return segment_of(w.longest, best);
