@@ -48,8 +48,7 @@ __device__ inline void fence_async_proxy() {
 
 __device__ inline void fence_async_proxy_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
-// --- flags in global memory
-// -------------------------------------------------------------------------
+// --- flags in global memory ----------------------------------------------------------------------
 __device__ inline uint32_t load_acquire(const uint32_t* p) {
   uint32_t v;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -74,8 +73,7 @@ __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
     if (n > 4000000) __trap();
 }
 
-// --- bulk copies of contiguous bytes
-// ----------------------------------------------------------------
+// --- bulk copies of contiguous bytes -------------------------------------------------------------
 __device__ inline void bulk_load(void* dst, const void* src, int bytes, uint64_t* bar) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -105,8 +103,7 @@ __device__ inline void store_packet(void* p, uint32_t v) {
                : "memory");
 }
 
-// --- bulk tensor copies, maps of (channel, head, token, batch)
-// --------------------------------------------
+// --- bulk tensor copies, maps of (channel, head, token, batch) -----------------------------------
 template <uint64_t kPolicy = kEvictFirst>
 __device__ inline void tensor_load(void* dst, const CUtensorMap* map, int channel, int head,
                                    int token, int batch, uint64_t* bar) {
@@ -153,7 +150,7 @@ __device__ inline int grid_size() {
   return n;
 }
 
-// --- launches one after the other
+// --- launches one after the other ----------------------------------------------------------------
 // The next launch of the stream may start; it waits itself for what it reads.
 __device__ inline void grid_release() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -161,8 +158,7 @@ __device__ inline void grid_release() {
 // The launch before is complete, and what it wrote is visible.
 __device__ inline void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// --- numbers
-// ---------------------------------------------------------------------------------------
+// --- numbers -------------------------------------------------------------------------------------
 __device__ inline float exp2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -227,9 +223,9 @@ __device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
 // is three because of infinities, which here may become NaN.
 __device__ inline uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
 
-// --- mma.sync
-// -------------------------------------------------------------------------------------- Rows 0..7
-// of A are (k_lo, k_hi), rows 8..15 (q_lo, q_hi); lo / hi are contraction indices 0..7 / 8..15.
+// --- mma.sync ------------------------------------------------------------------------------------
+// Rows 0..7 of A are (k_lo, k_hi), rows 8..15 (q_lo, q_hi); lo / hi are contraction indices 0..7 /
+// 8..15.
 template <class E>
 __device__ inline void mma_pairs(float (&d)[4], uint32_t k_lo, uint32_t q_lo, uint32_t k_hi,
                                  uint32_t q_hi, uint32_t b_lo, uint32_t b_hi) {

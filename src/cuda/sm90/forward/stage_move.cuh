@@ -1,0 +1,198 @@
+// What a carrying CTA's other threads do: one brings packets, one inputs, one takes o away.
+// Barriers of the carrier, and its jobs as they come.
+#pragma once
+#include "cuda/ptx/async.cuh"
+#include "cuda/sm90/forward/plan.cuh"
+#include "cuda/sm90/forward/smem.h"
+
+namespace deltic::gpu::forward {
+
+// The second state of a transfer's carrier is M, without values.
+template <bool kTransfer>
+__device__ inline bool is_identity(int parts) {
+  return kTransfer && blockIdx.x / parts % 2 == 1;
+}
+__device__ inline int num_positions(const Plan& plan, int carrier) {
+  return max(0, min(plan.total - carrier * plan.steps, plan.steps));
+}
+template <GateKind kGate, bool kTransfer>
+__device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
+  for (int i = 0; i < kKeyStages; i++)
+    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 4 * warpgroups);
+  for (int i = 0; i < s.kRestStages; i++)
+    barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 4 * warpgroups);
+  for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
+    barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 4 * warpgroups : 1),
+        barrier_init(&s.o_full[i], 4 * warpgroups);
+  if constexpr (kGate == GateKind::kHead)
+    for (int i = 0; i < s.kJobs; i++) barrier_init(&s.ahead.full[i], 1);
+}
+
+// Who is told of values: gates per channel have a barrier for them, per head they come with the
+// keys.
+template <GateKind kGate>
+__device__ inline uint64_t* values_full(CarrySmem<kGate>& s, int n) {
+  return kGate == GateKind::kChannel ? &s.v_full[n % kValueStages] : &s.keys_full[n % kKeyStages];
+}
+// Values of the chunk at position n, whose place is free.
+template <GateKind kGate>
+__device__ inline void load_values(CarrySmem<kGate>& s, const CUtensorMap* map, int n,
+                                   int warpgroups, int head, int token, int batch) {
+  for (int i = 0; i < warpgroups; i++)
+    tensor_load(s.v[n % kValueStages][i], map, 64 * (s.first_half + i), head, token, batch,
+                values_full(s, n));
+}
+constexpr int kOutside = 1 << 30;  // a token in no tensor: zeros arrive
+
+struct CarryMaps {
+  const CUtensorMap *q, *k, *v;
+};
+// The carrier's job of this number, which has position n.
+template <GateKind kGate>
+__device__ inline Job job_at(CarrySmem<kGate>& s, const Params& params, int job, int n) {
+  if constexpr (kGate == GateKind::kHead) {
+    barrier_wait(&s.ahead.full[job % s.kJobs], job / s.kJobs & 1);
+    return s.ahead.job[job % s.kJobs];
+  } else {
+    const Plan& plan = *params.plan;
+    const int carrier = blockIdx.x / group_of(params, reread(s.parts));
+    Job j;
+    j.place = place_of(params, plan, carrier * plan.steps + n);
+    j.piece = params.pieces[j.place.piece];
+    return j;
+  }
+}
+// One thread, per head: the job that begins at position n, for all others; returns where the next
+// one begins. Lookups in memory take long.
+__device__ inline int find_job(CarrySmem<GateKind::kHead>& s, const Params& params,
+                               const Plan& plan, int carrier, int job, int n) {
+  Job& j = s.ahead.job[job % s.kJobs];
+  j.place = place_of(params, plan, carrier * plan.steps + n);
+  j.piece = params.pieces[j.place.piece];
+  barrier_arrive(&s.ahead.full[job % s.kJobs]);
+  return n + j.place.end - j.place.begin;
+}
+// The carrier's positions one after the other, for a thread that follows them.
+template <GateKind kGate>
+struct Walk {
+  int token = 0, rest = 0, batch = 0, head = 0;  // rest: tokens of the job from here on
+  int left = 0, job = 0;
+  __device__ void step_to(CarrySmem<kGate>& s, const Params& params, int n) {
+    token += kChunk, rest -= kChunk;
+    if (left-- > 0) return;
+    const Job j = job_at(s, params, job++, n);
+    token = j.piece.token + j.place.begin * kChunk, batch = j.piece.batch;
+    rest = j.piece.length - j.place.begin * kChunk;
+    head = j.place.head, left = j.place.end - j.place.begin - 1;
+  }
+};
+
+// Keys, and queries where there is an o.
+template <bool kTransfer>
+constexpr int kKeyBytes = kTransfer ? kTile : 2 * kTile;
+
+// One thread: values, and per head keys and queries, of every position. Per head it also finds the
+// jobs for the other threads.
+template <GateKind kGate, bool kTransfer>
+__device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                                   CarryMaps maps, int carrier) {
+  const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
+  const bool has_values = !is_identity<kTransfer>(plan.parts);
+  Walk<kGate> at;
+  int next_job = 0;
+  if constexpr (kGate == GateKind::kHead)
+    if (count > 0) next_job = find_job(s, params, plan, carrier, 0, 0);
+#pragma unroll 1
+  for (int n = 0; n < count; n++) {
+    const int job = at.job;
+    at.step_to(s, params, n);
+    const int value_bytes = warpgroups * kHalf;
+    barrier_wait(&s.v_empty[n % kValueStages], (n / kValueStages & 1) ^ 1);
+    if constexpr (kGate == GateKind::kHead) {
+      const int ks = n % kKeyStages;
+      const int qk_head = divide(at.head, divide(params.num_value_heads, params.num_heads));
+      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+      barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer> + value_bytes);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, at.token, at.batch,
+                                  &s.keys_full[ks]);
+        if constexpr (!kTransfer)
+          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, at.token,
+                                    at.batch, &s.keys_full[ks]);
+      }
+    } else {
+      barrier_expect(&s.v_full[n % kValueStages], value_bytes);
+    }
+    load_values(s, maps.v, n, warpgroups, at.head, has_values ? at.token : kOutside, at.batch);
+    if constexpr (kGate == GateKind::kHead)
+      if (at.job > job && next_job < count)  // the next job, as soon as this one is under way
+        next_job = find_job(s, params, plan, carrier, at.job, next_job);
+  }
+}
+// One thread: packets of every position. Flags in memory and fences take long, so they come before
+// the wait for a place here.
+template <GateKind kGate, bool kTransfer>
+__device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                                    int carrier) {
+  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
+  const int count = num_positions(plan, carrier);
+#pragma unroll 1
+  for (int n = 0; n < count; n++) {
+    const int slot = n & (params.ring_slots - 1);
+    auto* packet = reinterpret_cast<const Packet<kGate>*>(params.ring) +
+                   int64_t(carrier) * params.ring_slots + slot;
+    if (n > 1) {  // all of the packet before the last is here: its place in the ring is free
+      const int m = n - 2;
+      barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
+      if constexpr (kGate == GateKind::kChannel)
+        barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
+      store_relaxed(consumed_flag(params, blockIdx.x), n - 1);
+    }
+    wait_flag<true>(ready_flag(params, carrier, slot), n + 1);
+    fence_async_proxy_all();  // parts of packets are written by ordinary stores
+    if constexpr (kGate == GateKind::kChannel) {
+      const int ks = n % kKeyStages;
+      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+      barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer>);
+      bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
+      if constexpr (!kTransfer) bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
+    }
+    const int rs = n % kRestStages;
+    barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
+    if constexpr (kGate == GateKind::kChannel) {
+      constexpr int kMore = sizeof(s.new_factor[0]);
+      barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore);
+      bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
+      bulk_load(s.new_factor[rs], packet->new_factor, kMore, &s.rest_full[rs]);
+    } else if constexpr (kTransfer) {  // there is no Aqk
+      barrier_expect(&s.rest_full[rs], kHalf + sizeof(HeadFactors));
+      bulk_load(s.rest[rs].solved.t, packet->rest.solved.t, kHalf, &s.rest_full[rs]);
+      bulk_load(&s.rest[rs].factors, &packet->rest.factors, sizeof(HeadFactors), &s.rest_full[rs]);
+    } else {
+      barrier_expect(&s.rest_full[rs], kRestBytes<kGate>);
+      bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
+    }
+  }
+}
+// One thread: o of every whole chunk from its place in shared memory, which is free then.
+template <GateKind kGate>
+__device__ inline void store_outputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                                     const CUtensorMap* map, int carrier) {
+  const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
+  Walk<kGate> at;
+#pragma unroll 1
+  for (int n = 0; n < count; n++) {
+    const int vs = n % kValueStages;
+    at.step_to(s, params, n);
+    barrier_wait(&s.o_full[vs], (n / kValueStages) & 1);
+    if (at.rest >= kChunk)
+      for (int i = 0; i < warpgroups; i++)
+        tensor_store(map, s.v[vs][i], 64 * (s.first_half + i), at.head, at.token, at.batch);
+    tensor_store_wait_read();
+    barrier_arrive(&s.v_empty[vs]);
+  }
+  bulk_store_wait();
+}
+
+}  // namespace deltic::gpu::forward
