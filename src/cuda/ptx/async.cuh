@@ -221,7 +221,8 @@ __device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
 }
 // To nearest, ties away from zero: the tensor cores drop the low 13 bits. One instruction; cvt.rna
 // is three because of infinities, which here may become NaN.
-__device__ inline uint32_t to_tf32(float x) { return __float_as_uint(x) + 0x1000u; }
+constexpr uint32_t kHalfTf32 = 0x1000u;
+__device__ inline uint32_t to_tf32(float x) { return __float_as_uint(x) + kHalfTf32; }
 
 // --- mma.sync ------------------------------------------------------------------------------------
 // Rows 0..7 of A are (k_lo, k_hi), rows 8..15 (q_lo, q_hi); lo / hi are contraction indices 0..7 /

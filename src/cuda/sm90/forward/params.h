@@ -200,8 +200,15 @@ __device__ inline float* stash_at(const Params& p, int place, int head) {
 }
 
 __host__ __device__ inline int64_t flag_words(int ctas) { return int64_t(ctas) * (kMaxRing + 64); }
-__device__ inline uint32_t* ready_flag(const Params& p, int carrier, int slot) {
-  return p.flags + carrier * kMaxRing + slot;
+// The carrier's packet of a step, and its flag.
+__device__ inline int slot_at(const Params& p, int step) { return step & (p.ring_slots - 1); }
+template <GateKind kGate>
+__device__ inline Packet<kGate>* packet_at(const Params& p, int carrier, int step) {
+  return reinterpret_cast<Packet<kGate>*>(p.ring) + int64_t(carrier) * p.ring_slots +
+         slot_at(p, step);
+}
+__device__ inline uint32_t* ready_flag(const Params& p, int carrier, int step) {
+  return p.flags + carrier * kMaxRing + slot_at(p, step);
 }
 // Of carrying CTAs: group * carrier + which of the group.
 __device__ inline uint32_t* consumed_flag(const Params& p, int cta) {

@@ -30,7 +30,7 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
 };
 struct Item {               // one chunk of one head to prepare
   int rest, step, carrier;  // tokens in the chunk; which of its carrier's packets it is
-  uint8_t* packet;
+  Packet<GateKind::kChannel>* packet;
   uint32_t* ready;
   const void* g;  // the chunk's first row of gates, where they come by ordinary loads
 };

@@ -116,7 +116,7 @@ __device__ inline void put_keys(HeadWork& s, float (&kk)[64]) {
 #pragma unroll
   for (int b = 0; b < 4; b++) {
     if (b > warp) break;
-    const uint32_t half = b < warp ? 0x1000u : 0u;  // operands are rounded (to_tf32)
+    const uint32_t half = b < warp ? kHalfTf32 : 0u;  // operands are rounded (to_tf32)
 #pragma unroll
     for (int n = 0; n < 4; n++) {
       const float* const x = &kk[8 * b + 2 * n];
@@ -197,16 +197,10 @@ __device__ inline void put_solved(HeadWork& s, const Lane& ln) {
 }
 
 // --- packets -------------------------------------------------------------------------------------
-__device__ inline Packet<GateKind::kHead>::Rest& packet_of(const Params& params, const Where& w) {
-  const int slot = w.step & (params.ring_slots - 1);  // a power of two
-  return (reinterpret_cast<Packet<GateKind::kHead>*>(params.ring) +
-          int64_t(w.carrier) * params.ring_slots + slot)
-      ->rest;
-}
 // The thread that copied a packet, later: it is in memory.
 __device__ inline void publish(const Params& params, const Where& w) {
   bulk_store_wait();
-  store_release(ready_flag(params, w.carrier, w.step & (params.ring_slots - 1)), w.step + 1);
+  store_release(ready_flag(params, w.carrier, w.step), w.step + 1);
 }
 // A warp, by ordinary stores: factors of the lane's two tokens.
 template <class E>
@@ -357,11 +351,10 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
   for (int i = 0; which() + i * kSolvers < num_items; i++) {
     const Lane ln(thread_index());
     const int scorer = which() % kScorers;
-    auto& packet = packet_of(params, work().where[i & 1]);
-    if (is_first()) {  // while the tiles are on their way
-      const Where& w = work().where[i & 1];
-      wait_place(params, s.plan, w.carrier, w.step);
-    }
+    const Where& where = work().where[i & 1];
+    auto& packet = packet_at<GateKind::kHead>(params, where.carrier, where.step)->rest;
+    if (is_first())  // while the tiles are on their way
+      wait_place(params, s.plan, where.carrier, where.step);
     __syncwarp();  // the packet's place is free
     barrier_wait(&s.l_full[which()], i & 1);
     if (is_first() && !params.is_transfer) bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);

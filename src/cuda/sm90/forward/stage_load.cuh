@@ -58,13 +58,11 @@ __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const W
 }
 // Gates per channel.
 __device__ inline Item item_of(const Params& params, const Where& w) {
-  const int slot = w.step & (params.ring_slots - 1);  // a power of two
   return {w.rest,
           w.step,
           w.carrier,
-          params.ring + (int64_t(w.carrier) * params.ring_slots + slot) *
-                            int64_t(sizeof(Packet<GateKind::kChannel>)),
-          ready_flag(params, w.carrier, slot),
+          packet_at<GateKind::kChannel>(params, w.carrier, w.step),
+          ready_flag(params, w.carrier, w.step),
           nullptr};
 }
 // One thread: the place of a packet has been read by all CTAs of its carrier.

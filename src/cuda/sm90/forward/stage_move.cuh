@@ -139,9 +139,7 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
   const int count = num_positions(plan, carrier);
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
-    const int slot = n & (params.ring_slots - 1);
-    auto* packet = reinterpret_cast<const Packet<kGate>*>(params.ring) +
-                   int64_t(carrier) * params.ring_slots + slot;
+    const Packet<kGate>* const packet = packet_at<kGate>(params, carrier, n);
     if (n > 1) {  // all of the packet before the last is here: its place in the ring is free
       const int m = n - 2;
       barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
@@ -149,7 +147,7 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
         barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
       store_relaxed(consumed_flag(params, blockIdx.x), n - 1);
     }
-    wait_flag<true>(ready_flag(params, carrier, slot), n + 1);
+    wait_flag<true>(ready_flag(params, carrier, n), n + 1);
     fence_async_proxy_all();  // parts of packets are written by ordinary stores
     if constexpr (kGate == GateKind::kChannel) {
       const int ks = n % kKeyStages;

@@ -135,8 +135,8 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     const int st = n % kRawStages;
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
     const Stage& stage = s.stage[st];
-    auto* const out = reinterpret_cast<Packet<GateKind::kChannel>*>(stage.item.packet);
-    uint8_t* const packet = stage.item.packet + half * kHalf + 16 * b * 128;
+    Packet<GateKind::kChannel>* const out = stage.item.packet;
+    uint8_t* const packet = out->keys.k + half * kHalf + 16 * b * 128;
     const int rest = stage.item.rest - 16 * b;
     const uint32_t raw = half * kHalf + 16 * b * 128;
     const uint32_t k_addr = smem_u32(s.k[st]) + raw, q_addr = smem_u32(s.q[st]) + raw;

@@ -231,7 +231,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     const Lane ln(tid);
     const Stage& stage = s.stage[st];
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
-    auto& out = *reinterpret_cast<Packet<GateKind::kChannel>*>(stage.item.packet);
+    Packet<GateKind::kChannel>& out = *stage.item.packet;
     uint32_t* const ready = stage.item.ready;
     const int step = stage.item.step;
     token_norms<E>(sc, stage, s.k[st], s.q[st], params, warp, ln);
