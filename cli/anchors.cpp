@@ -117,11 +117,11 @@ class Anchors {
 
   // Scores of k and of q with decays per channel, and the inverse.
   void add_scores(const Json& row) {
+    const std::string sizes = " H=" + number(row, "H") + " K=" + number(row, "K");
     add("blocks",
-        "scores and inverse, B=" + number(row, "B") + " T=" + number(row, "T") +
-            " H=" + number(row, "H") + " K=" + number(row, "K") + " f16",
-        "scores_inverse gate=channel dense=" + number(row, "B") + "x" + number(row, "T") +
-            " H=" + number(row, "H") + " K=" + number(row, "K") + " dtype=f16 odtype=f16",
+        "scores and inverse, B=" + number(row, "B") + " T=" + number(row, "T") + sizes + " f16",
+        "scores_inverse gate=channel dense=" + number(row, "B") + "x" + number(row, "T") + sizes +
+            " dtype=f16 odtype=f16",
         best_of(row, {{"fla_subchunk", "fla"}, {"fla_token_parallel", "fla"}}));
   }
 

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../probe.h"
 #include "core/problem.h"
 #include "cuda/sm80/inverse/launch.h"
 #include "cuda/sm80/recurrence/launch.h"
@@ -21,12 +22,7 @@
 namespace {
 
 using namespace deltic;
-
-void check(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::printf("CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
+using probe::check;
 
 // uniform in [low, high), a hash of the index.
 template <class E>

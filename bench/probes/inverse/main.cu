@@ -14,18 +14,14 @@
 #include <string>
 #include <vector>
 
+#include "../probe.h"
 #include "core/problem.h"
 #include "cuda/sm80/inverse/launch.h"
 
 namespace {
 
 using namespace deltic;
-
-void check(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  std::printf("CUDA: %s\n", cudaGetErrorString(error));
-  std::exit(1);
-}
+using probe::check;
 
 // --- elements on the host ------------------------------------------------------------------------
 double load(const unsigned char* x, DType type, int64_t i) {
@@ -280,30 +276,10 @@ bool check_all(const Call& call) {
 }
 
 // --- times ---------------------------------------------------------------------------------------
-// Milliseconds of one of `calls`: the median of replays of a graph that has all of them.
-double time(int calls, const std::function<void(int, cudaStream_t)>& call) {
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  cudaEvent_t begin, end;
-  check(cudaStreamCreate(&stream)), check(cudaEventCreate(&begin)), check(cudaEventCreate(&end));
-  check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < calls; ++i) call(i, stream);
-  check(cudaStreamEndCapture(stream, &graph));
-  check(cudaGraphInstantiate(&exec, graph, 0));
-  std::vector<float> ms;
-  for (int i = 0; i < 16; ++i) {
-    check(cudaEventRecord(begin, stream));
-    check(cudaGraphLaunch(exec, stream));
-    check(cudaEventRecord(end, stream));
-    check(cudaEventSynchronize(end));
-    float x;
-    check(cudaEventElapsedTime(&x, begin, end));
-    if (i > 0) ms.push_back(x / static_cast<float>(calls));
-  }
-  check(cudaGraphExecDestroy(exec)), check(cudaGraphDestroy(graph));
-  check(cudaEventDestroy(begin)), check(cudaEventDestroy(end)), check(cudaStreamDestroy(stream));
-  std::sort(ms.begin(), ms.end());
+// Milliseconds of one of `calls`, the median.
+template <class Call>
+double time(int calls, Call call) {
+  const std::vector<float> ms = probe::replay_ms(calls, 15, 1, call);
   return ms[ms.size() / 2];
 }
 

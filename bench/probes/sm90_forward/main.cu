@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "../probe.h"
 #include "core/error.h"
 #include "cuda/sm90/forward/launch.h"
 
@@ -18,15 +19,6 @@ using deltic::Gate;
 using deltic::Problem;
 using bf16 = __nv_bfloat16;
 enum class GateForm { kLogDecay, kSoftplus, kBounded };  // as deltic_gate_form
-
-#define CHECK(x)                                                                      \
-  do {                                                                                \
-    cudaError_t e_ = (x);                                                             \
-    if (e_ != cudaSuccess) {                                                          \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); \
-      std::exit(1);                                                                   \
-    }                                                                                 \
-  } while (0)
 
 struct Config {
   Gate gate = Gate::channel;
@@ -178,9 +170,9 @@ void run_problem(const Problem& p, Tensors& t, cudaStream_t stream) {
     std::printf("refused: %s\n", reason), std::exit(1);
   const size_t bytes = deltic::gpu::forward::workspace_bytes(p);
   if (bytes > t.workspace_bytes) {
-    if (t.workspace) CHECK(cudaFree(t.workspace));
-    CHECK(cudaMalloc(&t.workspace, bytes));
-    CHECK(cudaMemset(t.workspace, 0xab, bytes));
+    if (t.workspace) probe::check(cudaFree(t.workspace));
+    probe::check(cudaMalloc(&t.workspace, bytes));
+    probe::check(cudaMemset(t.workspace, 0xab, bytes));
     t.workspace_bytes = bytes;
   }
   deltic::gpu::forward::run(p, t.workspace, stream);
@@ -204,7 +196,7 @@ Tensors make_tensors(std::vector<int> lens, int heads, int value_heads, Config c
   int64_t nk = int64_t(t.tokens) * heads * width, n = int64_t(t.tokens) * value_heads * width;
   int64_t m = int64_t(t.seqs) * value_heads * width * width;
   auto gen = [&](bf16*& p, int64_t count, int kind, int s, int h, int width) {
-    CHECK(cudaMalloc(&p, count * 2));
+    probe::check(cudaMalloc(&p, count * 2));
     fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, h, width);
   };
   gen(t.q, nk, kNormal, 1, heads, width);
@@ -217,27 +209,27 @@ Tensors make_tensors(std::vector<int> lens, int heads, int value_heads, Config c
   gen(t.beta, n / width, cfg.is_raw ? kUniform : kNormal, 5, value_heads, 1),
       gen(t.o, n, kNormal, 6, value_heads, width);
   auto genf = [&](float*& p, int64_t count, int kind, int s) {
-    CHECK(cudaMalloc(&p, count * 4));
+    probe::check(cudaMalloc(&p, count * 4));
     fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, value_heads, width);
   };
   genf(t.a_log, value_heads, kStateFill, 7), genf(t.dt_bias, value_heads * width, kStateFill, 8);
   if (f.state) genf(t.state_in, m, kStateFill, 9);
   genf(t.state_out, m, kNormal, 10);
-  CHECK(cudaMalloc(&t.cu, cu.size() * 4));
-  CHECK(cudaMemcpy(t.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
-  CHECK(cudaDeviceSynchronize());
+  probe::check(cudaMalloc(&t.cu, cu.size() * 4));
+  probe::check(cudaMemcpy(t.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
+  probe::check(cudaDeviceSynchronize());
   return t;
 }
 void free_tensors(Tensors& t) {
   for (void* p :
        {(void*)t.q, (void*)t.k, (void*)t.v, (void*)t.g, (void*)t.beta, (void*)t.o, (void*)t.a_log,
         (void*)t.dt_bias, (void*)t.state_in, (void*)t.state_out, (void*)t.cu, t.workspace})
-    CHECK(cudaFree(p));
+    probe::check(cudaFree(p));
 }
 template <class X>
 std::vector<X> fetch(const X* p, int64_t n) {
   std::vector<X> h(n);
-  CHECK(cudaMemcpy(h.data(), p, n * sizeof(X), cudaMemcpyDeviceToHost));
+  probe::check(cudaMemcpy(h.data(), p, n * sizeof(X), cudaMemcpyDeviceToHost));
   return h;
 }
 template <class X>
@@ -261,14 +253,14 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
   int64_t n = int64_t(t.tokens) * value_heads * w, m = int64_t(t.seqs) * value_heads * w * w;
   float scale = 1.f / std::sqrt(float(w)), lb = -5.f;
   double *rs, *ro;
-  CHECK(cudaMalloc(&rs, m * 8));
-  CHECK(cudaMalloc(&ro, n * 8));
+  probe::check(cudaMalloc(&rs, m * 8));
+  probe::check(cudaMalloc(&ro, n * 8));
   g_split = split;
   auto run_as = [&](const Problem& p, std::vector<bf16>& o, std::vector<float>& s) {
-    CHECK(cudaMemset(t.o, 0xff, n * 2));
-    CHECK(cudaMemset(t.state_out, 0xff, m * 4));
+    probe::check(cudaMemset(t.o, 0xff, n * 2));
+    probe::check(cudaMemset(t.state_out, 0xff, m * 4));
     run_problem(p, t, nullptr);
-    CHECK(cudaDeviceSynchronize());
+    probe::check(cudaDeviceSynchronize());
     o = fetch(t.o, n), s = fetch(t.state_out, m);
   };
   const Problem plain = problem_of(t, cfg, scale, lb);
@@ -288,8 +280,8 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
     const int last = int(lens.size()) - 1, from = t.tokens - lens[last];
     int host[2] = {from, t.tokens};
     int* cu;
-    CHECK(cudaMalloc(&cu, 8));
-    CHECK(cudaMemcpy(cu, host, 8, cudaMemcpyHostToDevice));
+    probe::check(cudaMalloc(&cu, 8));
+    probe::check(cudaMemcpy(cu, host, 8, cudaMemcpyHostToDevice));
     const int64_t skip = int64_t(last) * value_heads * w * w, at = int64_t(from) * value_heads * w;
     Problem p = plain;
     p.N = 1, p.cu.data = cu, p.cu.n0 = 2;
@@ -298,7 +290,7 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
     run_as(p, o2, s2);
     alone = std::memcmp(&o2[at], &o1[at], (n - at) * 2) == 0 &&
             std::memcmp(&s2[skip], &s1[skip], (m - skip) * 4) == 0;
-    CHECK(cudaFree(cu));
+    probe::check(cudaFree(cu));
   }
   {  // 64-bit lengths; a pool with slots backwards; K-first final states; padding behind
     const int seqs = t.seqs;
@@ -308,10 +300,10 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
     for (int i = 0; i < seqs; i++) slots[i] = seqs - 1 - i;
     int64_t* dcu;
     int* dslots;
-    CHECK(cudaMalloc(&dcu, cu.size() * 8));
-    CHECK(cudaMalloc(&dslots, seqs * 4));
-    CHECK(cudaMemcpy(dcu, cu.data(), cu.size() * 8, cudaMemcpyHostToDevice));
-    CHECK(cudaMemcpy(dslots, slots.data(), seqs * 4, cudaMemcpyHostToDevice));
+    probe::check(cudaMalloc(&dcu, cu.size() * 8));
+    probe::check(cudaMalloc(&dslots, seqs * 4));
+    probe::check(cudaMemcpy(dcu, cu.data(), cu.size() * 8, cudaMemcpyHostToDevice));
+    probe::check(cudaMemcpy(dslots, slots.data(), seqs * 4, cudaMemcpyHostToDevice));
     Problem p = plain;
     p.cu.data = dcu, p.cu.is64 = true;
     p.state_out.s_k = w, p.state_out.s_v = 1;
@@ -320,8 +312,8 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
     std::vector<int> identity(seqs);
     for (int i = 0; i < seqs; i++) identity[i] = i;
     int* dread;
-    CHECK(cudaMalloc(&dread, seqs * 4));
-    CHECK(cudaMemcpy(dread, identity.data(), seqs * 4, cudaMemcpyHostToDevice));
+    probe::check(cudaMalloc(&dread, seqs * 4));
+    probe::check(cudaMemcpy(dread, identity.data(), seqs * 4, cudaMemcpyHostToDevice));
     p.read_index = {dread, true, false, seqs, 0, 1, 0};
     run_as(p, o2, s2);
     forms = equal(o1, o2);
@@ -336,8 +328,8 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
     // The last sequence skipped, and the tokens of the one before it padding.
     if (seqs > 2 && split != DELTIC_SPLIT_AUTO) {
       slots[seqs - 1] = identity[seqs - 1] = -1;
-      CHECK(cudaMemcpy(dslots, slots.data(), seqs * 4, cudaMemcpyHostToDevice));
-      CHECK(cudaMemcpy(dread, identity.data(), seqs * 4, cudaMemcpyHostToDevice));
+      probe::check(cudaMemcpy(dslots, slots.data(), seqs * 4, cudaMemcpyHostToDevice));
+      probe::check(cudaMemcpy(dread, identity.data(), seqs * 4, cudaMemcpyHostToDevice));
       run_as(p, o2, s2);
       const int64_t at = cu[seqs - 1] * value_heads * w;
       forms &= std::memcmp(o1.data(), o2.data(), at * 2) == 0;
@@ -347,23 +339,23 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
       forms &= std::memcmp(o1.data(), o2.data(), at * 2) == 0;
       for (int64_t i = at; i < n; i++) forms &= float(o2[i]) == 0.f;
     }
-    CHECK(cudaFree(dcu));
-    CHECK(cudaFree(dslots));
-    CHECK(cudaFree(dread));
+    probe::check(cudaFree(dcu));
+    probe::check(cudaFree(dslots));
+    probe::check(cudaFree(dread));
   }
   if (cfg.gate != Gate::none) {  // gates and beta in fp32
     const int64_t ng = cfg.gate == Gate::head ? n / w : n;
     float *g, *beta;
-    CHECK(cudaMalloc(&g, ng * 4));
-    CHECK(cudaMalloc(&beta, n / w * 4));
+    probe::check(cudaMalloc(&g, ng * 4));
+    probe::check(cudaMalloc(&beta, n / w * 4));
     widen<<<64, 256>>>(t.g, g, ng);
     widen<<<64, 256>>>(t.beta, beta, n / w);
     Problem p = plain;
     p.g.data = g, p.beta.data = beta, p.g.dtype = p.beta.dtype = deltic::DType::f32;
     run_as(p, o2, s2);
     forms &= equal(o1, o2) && equal(s1, s2);
-    CHECK(cudaFree(g));
-    CHECK(cudaFree(beta));
+    probe::check(cudaFree(g));
+    probe::check(cudaFree(beta));
   }
   if (lens.size() == 2 && lens[0] == lens[1] && split == DELTIC_SPLIT_OFF) {  // a dense batch
     Problem p = plain;
@@ -401,8 +393,8 @@ bool check(const char* name, Config cfg, std::vector<int> lens, int heads, int v
               name, eo * 100, es * 100, same ? "=" : "NO", alone ? "=" : "NO", forms ? "=" : "NO",
               causal ? "=" : "NO", ok ? "ok" : "FAIL");
   std::fflush(stdout);
-  CHECK(cudaFree(rs));
-  CHECK(cudaFree(ro));
+  probe::check(cudaFree(rs));
+  probe::check(cudaFree(ro));
   free_tensors(t);
   return ok;
 }
@@ -425,38 +417,15 @@ double time_case(std::vector<int> lens, int heads, int value_heads, const char* 
   const float scale = 1.f / std::sqrt(128.f);
   for (auto& x : t) launch(x, cfg, scale, -5.f, nullptr);  // sizes the workspace, too
   const int segment = deltic::gpu::forward::segment_chunks(problem_of(t[0], cfg, scale, -5.f), 132);
-  cudaStream_t stream;
-  CHECK(cudaStreamCreate(&stream));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  const int per_graph = 8;
-  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < per_graph; i++) launch(t[i % sets], cfg, scale, -5.f, stream);
-  CHECK(cudaStreamEndCapture(stream, &graph));
-  CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t a, b;
-  CHECK(cudaEventCreate(&a));
-  CHECK(cudaEventCreate(&b));
-  std::vector<float> ms;
-  for (int i = 0; i < g_repeats + 5; i++) {
-    CHECK(cudaEventRecord(a, stream));
-    CHECK(cudaGraphLaunch(exec, stream));
-    CHECK(cudaEventRecord(b, stream));
-    CHECK(cudaEventSynchronize(b));
-    float x;
-    CHECK(cudaEventElapsedTime(&x, a, b));
-    if (i >= 5) ms.push_back(x / per_graph);
-  }
-  std::sort(ms.begin(), ms.end());
+  const std::vector<float> ms = probe::replay_ms(8, g_repeats, 5, [&](int i, cudaStream_t stream) {
+    launch(t[i % sets], cfg, scale, -5.f, stream);
+  });
   const double med = ms[ms.size() / 2];
   std::printf(
       "time %zu x %6d H %3d/%3d %-8s seg %3d %.4f ms (%.4f..%.4f) %.2f TB/s  anchor %.3f: %.2fx\n",
       lens.size(), lens[0], heads, value_heads, name, segment, med, ms.front(), ms.back(),
       bytes / med * 1e-9, anchor, anchor / med);
   std::fflush(stdout);
-  CHECK(cudaGraphExecDestroy(exec));
-  CHECK(cudaGraphDestroy(graph));
-  CHECK(cudaStreamDestroy(stream));
   for (auto& x : t) free_tensors(x);
   return med;
 }
@@ -615,7 +584,7 @@ int main(int argc, char** argv) {
                              {.g = argc > 3 ? kGateRow : kNormal, .state = false}, 1);
     launch(t, cfg, .1f, -5.f, nullptr);
     launch(t, cfg, .1f, -5.f, nullptr);
-    CHECK(cudaDeviceSynchronize());
+    probe::check(cudaDeviceSynchronize());
   }
   return 0;
 }

@@ -12,19 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "../probe.h"
 #include "kernel.cuh"
 
 using namespace deltic::gpu;
 using bf16 = __nv_bfloat16;
-
-#define CHECK(x)                                                                      \
-  do {                                                                                \
-    cudaError_t e_ = (x);                                                             \
-    if (e_ != cudaSuccess) {                                                          \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(e_)); \
-      std::exit(1);                                                                   \
-    }                                                                                 \
-  } while (0)
 
 struct Tensors {
   bf16 *q, *k, *v, *g, *beta, *o;
@@ -106,8 +98,8 @@ CUtensorMap make_map(bf16* p, int tokens, int heads) {
   static PFN_cuTensorMapEncodeTiled_v12000 encode = [] {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult r;
-    CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
-                                           &r));
+    probe::check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
+                                                  cudaEnableDefault, &r));
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
   }();
   CUtensorMap m;
@@ -125,13 +117,14 @@ long long* g_trace = nullptr;
 
 void launch(const Tensors& t, Gate gate, float scale, float lower_bound, cudaStream_t stream) {
   auto kernel = gate == Gate::kBounded ? kda_prefill<Gate::kBounded> : kda_prefill<Gate::kLogDecay>;
-  CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
+  probe::check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Smem)));
   Params p{t.cu,        t.beta,  t.a_log, t.dt_bias,   t.o,    t.state_in,
            t.state_out, t.heads, scale,   lower_bound, g_trace};
   auto map = [&](bf16* x) { return make_map(x, t.tokens, t.heads); };
   kernel<<<t.seqs * t.heads, kThreads, sizeof(Smem), stream>>>(map(t.q), map(t.k), map(t.v),
                                                                map(t.g), map(t.o), p);
-  CHECK(cudaGetLastError());
+  probe::check(cudaGetLastError());
 }
 
 struct Fills {
@@ -145,33 +138,33 @@ Tensors make_tensors(std::vector<int> lens, int heads, Fills f, uint64_t seed) {
   t.tokens = cu.back(), t.heads = heads, t.seqs = int(lens.size());
   int64_t n = int64_t(t.tokens) * heads * 128, m = int64_t(t.seqs) * heads * 128 * 128;
   auto gen = [&](bf16*& p, int64_t count, int kind, int s) {
-    CHECK(cudaMalloc(&p, count * 2));
+    probe::check(cudaMalloc(&p, count * 2));
     fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, heads);
   };
   gen(t.q, n, kNormal, 1), gen(t.k, n, f.k, 2), gen(t.v, n, kNormal, 3), gen(t.g, n, f.g, 4);
   gen(t.beta, n / 128, kNormal, 5), gen(t.o, n, kNormal, 6);
   auto genf = [&](float*& p, int64_t count, int kind, int s) {
-    CHECK(cudaMalloc(&p, count * 4));
+    probe::check(cudaMalloc(&p, count * 4));
     fill<<<1024, 256>>>(p, count, seed * 100 + s, kind, heads);
   };
   genf(t.a_log, heads, kStateFill, 7), genf(t.dt_bias, heads * 128, kStateFill, 8);
   if (f.state) genf(t.state_in, m, kStateFill, 9);
   genf(t.state_out, m, kNormal, 10);
-  CHECK(cudaMalloc(&t.cu, cu.size() * 4));
-  CHECK(cudaMemcpy(t.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
-  CHECK(cudaDeviceSynchronize());
+  probe::check(cudaMalloc(&t.cu, cu.size() * 4));
+  probe::check(cudaMemcpy(t.cu, cu.data(), cu.size() * 4, cudaMemcpyHostToDevice));
+  probe::check(cudaDeviceSynchronize());
   return t;
 }
 void free_tensors(Tensors& t) {
   for (void* p :
        {(void*)t.q, (void*)t.k, (void*)t.v, (void*)t.g, (void*)t.beta, (void*)t.o, (void*)t.a_log,
         (void*)t.dt_bias, (void*)t.state_in, (void*)t.state_out, (void*)t.cu})
-    CHECK(cudaFree(p));
+    probe::check(cudaFree(p));
 }
 template <class X>
 std::vector<X> fetch(const X* p, int64_t n) {
   std::vector<X> h(n);
-  CHECK(cudaMemcpy(h.data(), p, n * sizeof(X), cudaMemcpyDeviceToHost));
+  probe::check(cudaMemcpy(h.data(), p, n * sizeof(X), cudaMemcpyDeviceToHost));
   return h;
 }
 template <class X>
@@ -189,20 +182,20 @@ bool check(const char* name, Gate gate, std::vector<int> lens, int heads, Fills 
   int64_t n = int64_t(t.tokens) * heads * 128, m = int64_t(t.seqs) * heads * 128 * 128;
   float scale = 1.f / std::sqrt(128.f), lb = -5.f;
   double *rs, *ro;
-  CHECK(cudaMalloc(&rs, m * 8));
-  CHECK(cudaMalloc(&ro, n * 8));
-  CHECK(cudaMemset(t.o, 0xff, n * 2));
-  CHECK(cudaMemset(t.state_out, 0xff, m * 4));
+  probe::check(cudaMalloc(&rs, m * 8));
+  probe::check(cudaMalloc(&ro, n * 8));
+  probe::check(cudaMemset(t.o, 0xff, n * 2));
+  probe::check(cudaMemset(t.state_out, 0xff, m * 4));
   reference<<<t.seqs * heads, 128>>>(t, gate, scale, lb, rs, ro);
   launch(t, gate, scale, lb, nullptr);
-  CHECK(cudaDeviceSynchronize());
+  probe::check(cudaDeviceSynchronize());
   auto o1 = fetch(t.o, n);
   auto s1 = fetch(t.state_out, m);
   double eo = rms_error(o1, fetch(ro, n)), es = rms_error(s1, fetch(rs, m));
   // Same bits again, and after every token from the middle of each sequence on has been replaced,
   // the same bits before.
   launch(t, gate, scale, lb, nullptr);
-  CHECK(cudaDeviceSynchronize());
+  probe::check(cudaDeviceSynchronize());
   auto o2 = fetch(t.o, n);
   bool same = std::memcmp(o1.data(), o2.data(), n * 2) == 0;
   int64_t row = int64_t(heads) * 128;
@@ -218,7 +211,7 @@ bool check(const char* name, Gate gate, std::vector<int> lens, int heads, Fills 
     start += len;
   }
   launch(t, gate, scale, lb, nullptr);
-  CHECK(cudaDeviceSynchronize());
+  probe::check(cudaDeviceSynchronize());
   auto o3 = fetch(t.o, n);
   bool causal = true;
   start = 0;
@@ -229,8 +222,8 @@ bool check(const char* name, Gate gate, std::vector<int> lens, int heads, Fills 
   bool ok = eo < limit && es < limit && same && causal;
   std::printf("check %-34s o %.3f %%  state %.3f %%  same bits %s  causal %s  %s\n", name, eo * 100,
               es * 100, same ? "yes" : "NO", causal ? "yes" : "NO", ok ? "ok" : "FAIL");
-  CHECK(cudaFree(rs));
-  CHECK(cudaFree(ro));
+  probe::check(cudaFree(rs));
+  probe::check(cudaFree(ro));
   free_tensors(t);
   return ok;
 }
@@ -242,30 +235,9 @@ void time_case(int heads, int tokens, const char* name, int g_fill, Gate gate, d
   Fills f;
   f.g = g_fill, f.state = false;
   for (int i = 0; i < sets; i++) t.push_back(make_tensors({tokens}, heads, f, 7 + i));
-  cudaStream_t stream;
-  CHECK(cudaStreamCreate(&stream));
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  const int per_graph = 8;
-  CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  for (int i = 0; i < per_graph; i++)
+  const std::vector<float> ms = probe::replay_ms(8, 25, 8, [&](int i, cudaStream_t stream) {
     launch(t[i % sets], gate, 1.f / std::sqrt(128.f), -5.f, stream);
-  CHECK(cudaStreamEndCapture(stream, &graph));
-  CHECK(cudaGraphInstantiate(&exec, graph, 0));
-  cudaEvent_t a, b;
-  CHECK(cudaEventCreate(&a));
-  CHECK(cudaEventCreate(&b));
-  std::vector<float> ms;
-  for (int i = 0; i < 33; i++) {
-    CHECK(cudaEventRecord(a, stream));
-    CHECK(cudaGraphLaunch(exec, stream));
-    CHECK(cudaEventRecord(b, stream));
-    CHECK(cudaEventSynchronize(b));
-    float x;
-    CHECK(cudaEventElapsedTime(&x, a, b));
-    if (i >= 8) ms.push_back(x / per_graph);
-  }
-  std::sort(ms.begin(), ms.end());
+  });
   double med = ms[ms.size() / 2], chunks = (tokens + 63) / 64;
   double bytes = double(tokens) * heads * (5 * 256 + 2), flops = chunks * heads * 12e6;
   std::printf(
@@ -273,8 +245,6 @@ void time_case(int heads, int tokens, const char* name, int g_fill, Gate gate, d
       "FlashKDA %.3f: %.2fx  goal %.2f\n",
       tokens, heads, name, med, ms.front(), ms.back(), med * 1e3 / chunks, bytes / med * 1e-9,
       flops / med * 1e-9, anchor, anchor / med, goal);
-  CHECK(cudaGraphExecDestroy(exec));
-  CHECK(cudaGraphDestroy(graph));
   for (auto& x : t) free_tensors(x);
 }
 
@@ -311,11 +281,11 @@ int main(int argc, char** argv) {
     const int chunks = 32;
     Tensors t =
         make_tensors({64 * chunks}, argc > 2 ? std::atoi(argv[2]) : 96, {.state = false}, 1);
-    CHECK(cudaMalloc(&g_trace, chunks * 256 * 8));
-    CHECK(cudaMemset(g_trace, 0, chunks * 256 * 8));
+    probe::check(cudaMalloc(&g_trace, chunks * 256 * 8));
+    probe::check(cudaMemset(g_trace, 0, chunks * 256 * 8));
     launch(t, Gate::kBounded, .1f, -5.f, nullptr);
     launch(t, Gate::kBounded, .1f, -5.f, nullptr);
-    CHECK(cudaDeviceSynchronize());
+    probe::check(cudaDeviceSynchronize());
     auto h = fetch(g_trace, chunks * 256);
     long long zero = h[(16 * 16) * 16];
     for (int c = 16; c < 19; c++)
@@ -329,7 +299,7 @@ int main(int argc, char** argv) {
   if (what == "once") {
     Tensors t = make_tensors({2048}, argc > 2 ? std::atoi(argv[2]) : 96, {.state = false}, 1);
     launch(t, Gate::kBounded, .1f, -5.f, nullptr);
-    CHECK(cudaDeviceSynchronize());
+    probe::check(cudaDeviceSynchronize());
   }
   return 0;
 }
