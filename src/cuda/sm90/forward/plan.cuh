@@ -14,16 +14,17 @@ namespace deltic::gpu::forward {
 
 struct Costs {  // microseconds of one SM per chunk; carry_half: of 64 value columns
   float carry, carry_half, prepare;
+  float part;  // from one job to the next
 };
 // For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
 // times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
 // carriers are few).
 __host__ __device__ inline Costs costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.3f, 2.3f, 3.8f} : Costs{2.1f, 1.7f, 1.5f};
+  return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 4.6f, 4.f} : Costs{2.1f, 1.7f, 1.5f, 2.5f};
 }
 // As measured, for choosing segments.
 __host__ __device__ inline Costs measured_costs(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 5.2f} : Costs{2.2f, 1.75f, 2.6f};
+  return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 5.2f, 4.f} : Costs{2.2f, 1.75f, 2.6f, 2.5f};
 }
 
 __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
@@ -33,10 +34,10 @@ __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
 struct Roles {
   int carriers, parts;  // as in Plan
 };
-// What is to be divided: chunks of all jobs, of the longest, states of a carrier (transfer: 2),
-// rows of a state (num_rows), CTAs.
+// What is to be divided: jobs, their chunks, those of the longest, states of a carrier (transfer:
+// 2), rows of a state (num_rows), CTAs.
 struct Work {
-  int total, longest, states, rows, ctas;
+  int jobs, total, longest, states, rows, ctas;
   __host__ __device__ int group(int parts) const { return states * parts; }
   __host__ __device__ int most_parts() const { return rows > kWidth / 2 ? 2 : 1; }
   // One CTA at least prepares.
@@ -47,7 +48,8 @@ __host__ __device__ inline float split_time(Costs c, const Work& w, Roles r) {
   if (r.carriers < 1 || r.carriers > w.most_carriers(r.parts) || r.parts > w.most_parts())
     return INFINITY;
   const float carry = (r.parts == w.most_parts() ? c.carry_half : c.carry) *
-                      float(steps_of(w.total, w.longest, r.carriers));
+                          float(steps_of(w.total, w.longest, r.carriers)) +
+                      c.part * float(w.jobs) / float(r.carriers);
   const float prepare = c.prepare * float(w.total) / float(w.ctas - w.group(r.parts) * r.carriers);
   return carry > prepare ? carry : prepare;
 }
@@ -317,8 +319,12 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     params.pieces[at] = piece, params.chunk_prefix[at] = before;
     at++, before += chunks;
   });
-  const Work work = {s_chunks[kThreads - 1] * params.num_value_heads, s_longest,
-                     params.is_transfer ? 2 : 1, num_rows(params), ctas};
+  const Work work = {s_pieces[kThreads - 1] * params.num_value_heads,
+                     s_chunks[kThreads - 1] * params.num_value_heads,
+                     s_longest,
+                     params.is_transfer ? 2 : 1,
+                     num_rows(params),
+                     ctas};
   // As choose_roles, a thread for each; the first of the best.
   const auto roles_of = [](int i) { return Roles{i % (kThreads / 2), 1 + i / (kThreads / 2)}; };
   float time = split_time(costs, work, roles_of(tid));

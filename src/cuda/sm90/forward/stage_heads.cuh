@@ -273,8 +273,7 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
       put_queries<E>(work, s.aqk[this_one()], pairs);
     }
     fence_async_proxy();
-    __syncwarp();
-    if (tid % 32 == 0) barrier_arrive(&s.l_full[n % kSolvers]);  // with Aqk
+    barrier_arrive(&s.l_full[n % kSolvers]);  // all lanes: what the race checker understands
     __syncwarp();
   }
 }
