@@ -30,8 +30,6 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
 };
 struct Item {               // one chunk of one head to prepare
   int rest, step, carrier;  // tokens in the chunk; which of its carrier's packets it is
-  Packet<GateKind::kChannel>* packet;
-  uint32_t* ready;
   const void* g;  // the chunk's first row of gates, where they come by ordinary loads
 };
 struct Span {  // of a piece
@@ -47,13 +45,19 @@ struct Stage {
   alignas(16) float bias[kWidth];  // slope times bias
 };
 struct Scores {
-  float l[kChunk * kPitch];  // L, then its inverse block by block in place
+  union {
+    float l[kChunk * kPitch];  // L, then its inverse block by block in place
+    uint8_t tile[kHalf];       // then T, until the copy out has read it
+  };
   uint8_t aqk[kHalf];        // above the diagonal zero
   float row_scale[kChunk];   // beta/|k|^2: of columns of L; fp16: of rows, and of T's columns
   float v_scale[kChunk];     // |k|
   float k_scale[kChunk];     // 1/|k|; fp16
   float o_scale[kChunk];     // scale/|q|
+  float diagonal[kChunk];    // of Aqk
 };
+// Raw tiles leave as the packet's operands: of k exp(G), q exp(G), k exp(G_last - G), in the places
+// of k, q and g.
 struct PrepareSmem {
   alignas(1024) uint8_t k[kRawStages][kTile], q[kRawStages][kTile], g[kRawStages][kTile];
   alignas(1024) Level level[kLevelBuffers];
@@ -62,9 +66,9 @@ struct PrepareSmem {
   Stage stage[kRawStages];
   Where where[kRawStages];  // of the item to be loaded next
   Plan plan;
-  uint64_t raw_full[kRawStages], raw_empty[kRawStages];
+  uint64_t raw_full[kRawStages], rows_done[kRawStages];
   uint64_t level_full[kLevelBuffers], level_empty[kLevelBuffers];
-  uint64_t place_free[2], rows_done[2], turn[2];
+  uint64_t turn[2];
 };
 static_assert(sizeof(PrepareSmem) <= 232448);
 

@@ -12,7 +12,6 @@ struct InputMaps {
 // A warp's part of what comes by ordinary loads, between issue and use.
 struct Fetched {
   uint32_t a_log, beta[2], bias[4];  // bits
-  int rest;
 };
 
 // The CTA's item n. Items go by step, then carrier, so that all carriers advance together.
@@ -56,15 +55,6 @@ __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const W
     tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
   }
 }
-// Gates per channel.
-__device__ inline Item item_of(const Params& params, const Where& w) {
-  return {w.rest,
-          w.step,
-          w.carrier,
-          packet_at<GateKind::kChannel>(params, w.carrier, w.step),
-          ready_flag(params, w.carrier, w.step),
-          nullptr};
-}
 // One thread: the place of a packet has been read by all CTAs of its carrier.
 __device__ inline void wait_place(const Params& params, const Plan& plan, int carrier, int step) {
   const int over = step - params.ring_slots, group = group_of(params, reread(plan.parts));
@@ -76,9 +66,8 @@ __device__ inline void wait_place(const Params& params, const Plan& plan, int ca
 // One warp, gates per channel: what comes by ordinary loads, and the item itself.
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
   const int lane = threadIdx.x % 32;
-  f.rest = w.rest;
   if (lane == 0) {
-    stage.item = item_of(params, w);
+    stage.item = {w.rest, w.step, w.carrier, nullptr};
     const Values& g = params.g_channel;
     if (g.data)
       stage.item.g =
@@ -99,13 +88,13 @@ __device__ inline void begin_item(Stage& stage, const Params& params, const Wher
     const int t = 2 * lane + i;
     const Values& v = params.beta;
     f.beta[i] =
-        v.data && t < f.rest
+        v.data && t < w.rest
             ? load_bits(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh)
             : 0;
   }
 }
-__device__ inline float beta_of(const Params& params, const Fetched& f, int i) {
-  if (2 * int(threadIdx.x % 32) + i >= f.rest) return 0.f;
+__device__ inline float beta_of(const Params& params, const Fetched& f, int i, int rest) {
+  if (2 * int(threadIdx.x % 32) + i >= rest) return 0.f;
   return params.beta.data ? beta_value(params, number_of(f.beta[i], params.beta.type)) : 1.f;
 }
 // The same warp, later: beta and the parameters of gates per channel.
@@ -124,7 +113,7 @@ __device__ inline void finish_channel_item(Stage& stage, const Params& params, c
                     number_of(f.bias[3], params.dt_bias.type) * by);
   }
   *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
-      make_float2(beta_of(params, f, 0), beta_of(params, f, 1));
+      make_float2(beta_of(params, f, 0, stage.item.rest), beta_of(params, f, 1, stage.item.rest));
 }
 // All lanes: what they wrote is there.
 __device__ inline void arrive_item(uint64_t* raw_full) {

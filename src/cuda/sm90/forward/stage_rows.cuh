@@ -135,14 +135,9 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     const int st = n % kRawStages;
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
     const Stage& stage = s.stage[st];
-    Packet<GateKind::kChannel>* const out = stage.item.packet;
-    uint8_t* const packet = out->keys.k + half * kHalf + 16 * b * 128;
     const int rest = stage.item.rest - 16 * b;
     const uint32_t raw = half * kHalf + 16 * b * 128;
     const uint32_t k_addr = smem_u32(s.k[st]) + raw, q_addr = smem_u32(s.q[st]) + raw;
-    auto put = [&](int64_t tile, int t, uint32_t v) {
-      store_packet(packet + tile + t * 128 + (lane4 ^ ((t & 7) << 4)), v);
-    };
     Rows r;
     const uint32_t g_addr = smem_u32(s.g[st]) + raw;
     const float slope = stage.slope, bound = params.lower_bound * kLog2e;
@@ -159,7 +154,6 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
       r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
     }
-    barrier_arrive(&s.raw_empty[st]);
     if (rest < 16) {  // past the end: k = q = 0, decay 1
 #pragma unroll
       for (int t = 0; t < 16; t++)
@@ -202,7 +196,8 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       fence_async_proxy();
       barrier_arrive(&s.level_full[1 + far]);
     }
-    barrier_wait(&s.place_free[n & 1], (n / 2) & 1);
+    // Every thread writes where it has read; the norms, too, have been read when a level has been
+    // multiplied.
     float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -212,17 +207,15 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     }
 #pragma unroll
     for (int t = 0; t < 16; t++) {
+      const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
       const uint32_t f = pack<E>(r.fs[t][0] * p0, r.fs[t][1] * p1);
-      put(0, t, multiply_packed<E>(r.k[t], f));
-      put(kTile, t, multiply_packed<E>(r.q[t], f));
-      put(2 * kTile, t,
-          multiply_packed<E>(
-              r.k[t], pack<E>((t < 15 ? r.te[t][0] : 1.f) * s0, (t < 15 ? r.te[t][1] : 1.f) * s1)));
+      store_shared(k_addr + at, multiply_packed<E>(r.k[t], f));
+      store_shared(q_addr + at, multiply_packed<E>(r.q[t], f));
+      store_shared(g_addr + at, multiply_packed<E>(r.k[t], pack<E>((t < 15 ? r.te[t][0] : 1.f) * s0,
+                                                                   (t < 15 ? r.te[t][1] : 1.f) * s1)));
     }
-    if (b == 0)
-      *reinterpret_cast<float2*>(&out->rest.decay[decay_place(channel)]) =
-          make_float2(r.fs[15][0] * s0, r.fs[15][1] * s1);
-    barrier_arrive(&s.rows_done[n & 1]);
+    fence_async_proxy();
+    barrier_arrive(&s.rows_done[st]);
   }
 }
 

@@ -48,8 +48,7 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
     s.row_scale[token] = stage.beta[token] * rk * rk;
     s.o_scale[token] = params.scale * (has_norm ? rsqrtf(qq + 1e-6f) : 1.f);
     if constexpr (kIsHalf<E>) s.k_scale[token] = rk, qk *= rk;
-    *reinterpret_cast<uint16_t*>(s.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
-        uint16_t(pack<E>(is_in ? qk : 0.f, 0.f));
+    s.diagonal[token] = is_in ? qk : 0.f;
   });
 }
 
@@ -118,18 +117,26 @@ __device__ inline void put_level32(Scores& s, const float (&acc)[16], int warp, 
                   acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
 }
 
-// T (fp16: with its scales, of rows and columns) and the factors of v, v_new and o to the packet;
-// zeros above the diagonal.
+// To the packet: decays and the factors of v, v_new and o.
 template <class E>
-__device__ inline void write_inverse(const Scores& s, Packet<GateKind::kChannel>& packet) {
-  const int tid = thread_index() % 128, col = 4 * (tid % 16);
+__device__ inline void write_factors(const Scores& s, const float (&total)[4][kWidth],
+                                     Packet<GateKind::kChannel>& packet) {
+  const int tid = thread_index() % 128;
   auto& out = packet.rest;
+  out.decay[decay_place(tid)] = total[0][tid] * (total[1][tid] * total[2][tid] * total[3][tid]);
   if (tid < kChunk) {
     out.v_factor[factor_place(tid)] = kIsHalf<E> ? s.k_scale[tid] : s.v_scale[tid];
     if (!kIsHalf<E>) packet.new_factor[factor_place(tid)] = s.row_scale[tid];
   } else {
     out.o_factor[factor_place(tid - kChunk)] = s.o_scale[tid - kChunk];
   }
+}
+// T (fp16: with its scales, of rows and columns) as a tile in the inverse's place; zeros above the
+// diagonal. barrier: of the 128 threads.
+template <class E>
+__device__ inline void put_inverse(Scores& s, int barrier) {
+  const int tid = thread_index() % 128, col = 4 * (tid % 16);
+  uint2 packed[8];
   float4 c = make_float4(1.f, 1.f, 1.f, 1.f);
   if constexpr (kIsHalf<E>) {
     const float4 v = *reinterpret_cast<const float4*>(&s.v_scale[col]);
@@ -138,6 +145,7 @@ __device__ inline void write_inverse(const Scores& s, Packet<GateKind::kChannel>
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
+    if (i == 4) asm volatile("" ::: "memory");  // as loads before it would spill
     const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
     float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
     if constexpr (kIsHalf<E>) {
@@ -146,16 +154,13 @@ __device__ inline void write_inverse(const Scores& s, Packet<GateKind::kChannel>
     }
     const float x = left >= 0 ? a.x * c.x : 0.f, y = left >= 1 ? a.y * c.y : 0.f;
     const float z = left >= 2 ? a.z * c.z : 0.f, w = left >= 3 ? a.w * c.w : 0.f;
-    *reinterpret_cast<uint2*>(out.solved.t + swizzled(row, col / 8) + 2 * (col % 8)) =
-        make_uint2(pack<E>(x, y), pack<E>(z, w));
+    packed[i] = make_uint2(pack<E>(x, y), pack<E>(z, w));
   }
-}
-__device__ inline void write_scores(const Scores& s, Packet<GateKind::kChannel>::Rest& out) {
-  const int tid = thread_index() % 128;
+  named_sync(barrier, kScoreThreads);  // all of the inverse has been read
 #pragma unroll
-  for (int i = 0; i < 4; i++)
-    reinterpret_cast<uint4*>(out.solved.aqk)[128 * i + tid] =
-        reinterpret_cast<const uint4*>(s.aqk)[128 * i + tid];
+  for (int i = 0; i < 8; i++)
+    *reinterpret_cast<uint2*>(s.tile + swizzled(8 * i + tid / 16, col / 8) + 2 * (col % 8)) =
+        packed[i];
 }
 
 // A level's product, when its operands are there.
@@ -184,20 +189,31 @@ __device__ inline void find_channel_item(PrepareSmem& s, const Params& params, i
   if (thread_index() % 32 == 0) s.where[st] = w;
   __syncwarp();
 }
-// The same warp: all of item n into place st, which is free. The next one's place is looked up
-// while loads are under way.
-template <GateForm kForm, bool kWideGate>
-__device__ inline void load_channel_item(PrepareSmem& s, const Params& params,
-                                         const InputMaps& maps, int n, int st, int num_items) {
+// The same warp: begins to load item n into place st, from which the operands of the one before, if
+// there is one, go to their packet. The next one's place is looked up while copies are under way.
+template <bool kIsFirst, bool kWideGate>
+__device__ inline void begin_channel_item(PrepareSmem& s, const Params& params,
+                                          const InputMaps& maps, int n, int st, int num_items,
+                                          Fetched& fetched) {
   const Where w = s.where[st];
-  __syncwarp();
-  if (thread_index() % 32 == 0) load_tiles<kWideGate>(s, maps, w, st);
-  __syncwarp();
-  Fetched fetched;
-  begin_item(s.stage[st], params, w, fetched);
+  const bool is_first = thread_index() % 32 == 0, is_item = n < num_items;
+  if constexpr (!kIsFirst) {
+    barrier_wait(&s.rows_done[st], (n / 2 - 1) & 1);
+    if (is_first) {
+      const Item& item = s.stage[st].item;
+      wait_place(params, s.plan, item.carrier, item.step);  // the carrier has read what was there
+      auto* const to = packet_at<GateKind::kChannel>(params, item.carrier, item.step);
+      bulk_store(to->keys.k, s.k[st], kTile);
+      bulk_store(to->keys.q, s.q[st], kTile);
+      bulk_store(to->rest.kr, s.g[st], kTile);
+    }
+    __syncwarp();
+  }
+  if (is_item) begin_item(s.stage[st], params, w, fetched);
   if (n + 2 < num_items) find_channel_item(s, params, n + 2, st);
-  finish_channel_item<kForm>(s.stage[st], params, fetched);
-  arrive_item(&s.raw_full[st]);
+  if (!kIsFirst && is_first) tensor_store_wait_read();
+  if (is_first && is_item) load_tiles<kWideGate>(s, maps, w, st);
+  __syncwarp();
 }
 
 // Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
@@ -211,32 +227,31 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
   for (int i = threadIdx.x % 128; i < kHalf / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
   named_sync(barrier, kScoreThreads);
-  auto wait_item = [&](int n) {  // the packet's place has been read by its carrier
-    if (threadIdx.x % 128 == 64 && n < num_items) {
-      const Item& item = s.stage[which].item;
-      wait_place(params, s.plan, item.carrier, item.step);
-      barrier_arrive(&s.place_free[which]);
-    }
-    __syncwarp();
+  Fetched fetched;
+  auto finish_item = [&](int n) {
+    if (n >= num_items) return;
+    finish_channel_item<kForm>(s.stage[which], params, fetched);
+    arrive_item(&s.raw_full[which]);
   };
   if (threadIdx.x % 128 >= 96 && which < num_items) {
     find_channel_item(s, params, which, which);
-    load_channel_item<kForm, kWideGate>(s, params, maps, which, which, num_items);
+    begin_channel_item<true, kWideGate>(s, params, maps, which, which, num_items, fetched);
+    finish_item(which);
   }
-  named_sync(barrier, kScoreThreads);
-  wait_item(which);
 #pragma unroll 1
   for (int n = which; n < num_items; n += 2) {
     const int st = which, tid = thread_index() % 128, warp = tid / 32;
     const Lane ln(tid);
     const Stage& stage = s.stage[st];
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
-    Packet<GateKind::kChannel>& out = *stage.item.packet;
-    uint32_t* const ready = stage.item.ready;
-    const int step = stage.item.step;
+    const int carrier = stage.item.carrier, step = stage.item.step;
     token_norms<E>(sc, stage, s.k[st], s.q[st], params, warp, ln);
-    named_sync(barrier, kScoreThreads);  // scales of all tokens
-    barrier_arrive(&s.raw_empty[st]);
+    named_sync(barrier, kScoreThreads);  // scales of all tokens; T and Aqk before are out
+    if (warp >= 2) {
+      const int token = tid - 64;
+      *reinterpret_cast<uint16_t*>(sc.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
+          uint16_t(pack<E>(sc.diagonal[token], 0.f));
+    }
     // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
     // more.
     barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
@@ -252,19 +267,29 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     put_level32<E>(sc, acc, warp, ln);
     barrier_arrive(&s.turn[which ^ 1]);
     named_sync(barrier, kScoreThreads);  // L complete
-    if (tid < 96) {
+    if (tid < 96)
       invert_in_place(sc.l, barrier + 2);
-    } else if (n + 2 < num_items) {
-      barrier_wait(&s.raw_empty[st], (n / kRawStages) & 1);
-      load_channel_item<kForm, kWideGate>(s, params, maps, n + 2, st, num_items);
+    else
+      begin_channel_item<false, kWideGate>(s, params, maps, n + 2, st, num_items, fetched);
+    named_sync(barrier, kScoreThreads);  // the inverse is complete, the packet's place free
+    auto& out = *packet_at<GateKind::kChannel>(params, carrier, step);
+    write_factors<E>(sc, s.total[which], out);
+    put_inverse<E>(sc, barrier);
+    fence_async_proxy();
+    named_sync(barrier, kScoreThreads);  // T is complete
+    if (warp == 3) {
+      if (tid == 96) {
+        bulk_store(out.rest.solved.t, sc.tile, kHalf);
+        bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
+      }
+      __syncwarp();
+      finish_item(n + 2);
+      if (tid == 96) {
+        bulk_store_wait();
+        store_release(ready_flag(params, carrier, step), step + 1);
+      }
+      __syncwarp();
     }
-    named_sync(barrier, kScoreThreads);  // the inverse is complete
-    write_inverse<E>(sc, out);
-    write_scores(sc, out.rest);
-    barrier_wait(&s.rows_done[which], (n / 2) & 1);
-    named_sync(barrier, kScoreThreads);  // all of the packet is written; the next item is known
-    if (tid == 96) store_release(ready, step + 1);
-    wait_item(n + 2);
   }
 }
 
