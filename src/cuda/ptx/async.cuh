@@ -66,11 +66,11 @@ __device__ inline uint32_t load_relaxed(const uint32_t* p) {
 __device__ inline void store_relaxed(uint32_t* p, uint32_t v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// Ends the kernel instead of hanging when a flag never comes (about two seconds).
-template <bool kAcquire>
+// The kernel ends instead of hanging when a flag never comes (after about two seconds).
+constexpr int kMaxPolls = 4000000;
 __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
-  for (int n = 0; (kAcquire ? load_acquire(p) : load_relaxed(p)) < at_least; n++)
-    if (n > 4000000) __trap();
+  for (int n = 0; load_acquire(p) < at_least; n++)
+    if (n > kMaxPolls) __trap();
 }
 
 // --- bulk copies of contiguous bytes -------------------------------------------------------------

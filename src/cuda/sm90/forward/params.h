@@ -62,11 +62,11 @@ struct Packet<GateKind::kChannel> {
   struct alignas(1024) Rest {
     uint8_t kr[kTile];  // k exp(G_last - G)
     Solved solved;
-    float decay[kWidth];     // exp(G_last)
-    float v_factor[kChunk];  // |k|; fp16: 1/|k|, of k S and of v_new for the state
-    float o_factor[kChunk];  // scale/|q|
+    float decay[kWidth];       // exp(G_last)
+    float v_factor[kChunk];    // |k|; fp16: 1/|k|, of k S and of v_new for the state
+    float new_factor[kChunk];  // D; not in fp16
   } rest;
-  alignas(16) float new_factor[kChunk];  // D; not in fp16
+  alignas(16) float o_factor[kChunk];  // scale/|q|; needed longer than the rest
 };
 // Gates per head, or none: the carrier takes k and q as they are and multiplies accumulators. Aqk
 // is that of spec.md, all norms and scales in it; T = (I + M beta)^-1 with M = L/beta by rows, so

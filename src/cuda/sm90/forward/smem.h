@@ -1,5 +1,6 @@
 // Warpgroups, registers and shared memory of the two roles.
 #pragma once
+#include <cstddef>
 #include <type_traits>
 
 #include "cuda/sm90/forward/params.h"
@@ -19,8 +20,11 @@ constexpr int kRowRegs = 168, kScoreRegs = 88, kCarryRegs = 224, kLoadRegs = 32;
 static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoadRegs <= 512);
 
 constexpr int kRawStages = 2;
-constexpr int kLevelBuffers = 3;  // operands of three score levels between rows and scores
-static_assert(6 % kLevelBuffers == 0 && 6 / kLevelBuffers == 2, "buffers and parities by level");
+constexpr int kLevels = 6, kLevelBuffers = 3;  // operands of three levels of scores are under way
+// Named barriers of a preparing CTA, gates per channel. A warp arrives at these as one; at an
+// mbarrier each lane does.
+constexpr int kRowBarrier = 1, kScoreBarrier = 2, kInvertBarrier = 4;  // the last two + warpgroup
+constexpr int kFullBarrier = 6, kEmptyBarrier = kFullBarrier + kLevelBuffers;  // + buffer
 // Floats per row of L, of 64 or of 16 columns: 2x-th rows fall on different banks.
 constexpr int kPitch = 68, kBlockPitch = 20;
 
@@ -64,11 +68,13 @@ struct PrepareSmem {
   alignas(1024) Scores scores[2];
   float total[2][4][kWidth];  // decay of 16 tokens
   Stage stage[kRawStages];
-  Where where[kRawStages];  // of the item to be loaded next
+  Where where[kRawStages][2];  // the item that comes next into the place, and the one after it
   Plan plan;
   uint64_t raw_full[kRawStages], rows_done[kRawStages];
-  uint64_t level_full[kLevelBuffers], level_empty[kLevelBuffers];
   uint64_t turn[2];
+  // Addresses, to be read again for every level: two levels have the same place, and ptxas would
+  // keep all descriptors from one to the other.
+  uint32_t level_at[kLevelBuffers];
 };
 static_assert(sizeof(PrepareSmem) <= 232448);
 
@@ -125,20 +131,20 @@ struct CarrySmem {
   alignas(1024) uint8_t k[kKeyStages][kTile], q[kKeyStages][kTile];  // per channel: with decays
   alignas(1024) uint8_t v[kValueStages][2][kHalf];                   // [warpgroup]
   alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
-  alignas(16) float new_factor[kGate == GateKind::kChannel ? kRestStages : 1][kChunk];
-  // Jobs that are known ahead: loads are at most four chunks and a job ahead. Per channel there is
-  // no room for them.
+  // Per channel: of a chunk whose o leaves in the step after it.
+  alignas(16) float o_factor[kGate == GateKind::kChannel ? kRestStages + 1 : 1][kChunk];
+  // Of the thread that loads inputs: jobs that are known ahead (loads are at most four chunks and a
+  // job ahead), places of keys. Per channel there is no room for them, and keys come with packets.
   static constexpr int kJobs = 8;
-  struct Jobs {
+  struct Ahead {
     Job job[kJobs];
-    uint64_t full[kJobs];
+    uint64_t full[kJobs], keys_empty[kKeyStages];
   };
   struct Nothing {};
-  [[no_unique_address]] std::conditional_t<kGate == GateKind::kHead, Jobs, Nothing> ahead;
+  [[no_unique_address]] std::conditional_t<kGate == GateKind::kHead, Ahead, Nothing> ahead;
   Part part[2];
   int parts, first_half;  // CTAs to a state; which half of the values the first warpgroup has
-  uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
-  uint64_t rest_full[kRestStages], rest_empty[kRestStages];
+  uint64_t keys_full[kKeyStages], rest_full[kRestStages], rest_empty[kRestStages];
   uint64_t v_full[kValueStages], v_empty[kValueStages], o_full[kValueStages];
 };
 constexpr int kSmemBytes = 232448;  // all that an SM gives a CTA

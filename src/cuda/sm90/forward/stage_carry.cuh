@@ -81,7 +81,7 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
     if constexpr (kGate == GateKind::kChannel)
-      f = factors_at(s.rest[n % s.kRestStages].o_factor, i);
+      f = factors_at(s.o_factor[n % (s.kRestStages + 1)], i);
     r[4 * i] = pack_result<E>(o[8 * i] * f.x, o[8 * i + 1] * f.y);
     r[4 * i + 1] = pack_result<E>(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
     r[4 * i + 2] = pack_result<E>(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
@@ -292,7 +292,7 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
   named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
   if (carry_tid() % 128 == 0) {
     if (p.begin > 0)
-      wait_flag<true>(handoff_flag(params, blockIdx.x + group), num_carrying(params, parts));
+      wait_flag(handoff_flag(params, blockIdx.x + group), num_carrying(params, parts));
     const int rest = piece.length - (p.begin - n) * kChunk;
     part = {end,  stop,   rest / kChunk, n,     piece.token + (p.begin - n) * kChunk,
             rest, p.head, piece.batch,   chunk, own_chunk};
@@ -358,12 +358,11 @@ __device__ inline const float* v_factor(const Packet<GateKind::kHead>::Rest& res
 __device__ inline const float* v_factor(const Packet<GateKind::kChannel>::Rest& rest) {
   return rest.v_factor;
 }
-template <GateKind kGate>
-__device__ inline const float* new_factor(const CarrySmem<kGate>& s, int rs) {
-  if constexpr (kGate == GateKind::kHead)
-    return s.rest[rs].factors.new_factor;
-  else
-    return s.new_factor[rs];
+__device__ inline const float* new_factor(const Packet<GateKind::kHead>::Rest& rest) {
+  return rest.factors.new_factor;
+}
+__device__ inline const float* new_factor(const Packet<GateKind::kChannel>::Rest& rest) {
+  return rest.new_factor;
 }
 // Columns (tokens) times their factors.
 __device__ inline void multiply_columns(const Factors& factors, float (&x)[32]) {
@@ -528,14 +527,13 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       if constexpr (kHasOutput) multiply_state<E>(as, s.q[ks], O);
       if (kIsHead && !alone) pass_turn();
       if constexpr (kHasOutput) {
-        if (n > 0) warp_arrive(&s.rest_empty[(n - 1) % kRestStages]);
         if (!(kind & kIsFirst)) release_output(s, n - 1, kChunk, part(), params);
       }
       decay_state(rest, S);
       {
         constexpr bool kHasFactor = kIsHead || !kIsHalf<E>;
         Factors factors;
-        if constexpr (kHasFactor) factors = load_factors(new_factor(s, rs));
+        if constexpr (kHasFactor) factors = load_factors(new_factor(rest));
         wgmma_wait<kHasOutput ? 1 : 0>();
         fence_operands(acc);
         if constexpr (kHasFactor) multiply_columns(factors, acc);
@@ -572,8 +570,8 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       wgmma_wait<0>();
       fence_operands(S);
       fence_operands(O);
-      warp_arrive(&s.keys_empty[ks]);
-      if constexpr (kTransfer) warp_arrive(&s.rest_empty[rs]);
+      if constexpr (kIsHead) warp_arrive(&s.ahead.keys_empty[ks]);
+      warp_arrive(&s.rest_empty[rs]);
     } while (kind & kIsInside);
     if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
       uint32_t ob[16];

@@ -352,9 +352,8 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     const int scorer = which() % kScorers;
     const Where& where = work().where[i & 1];
     auto& packet = packet_at<GateKind::kHead>(params, where.carrier, where.step)->rest;
-    if (is_first())  // while the tiles are on their way
-      wait_place(params, s.plan, where.carrier, where.step);
-    __syncwarp();  // the packet's place is free
+    wait_place(params, s.plan, where.carrier, where.step,  // while the tiles are on their way
+               packets_read(params, s.plan, where.carrier));
     barrier_wait(&s.l_full[which()], i & 1);
     if (is_first() && !params.is_transfer) bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);
     __syncwarp();

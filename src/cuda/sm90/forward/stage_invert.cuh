@@ -1,4 +1,4 @@
-// (I + L)^-1 of a chunk in shared memory, by three warps or by one: 8 x 8 blocks on the diagonal by
+// (I + L)^-1 of a chunk in shared memory, by two warps or by one: 8 x 8 blocks on the diagonal by
 // substitution in fp32, then T21 = -(T22 L21) T11 for blocks of 8, 16 and 32 on the tensor cores
 // (tf32). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1. L's
 // 16 x 16 blocks below the diagonal come as operands, rounded (put_operand); those of the inverse
@@ -145,19 +145,17 @@ __device__ inline void invert_corner(const float* l, int row, const Lane& ln, Bl
   multiply<P>(z[0], y[1], l + Place::at(1, 0), ln);
   multiply<P>(z[1], y[1], l + Place::at(1, 1), ln);
 }
-// All of it in place. Three warps; the fourth loads meanwhile. barrier: of 96 threads.
+// All of it in place, by two warps. barrier: of their 64 threads.
 __device__ inline void invert_in_place(float* l, int barrier) {
-  const int warp = thread_index() % 128 / 32;
+  const int warp = thread_index() / 32 % 2;
   const Lane ln(thread_index());
-  if (warp < 2) invert_half<Square>(l, warp, ln);
-  named_sync(barrier, 96);
+  invert_half<Square>(l, warp, ln);
+  named_sync(barrier, 64);
   Block z[2];
-  if (warp < 2) invert_corner<Square>(l, 3 - warp, ln, z);
-  named_sync(barrier, 96);  // L of the lower half has been read
-  if (warp < 2) {
-    store_negative<Square::P>(l + Square::at(3 - warp, 0), z[0], ln);
-    store_negative<Square::P>(l + Square::at(3 - warp, 1), z[1], ln);
-  }
+  invert_corner<Square>(l, 3 - warp, ln, z);
+  named_sync(barrier, 64);  // L of the lower half has been read
+  store_negative<Square::P>(l + Square::at(3 - warp, 0), z[0], ln);
+  store_negative<Square::P>(l + Square::at(3 - warp, 1), z[1], ln);
 }
 // The same by one warp, blocks up to the diagonal alone.
 __device__ inline void invert_stairs(float* l, const Lane& ln) {

@@ -55,13 +55,20 @@ __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const W
     tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
   }
 }
-// One thread: the place of a packet has been read by all CTAs of its carrier.
-__device__ inline void wait_place(const Params& params, const Plan& plan, int carrier, int step) {
-  const int over = step - params.ring_slots, group = group_of(params, reread(plan.parts));
-  if (over < 0) return;
+// A warp: packets that the CTAs of a carrier have read, a lane for each CTA.
+__device__ inline int packets_read(const Params& params, const Plan& plan, int carrier) {
+  const int group = group_of(params, reread(plan.parts)), lane = thread_index() % 32;
+  return lane < group ? int(load_relaxed(consumed_flag(params, group * carrier + lane)))
+                      : 0x7fffffff;
+}
+// All of them have read what was in a packet's place. count: packets_read() of some time before.
+__device__ inline void wait_place(const Params& params, const Plan& plan, int carrier, int step,
+                                  int count) {
 #pragma unroll 1
-  for (int i = 0; i < group; i++)
-    wait_flag<false>(consumed_flag(params, group * carrier + i), over + 1);
+  for (int n = 0; !__all_sync(~0u, count > step - params.ring_slots); n++) {
+    if (n > kMaxPolls) __trap();
+    count = packets_read(params, plan, carrier);
+  }
 }
 // One warp, gates per channel: what comes by ordinary loads, and the item itself.
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {

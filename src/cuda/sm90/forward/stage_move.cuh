@@ -17,15 +17,16 @@ __device__ inline int num_positions(const Plan& plan, int carrier) {
 }
 template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
-  for (int i = 0; i < kKeyStages; i++)
-    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 4 * warpgroups);
+  for (int i = 0; i < kKeyStages; i++) barrier_init(&s.keys_full[i], 1);
   for (int i = 0; i < s.kRestStages; i++)
     barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 4 * warpgroups);
   for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
     barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 4 * warpgroups : 1),
         barrier_init(&s.o_full[i], 4 * warpgroups);
-  if constexpr (kGate == GateKind::kHead)
+  if constexpr (kGate == GateKind::kHead) {
     for (int i = 0; i < s.kJobs; i++) barrier_init(&s.ahead.full[i], 1);
+    for (int i = 0; i < kKeyStages; i++) barrier_init(&s.ahead.keys_empty[i], 4 * warpgroups);
+  }
 }
 
 // Who is told of values: gates per channel have a barrier for them, per head they come with the
@@ -111,7 +112,7 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
     if constexpr (kGate == GateKind::kHead) {
       const int ks = n % kKeyStages;
       const int qk_head = divide(at.head, divide(params.num_value_heads, params.num_heads));
-      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+      barrier_wait(&s.ahead.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
       barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer> + value_bytes);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -147,11 +148,11 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
         barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
       store_relaxed(consumed_flag(params, blockIdx.x), n - 1);
     }
-    wait_flag<true>(ready_flag(params, carrier, n), n + 1);
+    wait_flag(ready_flag(params, carrier, n), n + 1);
     fence_async_proxy_all();  // parts of packets are written by ordinary stores
     if constexpr (kGate == GateKind::kChannel) {
       const int ks = n % kKeyStages;
-      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+      static_assert(kKeyStages == kRestStages + 1);  // the place is free since the rest before had one
       barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer>);
       bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
       if constexpr (!kTransfer) bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
@@ -159,10 +160,10 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     const int rs = n % kRestStages;
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
     if constexpr (kGate == GateKind::kChannel) {
-      constexpr int kMore = sizeof(s.new_factor[0]);
+      constexpr int kMore = sizeof(s.o_factor[0]);
       barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore);
       bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
-      bulk_load(s.new_factor[rs], packet->new_factor, kMore, &s.rest_full[rs]);
+      bulk_load(s.o_factor[n % (kRestStages + 1)], packet->o_factor, kMore, &s.rest_full[rs]);
     } else if constexpr (kTransfer) {  // there is no Aqk
       barrier_expect(&s.rest_full[rs], kHalf + sizeof(HeadFactors));
       bulk_load(s.rest[rs].solved.t, packet->rest.solved.t, kHalf, &s.rest_full[rs]);

@@ -118,13 +118,12 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
 
 template <class E, GateForm kForm, bool kWideGate>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
-  // Six levels in three buffers: a level's buffer and parity are the same in every item.
-  auto fill_level = [&](auto level, auto write) {
+  auto fill_level = [&](auto level, int n, auto write) {
     constexpr int l = decltype(level)::value, i = l % kLevelBuffers;
-    barrier_wait(&s.level_empty[i], (l / kLevelBuffers & 1) ^ 1);
+    if (l >= kLevelBuffers || n > 0) named_sync(kEmptyBarrier + i, kRowThreads + kScoreThreads);
     write(s.level[i], uint32_t(4 * (thread_index() % 32)));
     fence_async_proxy();
-    barrier_arrive(&s.level_full[i]);
+    named_arrive(kFullBarrier + i, kRowThreads + kScoreThreads);
   };
 #pragma unroll 1
   for (int n = 0; n < num_items; n++) {
@@ -161,30 +160,28 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     }
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
     auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
-    fill_level(Index<0>{}, [&](Level& l, uint32_t lane4) {
+    fill_level(Index<0>{}, n, [&](Level& l, uint32_t lane4) {
       local_level<E, 1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
-    fill_level(Index<1>{}, [&](Level& l, uint32_t lane4) {
+    fill_level(Index<1>{}, n, [&](Level& l, uint32_t lane4) {
       local_level<E, 2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
-    fill_level(Index<2>{}, [&](Level& l, uint32_t lane4) {
+    fill_level(Index<2>{}, n, [&](Level& l, uint32_t lane4) {
       local_level<E, 4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
-    fill_level(Index<3>{}, [&](Level& l, uint32_t lane4) {
+    fill_level(Index<3>{}, n, [&](Level& l, uint32_t lane4) {
       local_level<E, 8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) = make_float2(r.fs[15][0], r.fs[15][1]);
-    named_sync(1, kRowThreads);  // totals of all four blocks
+    named_sync(kRowBarrier, kRowThreads);  // totals of all four blocks
     auto total = [&](int i) {
       return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
     };
-    // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away
-    // from the boundary has the other's total as factor.
-#pragma unroll 1
-    for (int far = 0; far < 2; far++) {
-      barrier_wait(&s.level_empty[1 + far], 0);
-      Level& l = s.level[1 + far];
-      const uint32_t lane4 = 4 * (thread_index() % 32);
+    // Levels 16 and 32: blocks 1 and 3, then 2 and 3 are rows. The block away from the boundary has
+    // the other's total as factor.
+    auto fill_far = [&](auto level) {
+      constexpr int far = decltype(level)::value - 4;
+      fill_level(level, n, [&](Level& l, uint32_t lane4) {
       float2 f = make_float2(1.f, 1.f);
       if (far && b == 3) f = total(2);
       if (far && b == 0) f = total(1);
@@ -193,9 +190,10 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
         far_rows<E>(r, f, rows_at(l, row), lane4);
       else
         far_columns<E>(r, f, cols_at(l, row), lane4);
-      fence_async_proxy();
-      barrier_arrive(&s.level_full[1 + far]);
-    }
+      });
+    };
+    fill_far(Index<4>{});
+    fill_far(Index<5>{});
     // Every thread writes where it has read; the norms, too, have been read when a level has been
     // multiplied.
     float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;

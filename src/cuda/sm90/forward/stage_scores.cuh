@@ -12,7 +12,7 @@ namespace deltic::gpu::forward {
 template <class E, class Use>
 __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_tile, int warp,
                                        const Lane& ln, Use use) {
-#pragma unroll 1  // instructions of all roles together should stay in the SM's cache
+#pragma unroll  // four chains of products side by side
   for (int i = 0; i < 2; i++) {
     const int slab = 2 * warp + i;
     const uint32_t base = (8 * slab + ln.id % 8) * 128;
@@ -68,11 +68,12 @@ __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a,
 // What a level owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place. Levels
 // of 1 to 8 tokens (log2 0 to 3): four 8 x 8 blocks on the diagonal, one for each 16 tokens, and in
 // these blocks of the level's own size.
-template <class E>
-__device__ inline void put_local_level(Scores& s, const float (&acc)[16], int log2, int warp,
+template <class E, int kLog2>
+__device__ inline void put_local_level(Scores& s, const float (&acc)[16], int warp,
                                        const Lane& ln) {
   const bool is_q = warp >= 2;
-  const int upper = warp & 1, low = (1 << log2) - 1;  // upper: rows 16 .. 31
+  constexpr int low = (1 << kLog2) - 1;
+  const int upper = warp & 1;  // rows 16 .. 31
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int base = 32 * upper + 16 * i, row = base + 2 * (ln.g & ~low) + low + 1 + (ln.g & low);
@@ -126,9 +127,9 @@ __device__ inline void write_factors(const Scores& s, const float (&total)[4][kW
   out.decay[decay_place(tid)] = total[0][tid] * (total[1][tid] * total[2][tid] * total[3][tid]);
   if (tid < kChunk) {
     out.v_factor[factor_place(tid)] = kIsHalf<E> ? s.k_scale[tid] : s.v_scale[tid];
-    if (!kIsHalf<E>) packet.new_factor[factor_place(tid)] = s.row_scale[tid];
+    if (!kIsHalf<E>) out.new_factor[factor_place(tid)] = s.row_scale[tid];
   } else {
-    out.o_factor[factor_place(tid - kChunk)] = s.o_scale[tid - kChunk];
+    packet.o_factor[factor_place(tid - kChunk)] = s.o_scale[tid - kChunk];
   }
 }
 // T (fp16: with its scales, of rows and columns) as a tile in the inverse's place; zeros above the
@@ -163,13 +164,13 @@ __device__ inline void put_inverse(Scores& s, int barrier) {
         packed[i];
 }
 
-// A level's product, when its operands are there.
-template <class E>
-__device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16]) {
-  const int i = level % kLevelBuffers;
-  barrier_wait(&s.level_full[i], level / kLevelBuffers & 1);
-  const uint64_t a = tile_desc(smem_u32(s.level[i].rows), 16, 1024);
-  const uint64_t b = tile_desc(smem_u32(s.level[i].columns), 16, 1024);
+// A level's product, begun when its operands are there; when it is done their place is free.
+template <class E, int kLevel>
+__device__ inline void begin_level(PrepareSmem& s, float (&acc)[16]) {
+  constexpr int i = kLevel % kLevelBuffers;
+  const uint32_t at = reread(s.level_at[i]);
+  named_sync(kFullBarrier + i, kRowThreads + kScoreThreads);
+  const uint64_t a = tile_desc(at, 16, 1024), b = tile_desc(at + offsetof(Level, columns), 16, 1024);
   fence_operands(acc);
   wgmma_arrive();
 #pragma unroll
@@ -177,76 +178,92 @@ __device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16
     wgmma<E, Major::k, Major::k>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
                                  desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
   wgmma_commit();
-  wgmma_wait<0>();
+}
+template <int kLevel>
+__device__ inline void end_level(float (&acc)[16], bool is_last_item) {
+  wgmma_wait<kLevel + 1 < kLevels ? 1 : 0>();
   fence_operands(acc);
-  barrier_arrive(&s.level_empty[i]);
+  if (kLevel < kLevels - kLevelBuffers || !is_last_item)  // somebody waits for it
+    named_arrive(kEmptyBarrier + kLevel % kLevelBuffers, kRowThreads + kScoreThreads);
+}
+// Levels from this one on, whose product is under way: the next one's is begun before its scores
+// are put to their places.
+template <class E, int kLevel>
+__device__ inline void put_levels(PrepareSmem& s, Scores& sc, float (&now)[16], float (&next)[16],
+                                  bool is_last_item) {
+  if constexpr (kLevel + 1 < kLevels) begin_level<E, kLevel + 1>(s, next);
+  end_level<kLevel>(now, is_last_item);
+  const int warp = thread_index() % 128 / 32;
+  const Lane ln(thread_index());
+  if constexpr (kLevel < 4)
+    put_local_level<E, kLevel>(sc, now, warp, ln);
+  else if constexpr (kLevel == 4)
+    put_level16<E>(sc, now, warp, ln);
+  else
+    put_level32<E>(sc, now, warp, ln);
+  if constexpr (kLevel + 1 < kLevels)
+    put_levels<E, kLevel + 1>(s, sc, next, now, is_last_item);
 }
 
-// One warp: where item n is, for load_channel_item.
-__device__ inline void find_channel_item(PrepareSmem& s, const Params& params, int n, int st) {
+// One warp: where item n is.
+__device__ inline void find_item(PrepareSmem& s, const Params& params, int n) {
   const Where w = where_is(
       s, params, params.chunk_prefix, [&](int i) { return span_in_memory(params, i); }, n);
-  if (thread_index() % 32 == 0) s.where[st] = w;
+  if (thread_index() % 32 == 0) s.where[n & 1][n / 2 & 1] = w;
   __syncwarp();
 }
-// The same warp: begins to load item n into place st, from which the operands of the one before, if
-// there is one, go to their packet. The next one's place is looked up while copies are under way.
-template <bool kIsFirst, bool kWideGate>
-__device__ inline void begin_channel_item(PrepareSmem& s, const Params& params,
-                                          const InputMaps& maps, int n, int st, int num_items,
-                                          Fetched& fetched) {
-  const Where w = s.where[st];
-  const bool is_first = thread_index() % 32 == 0, is_item = n < num_items;
-  if constexpr (!kIsFirst) {
-    barrier_wait(&s.rows_done[st], (n / 2 - 1) & 1);
-    if (is_first) {
-      const Item& item = s.stage[st].item;
-      wait_place(params, s.plan, item.carrier, item.step);  // the carrier has read what was there
-      auto* const to = packet_at<GateKind::kChannel>(params, item.carrier, item.step);
-      bulk_store(to->keys.k, s.k[st], kTile);
-      bulk_store(to->keys.q, s.q[st], kTile);
-      bulk_store(to->rest.kr, s.g[st], kTile);
-    }
-    __syncwarp();
-  }
-  if (is_item) begin_item(s.stage[st], params, w, fetched);
-  if (n + 2 < num_items) find_channel_item(s, params, n + 2, st);
-  if (!kIsFirst && is_first) tensor_store_wait_read();
-  if (is_first && is_item) load_tiles<kWideGate>(s, maps, w, st);
-  __syncwarp();
+// One warp: item n but for its tiles. The one after it is looked for while loads are under way.
+template <GateForm kForm>
+__device__ inline void load_item(PrepareSmem& s, const Params& params, int n, int num_items) {
+  Fetched fetched;
+  begin_item(s.stage[n & 1], params, s.where[n & 1][n / 2 & 1], fetched);
+  if (n + 2 < num_items) find_item(s, params, n + 2);
+  finish_channel_item<kForm>(s.stage[n & 1], params, fetched);
+  arrive_item(&s.raw_full[n & 1]);
+}
+// One thread: operands of an item from place st to their packet; the place is free then.
+__device__ inline void send_operands(PrepareSmem& s, Packet<GateKind::kChannel>& to, int st) {
+  bulk_store(to.keys.k, s.k[st], kTile);
+  bulk_store(to.keys.q, s.q[st], kTile);
+  bulk_store(to.rest.kr, s.g[st], kTile);
+  tensor_store_wait_read();
 }
 
-// Raw tiles have two places, one for each of the two warpgroups, whose last warp fills it. Only the
-// levels are urgent (their buffers are few); what waits for memory comes after them, while the
-// other warpgroup has its turn.
+// Raw tiles have two places, one for each of the two warpgroups. Only the levels are urgent (their
+// buffers are few); what waits for memory comes after them, while the other warpgroup has its turn:
+// two warps invert, one looks up and loads numbers, one moves tiles.
 template <class E, GateForm kForm, bool kWideGate>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
-  const int which = threadIdx.x / 128 - 2, barrier = 2 + which;
+  const int which = threadIdx.x / 128 - 2, barrier = kScoreBarrier + which;
   Scores& sc = s.scores[which];
   for (int i = threadIdx.x % 128; i < kHalf / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
-  named_sync(barrier, kScoreThreads);
-  Fetched fetched;
-  auto finish_item = [&](int n) {
-    if (n >= num_items) return;
-    finish_channel_item<kForm>(s.stage[which], params, fetched);
-    arrive_item(&s.raw_full[which]);
-  };
-  if (threadIdx.x % 128 >= 96 && which < num_items) {
-    find_channel_item(s, params, which, which);
-    begin_channel_item<true, kWideGate>(s, params, maps, which, which, num_items, fetched);
-    finish_item(which);
+  if (which >= num_items) return;
+  auto load_tiles_of = [&](int n) { load_tiles<kWideGate>(s, maps, s.where[which][n / 2 & 1], which); };
+  if (threadIdx.x % 128 >= 96) {
+    find_item(s, params, which);
+    if (threadIdx.x % 32 == 0) load_tiles_of(which);
+    __syncwarp();
+    load_item<kForm>(s, params, which, num_items);
   }
+  named_sync(barrier, kScoreThreads);  // Aqk is zero, the next item is known
+  int carrier, step;
+  auto publish = [&] {  // one thread, which stored everything that went by bulk copies
+    bulk_store_wait();
+    store_release(ready_flag(params, carrier, step), step + 1);
+  };
 #pragma unroll 1
   for (int n = which; n < num_items; n += 2) {
-    const int st = which, tid = thread_index() % 128, warp = tid / 32;
+    const int tid = thread_index() % 128, warp = tid / 32;
     const Lane ln(tid);
-    const Stage& stage = s.stage[st];
-    barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
-    const int carrier = stage.item.carrier, step = stage.item.step;
-    token_norms<E>(sc, stage, s.k[st], s.q[st], params, warp, ln);
-    named_sync(barrier, kScoreThreads);  // scales of all tokens; T and Aqk before are out
+    const Stage& stage = s.stage[which];
+    barrier_wait(&s.raw_full[which], (n / kRawStages) & 1);
+    token_norms<E>(sc, stage, s.k[which], s.q[which], params, warp, ln);
+    if (tid == 96 && n >= 2) publish();  // T and Aqk have left by now
+    named_sync(barrier, kScoreThreads);  // scales of all tokens; places of T and Aqk are free
+    carrier = stage.item.carrier, step = stage.item.step;
+    const int count = warp == 3 ? packets_read(params, s.plan, carrier) : 0;
     if (warp >= 2) {
       const int token = tid - 64;
       *reinterpret_cast<uint16_t*>(sc.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
@@ -255,42 +272,37 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
     // more.
     barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
-    float acc[16];
-#pragma unroll 1
-    for (int l = 0; l < 4; l++) {
-      multiply_level<E>(s, l, acc);
-      put_local_level<E>(sc, acc, l, warp, ln);
-    }
-    multiply_level<E>(s, 4, acc);
-    put_level16<E>(sc, acc, warp, ln);
-    multiply_level<E>(s, 5, acc);
-    put_level32<E>(sc, acc, warp, ln);
+    float now[16], next[16];
+    begin_level<E, 0>(s, now);
+    put_levels<E, 0>(s, sc, now, next, n + 1 == num_items);
     barrier_arrive(&s.turn[which ^ 1]);
     named_sync(barrier, kScoreThreads);  // L complete
-    if (tid < 96)
-      invert_in_place(sc.l, barrier + 2);
-    else
-      begin_channel_item<false, kWideGate>(s, params, maps, n + 2, st, num_items, fetched);
-    named_sync(barrier, kScoreThreads);  // the inverse is complete, the packet's place free
     auto& out = *packet_at<GateKind::kChannel>(params, carrier, step);
+    if (warp < 2) {
+      invert_in_place(sc.l, kInvertBarrier + which);
+    } else if (warp == 2) {
+      if (n + 2 < num_items) load_item<kForm>(s, params, n + 2, num_items);
+    } else {
+      barrier_wait(&s.rows_done[which], n / 2 & 1);
+      wait_place(params, s.plan, carrier, step, count);
+      if (tid == 96) {
+        send_operands(s, out, which);
+        if (n + 2 < num_items) load_tiles_of(n + 2);
+      }
+      __syncwarp();
+    }
+    named_sync(barrier, kScoreThreads);  // the inverse is complete, the packet's place free
     write_factors<E>(sc, s.total[which], out);
     put_inverse<E>(sc, barrier);
     fence_async_proxy();
     named_sync(barrier, kScoreThreads);  // T is complete
-    if (warp == 3) {
-      if (tid == 96) {
-        bulk_store(out.rest.solved.t, sc.tile, kHalf);
-        bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
-      }
-      __syncwarp();
-      finish_item(n + 2);
-      if (tid == 96) {
-        bulk_store_wait();
-        store_release(ready_flag(params, carrier, step), step + 1);
-      }
-      __syncwarp();
+    if (tid == 96) {
+      bulk_store(out.rest.solved.t, sc.tile, kHalf);
+      bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
     }
+    __syncwarp();
   }
+  if (threadIdx.x % 128 == 96) publish();
 }
 
 }  // namespace deltic::gpu::forward
