@@ -292,14 +292,16 @@ namespace {
 
 Work work_of(const Problem& p, int sms) {
   const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
-  // Lengths of packed sequences are not known here: half as long again as the mean.
+  // Lengths of packed sequences are not known here: half as long again as the mean, half as long.
   const int64_t mean = (all + p.N - 1) / p.N;
-  return {int(p.N * p.HV),
-          int(all * p.HV),
-          int(p.packed && p.N > 1 ? std::min(all, mean + mean / 2) : mean),
+  const bool is_mixed = p.packed && p.N > 1;
+  return {int(all * p.HV),
+          int(is_mixed ? std::min(all, mean + mean / 2) : mean),
           1,
           int(p.V),
-          sms};
+          sms,
+          int(is_mixed ? std::max<int64_t>(mean / 2, 1) : mean),
+          int(p.N * p.HV)};
 }
 
 // Roles of the forward's launch, and what its time comes from.
@@ -343,7 +345,7 @@ std::vector<Division> divisions(const Problem& p, int sms) {
     d.predicted_us = double(time_of_segments(c, work, int(p.K), n, segment));
     d.chosen = is_chosen;
     Work pieces = work;
-    if (segment > 0) pieces.longest = segment, pieces.jobs *= n;
+    if (segment > 0) pieces.longest = segment, pieces.shortest = std::min(work.shortest, segment);
     d.reason = roles_of(shares, c, pieces);
     if (segment > 0) d.reason += cat("; a launch for ", n - 1, " transfers and a merge before");
     if (is_chosen && p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";

@@ -14,17 +14,17 @@ namespace deltic::gpu::forward {
 
 struct Costs {  // microseconds of one SM per chunk; carry_half: of 64 value columns
   float carry, carry_half, prepare;
-  float part;  // from one job to the next
+  float part = 0.f;  // from one job to the next
 };
 // For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
 // times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
 // carriers are few).
 __host__ __device__ inline Costs costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 4.6f, 4.f} : Costs{2.1f, 1.7f, 1.5f, 2.5f};
+  return gate == GateKind::kChannel ? Costs{2.5f, 2.5f, 5.f, 6.f} : Costs{2.1f, 1.7f, 1.5f};
 }
 // As measured, for choosing segments.
 __host__ __device__ inline Costs measured_costs(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 5.2f, 4.f} : Costs{2.2f, 1.75f, 2.6f, 2.5f};
+  return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 5.2f} : Costs{2.2f, 1.75f, 2.6f};
 }
 
 __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
@@ -34,10 +34,11 @@ __host__ __device__ inline int steps_of(int total, int longest, int carriers) {
 struct Roles {
   int carriers, parts;  // as in Plan
 };
-// What is to be divided: jobs, their chunks, those of the longest, states of a carrier (transfer:
-// 2), rows of a state (num_rows), CTAs.
+// What is to be divided: chunks of all jobs, of the longest, states of a carrier (transfer: 2),
+// rows of a state (num_rows), CTAs; chunks of the shortest job, jobs that are about as short.
 struct Work {
-  int jobs, total, longest, states, rows, ctas;
+  int total, longest, states, rows, ctas;
+  int shortest = 1, short_jobs = 0;
   __host__ __device__ int group(int parts) const { return states * parts; }
   __host__ __device__ int most_parts() const { return rows > kWidth / 2 ? 2 : 1; }
   // One CTA at least prepares.
@@ -47,9 +48,10 @@ struct Work {
 __host__ __device__ inline float split_time(Costs c, const Work& w, Roles r) {
   if (r.carriers < 1 || r.carriers > w.most_carriers(r.parts) || r.parts > w.most_parts())
     return INFINITY;
-  const float carry = (r.parts == w.most_parts() ? c.carry_half : c.carry) *
-                          float(steps_of(w.total, w.longest, r.carriers)) +
-                      c.part * float(w.jobs) / float(r.carriers);
+  // A carrier whose jobs are the shortest changes them most often.
+  const int steps = steps_of(w.total, w.longest, r.carriers), many = steps / w.shortest;
+  const float carry = (r.parts == w.most_parts() ? c.carry_half : c.carry) * float(steps) +
+                      c.part * float(many < w.short_jobs ? many : w.short_jobs);
   const float prepare = c.prepare * float(w.total) / float(w.ctas - w.group(r.parts) * r.carriers);
   return carry > prepare ? carry : prepare;
 }
@@ -253,7 +255,7 @@ __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
 // First CTA: pieces, chunk counts, roles, and flags back to zero. The others: gates per head.
 template <int kThreads>
 __global__ void make_plan(const __grid_constant__ Params params, Costs costs, int ctas) {
-  __shared__ int s_pieces[kThreads], s_chunks[kThreads], s_longest;
+  __shared__ int s_pieces[kThreads], s_chunks[kThreads], s_longest, s_shortest, s_short;
   __shared__ float s_time[kThreads / 32];
   __shared__ int s_best[kThreads / 32];
   const int tid = threadIdx.x, n = params.num_sequences, cut = params.segment_chunks;
@@ -265,7 +267,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   }
   for (int i = tid; i < flag_words(ctas) / 4; i += kThreads)
     reinterpret_cast<uint4*>(params.flags)[i] = uint4{0, 0, 0, 0};
-  if (tid == 0) s_longest = 0;
+  if (tid == 0) s_longest = s_short = 0, s_shortest = 1 << 30;
   __syncthreads();
   // Thread t has the sequences [t per, (t + 1) per); `use` gets every piece and its chunks. Offsets
   // that decrease anywhere make all sequences empty: those that overlap could be more chunks and
@@ -292,12 +294,13 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
       }
     }
   };
-  int pieces = 0, sum = 0, longest = 0;
+  int pieces = 0, sum = 0, longest = 0, shortest = 1 << 30, num_short = 0;
   bool has_empty = false;
   auto count_pieces = [&] {
-    pieces = sum = longest = 0;
+    pieces = sum = longest = 0, shortest = 1 << 30;
     each_piece([&](int, int, const Piece& piece, int chunks) {
       pieces++, sum += chunks, longest = max(longest, chunks);
+      if (chunks > 0) shortest = min(shortest, chunks);
       has_empty |= piece.length == 0;
     });
   };
@@ -306,6 +309,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   if (!is_ordered) count_pieces();
   s_pieces[tid] = pieces, s_chunks[tid] = sum;
   atomicMax(&s_longest, longest);
+  atomicMin(&s_shortest, shortest);
   has_empty = __syncthreads_or(has_empty);
   for (int d = 1; d < kThreads; d *= 2) {  // inclusive scans
     const int x = tid >= d ? s_pieces[tid - d] : 0, y = tid >= d ? s_chunks[tid - d] : 0;
@@ -318,13 +322,18 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     if (j == 0) params.first_piece[i] = at;
     params.pieces[at] = piece, params.chunk_prefix[at] = before;
     at++, before += chunks;
+    num_short += chunks > 0 && chunks < 2 * s_shortest;
   });
-  const Work work = {s_pieces[kThreads - 1] * params.num_value_heads,
-                     s_chunks[kThreads - 1] * params.num_value_heads,
+  atomicAdd(&s_short, num_short);
+  __syncthreads();
+  const int hv = params.num_value_heads;
+  const Work work = {s_chunks[kThreads - 1] * hv,
                      s_longest,
                      params.is_transfer ? 2 : 1,
                      num_rows(params),
-                     ctas};
+                     ctas,
+                     s_shortest,
+                     s_short * hv};
   // As choose_roles, a thread for each; the first of the best.
   const auto roles_of = [](int i) { return Roles{i % (kThreads / 2), 1 + i / (kThreads / 2)}; };
   float time = split_time(costs, work, roles_of(tid));

@@ -1,6 +1,5 @@
 // Warpgroups, registers and shared memory of the two roles.
 #pragma once
-#include <cstddef>
 #include <type_traits>
 
 #include "cuda/sm90/forward/params.h"
@@ -34,7 +33,7 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
 };
 struct Item {               // one chunk of one head to prepare
   int rest, step, carrier;  // tokens in the chunk; which of its carrier's packets it is
-  const void* g;  // the chunk's first row of gates, where they come by ordinary loads
+  const void* g;            // the chunk's first row of gates, where they come by ordinary loads
 };
 struct Span {  // of a piece
   int token, length, batch;
@@ -53,12 +52,12 @@ struct Scores {
     float l[kChunk * kPitch];  // L, then its inverse block by block in place
     uint8_t tile[kHalf];       // then T, until the copy out has read it
   };
-  uint8_t aqk[kHalf];        // above the diagonal zero
-  float row_scale[kChunk];   // beta/|k|^2: of columns of L; fp16: of rows, and of T's columns
-  float v_scale[kChunk];     // |k|
-  float k_scale[kChunk];     // 1/|k|; fp16
-  float o_scale[kChunk];     // scale/|q|
-  float diagonal[kChunk];    // of Aqk
+  uint8_t aqk[kHalf];       // above the diagonal zero
+  float row_scale[kChunk];  // beta/|k|^2: of columns of L; fp16: of rows, and of T's columns
+  float v_scale[kChunk];    // |k|
+  float k_scale[kChunk];    // 1/|k|; fp16
+  float o_scale[kChunk];    // scale/|q|
+  float diagonal[kChunk];   // of Aqk
 };
 // Raw tiles leave as the packet's operands: of k exp(G), q exp(G), k exp(G_last - G), in the places
 // of k, q and g.
@@ -72,9 +71,6 @@ struct PrepareSmem {
   Plan plan;
   uint64_t raw_full[kRawStages], rows_done[kRawStages];
   uint64_t turn[2];
-  // Addresses, to be read again for every level: two levels have the same place, and ptxas would
-  // keep all descriptors from one to the other.
-  uint32_t level_at[kLevelBuffers];
 };
 static_assert(sizeof(PrepareSmem) <= 232448);
 

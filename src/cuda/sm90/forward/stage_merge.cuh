@@ -83,11 +83,14 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
 }
 
 // Policy: chunks per segment (0: no split) for sequences of `longest` chunks, `total` in all jobs.
-// Microseconds as measured: until the first packet of a launch is there, a merge step.
-constexpr float kLaunchUs = 30.f, kMergeUs = 1.2f;
+// Microseconds as measured: until the first packet of a launch is there, a merge step, a change of
+// state.
+constexpr float kLaunchUs = 30.f, kMergeUs = 1.2f, kPartUs = 2.f;
 constexpr int kMaxSegments = 64;  // per sequence: bounds the workspace
 inline float launch_time(Costs c, const Work& w) {
-  return kLaunchUs + split_time(c, w, choose_roles(c, w));
+  const Roles roles = choose_roles(c, w);
+  const int jobs = steps_of(w.total, w.longest, roles.carriers) / w.longest + 1;
+  return kLaunchUs + float(jobs) * kPartUs + split_time(c, w, roles);
 }
 // The longest sequence in n segments, and as much of the others.
 inline int segment_of(int longest, int n) { return n > 1 ? (longest + n - 1) / n : 0; }
@@ -97,7 +100,7 @@ inline int most_segments(int longest) {
 // w: of whole sequences; n segments of `chunks`; keys: rows of M.
 inline float time_of_segments(Costs c, Work w, int keys, int n, int chunks) {
   if (chunks == 0) return launch_time(c, w);
-  w.longest = chunks, w.jobs *= n;
+  w.longest = chunks;
   Work transfer = w;
   transfer.total -= w.total / n;  // the last needs no transfer
   transfer.states = 2, transfer.rows = keys > w.rows ? keys : w.rows;

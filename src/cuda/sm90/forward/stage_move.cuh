@@ -152,7 +152,8 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     fence_async_proxy_all();  // parts of packets are written by ordinary stores
     if constexpr (kGate == GateKind::kChannel) {
       const int ks = n % kKeyStages;
-      static_assert(kKeyStages == kRestStages + 1);  // the place is free since the rest before had one
+      static_assert(kKeyStages ==
+                    kRestStages + 1);  // the place is free since the rest before had one
       barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer>);
       bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
       if constexpr (!kTransfer) bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);

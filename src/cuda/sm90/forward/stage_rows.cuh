@@ -177,11 +177,13 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     auto total = [&](int i) {
       return *reinterpret_cast<const float2*>(&s.total[n & 1][i][channel]);
     };
-    // Levels 16 and 32: blocks 1 and 3, then 2 and 3 are rows. The block away from the boundary has
-    // the other's total as factor.
-    auto fill_far = [&](auto level) {
-      constexpr int far = decltype(level)::value - 4;
-      fill_level(level, n, [&](Level& l, uint32_t lane4) {
+    // Levels 16 and 32, one code for both: blocks 1 and 3, then 2 and 3 are rows. The block away
+    // from the boundary has the other's total as factor.
+#pragma unroll 1
+    for (int far = 0; far < 2; far++) {
+      named_sync(kEmptyBarrier + 1 + far, kRowThreads + kScoreThreads);
+      Level& l = s.level[1 + far];
+      const uint32_t lane4 = 4 * (thread_index() % 32);
       float2 f = make_float2(1.f, 1.f);
       if (far && b == 3) f = total(2);
       if (far && b == 0) f = total(1);
@@ -190,10 +192,9 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
         far_rows<E>(r, f, rows_at(l, row), lane4);
       else
         far_columns<E>(r, f, cols_at(l, row), lane4);
-      });
-    };
-    fill_far(Index<4>{});
-    fill_far(Index<5>{});
+      fence_async_proxy();
+      named_arrive(kFullBarrier + 1 + far, kRowThreads + kScoreThreads);
+    }
     // Every thread writes where it has read; the norms, too, have been read when a level has been
     // multiplied.
     float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
@@ -209,8 +210,9 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       const uint32_t f = pack<E>(r.fs[t][0] * p0, r.fs[t][1] * p1);
       store_shared(k_addr + at, multiply_packed<E>(r.k[t], f));
       store_shared(q_addr + at, multiply_packed<E>(r.q[t], f));
-      store_shared(g_addr + at, multiply_packed<E>(r.k[t], pack<E>((t < 15 ? r.te[t][0] : 1.f) * s0,
-                                                                   (t < 15 ? r.te[t][1] : 1.f) * s1)));
+      store_shared(g_addr + at,
+                   multiply_packed<E>(r.k[t], pack<E>((t < 15 ? r.te[t][0] : 1.f) * s0,
+                                                      (t < 15 ? r.te[t][1] : 1.f) * s1)));
     }
     fence_async_proxy();
     barrier_arrive(&s.rows_done[st]);

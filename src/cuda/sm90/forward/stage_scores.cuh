@@ -12,7 +12,7 @@ namespace deltic::gpu::forward {
 template <class E, class Use>
 __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_tile, int warp,
                                        const Lane& ln, Use use) {
-#pragma unroll  // four chains of products side by side
+#pragma unroll 1  // instructions of all roles together should stay in the SM's cache
   for (int i = 0; i < 2; i++) {
     const int slab = 2 * warp + i;
     const uint32_t base = (8 * slab + ln.id % 8) * 128;
@@ -68,12 +68,11 @@ __device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a,
 // What a level owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place. Levels
 // of 1 to 8 tokens (log2 0 to 3): four 8 x 8 blocks on the diagonal, one for each 16 tokens, and in
 // these blocks of the level's own size.
-template <class E, int kLog2>
-__device__ inline void put_local_level(Scores& s, const float (&acc)[16], int warp,
+template <class E>
+__device__ inline void put_local_level(Scores& s, const float (&acc)[16], int log2, int warp,
                                        const Lane& ln) {
   const bool is_q = warp >= 2;
-  constexpr int low = (1 << kLog2) - 1;
-  const int upper = warp & 1;  // rows 16 .. 31
+  const int upper = warp & 1, low = (1 << log2) - 1;  // upper: rows 16 .. 31
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int base = 32 * upper + 16 * i, row = base + 2 * (ln.g & ~low) + low + 1 + (ln.g & low);
@@ -146,7 +145,7 @@ __device__ inline void put_inverse(Scores& s, int barrier) {
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    if (i == 4) asm volatile("" ::: "memory");  // as loads before it would spill
+    if (i == 4) asm volatile("" ::: "memory");           // as loads before it would spill
     const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
     float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
     if constexpr (kIsHalf<E>) {
@@ -164,13 +163,15 @@ __device__ inline void put_inverse(Scores& s, int barrier) {
         packed[i];
 }
 
-// A level's product, begun when its operands are there; when it is done their place is free.
-template <class E, int kLevel>
-__device__ inline void begin_level(PrepareSmem& s, float (&acc)[16]) {
-  constexpr int i = kLevel % kLevelBuffers;
-  const uint32_t at = reread(s.level_at[i]);
+// A level's product, when its operands are there; then their place is free.
+template <class E>
+__device__ inline void multiply_level(PrepareSmem& s, int level, float (&acc)[16],
+                                      bool is_last_item) {
+  const int i = level % kLevelBuffers;
+  const uint32_t at = smem_u32(&s.level[i]);
   named_sync(kFullBarrier + i, kRowThreads + kScoreThreads);
-  const uint64_t a = tile_desc(at, 16, 1024), b = tile_desc(at + offsetof(Level, columns), 16, 1024);
+  const uint64_t a = tile_desc(at, 16, 1024),
+                 b = tile_desc(at + offsetof(Level, columns), 16, 1024);
   fence_operands(acc);
   wgmma_arrive();
 #pragma unroll
@@ -178,31 +179,10 @@ __device__ inline void begin_level(PrepareSmem& s, float (&acc)[16]) {
     wgmma<E, Major::k, Major::k>(acc, desc_at(a, (j / 4) * 8192 + (j % 4) * 32),
                                  desc_at(b, (j / 4) * 4096 + (j % 4) * 32), j > 0);
   wgmma_commit();
-}
-template <int kLevel>
-__device__ inline void end_level(float (&acc)[16], bool is_last_item) {
-  wgmma_wait<kLevel + 1 < kLevels ? 1 : 0>();
+  wgmma_wait<0>();
   fence_operands(acc);
-  if (kLevel < kLevels - kLevelBuffers || !is_last_item)  // somebody waits for it
-    named_arrive(kEmptyBarrier + kLevel % kLevelBuffers, kRowThreads + kScoreThreads);
-}
-// Levels from this one on, whose product is under way: the next one's is begun before its scores
-// are put to their places.
-template <class E, int kLevel>
-__device__ inline void put_levels(PrepareSmem& s, Scores& sc, float (&now)[16], float (&next)[16],
-                                  bool is_last_item) {
-  if constexpr (kLevel + 1 < kLevels) begin_level<E, kLevel + 1>(s, next);
-  end_level<kLevel>(now, is_last_item);
-  const int warp = thread_index() % 128 / 32;
-  const Lane ln(thread_index());
-  if constexpr (kLevel < 4)
-    put_local_level<E, kLevel>(sc, now, warp, ln);
-  else if constexpr (kLevel == 4)
-    put_level16<E>(sc, now, warp, ln);
-  else
-    put_level32<E>(sc, now, warp, ln);
-  if constexpr (kLevel + 1 < kLevels)
-    put_levels<E, kLevel + 1>(s, sc, next, now, is_last_item);
+  if (level < kLevels - kLevelBuffers || !is_last_item)  // somebody waits for it
+    named_arrive(kEmptyBarrier + i, kRowThreads + kScoreThreads);
 }
 
 // One warp: where item n is.
@@ -240,7 +220,9 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
   for (int i = threadIdx.x % 128; i < kHalf / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
   if (which >= num_items) return;
-  auto load_tiles_of = [&](int n) { load_tiles<kWideGate>(s, maps, s.where[which][n / 2 & 1], which); };
+  auto load_tiles_of = [&](int n) {
+    load_tiles<kWideGate>(s, maps, s.where[which][n / 2 & 1], which);
+  };
   if (threadIdx.x % 128 >= 96) {
     find_item(s, params, which);
     if (threadIdx.x % 32 == 0) load_tiles_of(which);
@@ -260,7 +242,6 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     const Stage& stage = s.stage[which];
     barrier_wait(&s.raw_full[which], (n / kRawStages) & 1);
     token_norms<E>(sc, stage, s.k[which], s.q[which], params, warp, ln);
-    if (tid == 96 && n >= 2) publish();  // T and Aqk have left by now
     named_sync(barrier, kScoreThreads);  // scales of all tokens; places of T and Aqk are free
     carrier = stage.item.carrier, step = stage.item.step;
     const int count = warp == 3 ? packets_read(params, s.plan, carrier) : 0;
@@ -272,9 +253,17 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     // The other warpgroup has consumed its levels: a parity tells neighbouring phases apart, no
     // more.
     barrier_wait(&s.turn[which], (n / 2 & 1) ^ (which ^ 1));
-    float now[16], next[16];
-    begin_level<E, 0>(s, now);
-    put_levels<E, 0>(s, sc, now, next, n + 1 == num_items);
+    float acc[16];
+#pragma unroll 1
+    for (int l = 0; l < kLevels; l++) {
+      multiply_level<E>(s, l, acc, n + 1 == num_items);
+      if (l < 4)
+        put_local_level<E>(sc, acc, l, warp, ln);
+      else if (l == 4)
+        put_level16<E>(sc, acc, warp, ln);
+      else
+        put_level32<E>(sc, acc, warp, ln);
+    }
     barrier_arrive(&s.turn[which ^ 1]);
     named_sync(barrier, kScoreThreads);  // L complete
     auto& out = *packet_at<GateKind::kChannel>(params, carrier, step);
@@ -299,10 +288,10 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     if (tid == 96) {
       bulk_store(out.rest.solved.t, sc.tile, kHalf);
       bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
+      publish();
     }
     __syncwarp();
   }
-  if (threadIdx.x % 128 == 96) publish();
 }
 
 }  // namespace deltic::gpu::forward
