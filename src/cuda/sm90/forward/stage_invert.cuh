@@ -145,15 +145,29 @@ __device__ inline void invert_corner(const float* l, int row, const Lane& ln, Bl
   multiply<P>(z[0], y[1], l + Place::at(1, 0), ln);
   multiply<P>(z[1], y[1], l + Place::at(1, 1), ln);
 }
-// All of it in place, by two warps. barrier: of their 64 threads.
-__device__ inline void invert_in_place(float* l, int barrier) {
+// Barriers of the first or the second scoring warpgroup (gates per channel). Their numbers are
+// constants because the race checker loses track of those in registers.
+__device__ inline void sync_scores(int which) {
+  if (which)
+    named_sync(kScoreBarrier + 1, kScoreThreads);
+  else
+    named_sync(kScoreBarrier, kScoreThreads);
+}
+__device__ inline void sync_inverse(int which) {
+  if (which)
+    named_sync(kInvertBarrier + 1, 64);
+  else
+    named_sync(kInvertBarrier, 64);
+}
+// All of it in place, by two warps.
+__device__ inline void invert_in_place(float* l, int which) {
   const int warp = thread_index() / 32 % 2;
   const Lane ln(thread_index());
   invert_half<Square>(l, warp, ln);
-  named_sync(barrier, 64);
+  sync_inverse(which);
   Block z[2];
   invert_corner<Square>(l, 3 - warp, ln, z);
-  named_sync(barrier, 64);  // L of the lower half has been read
+  sync_inverse(which);  // L of the lower half has been read
   store_negative<Square::P>(l + Square::at(3 - warp, 0), z[0], ln);
   store_negative<Square::P>(l + Square::at(3 - warp, 1), z[1], ln);
 }

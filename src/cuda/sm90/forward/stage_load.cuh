@@ -47,7 +47,7 @@ template <bool kWideGate>
 __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const Where& w, int st) {
   uint64_t* bar = &s.raw_full[st];
   barrier_expect(bar, (kWideGate ? 2 : 3) * kTile);
-#pragma unroll
+#pragma unroll 1
   for (int h = 0; h < 2; h++) {
     if constexpr (!kWideGate)
       tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
@@ -99,6 +99,7 @@ __device__ inline void begin_item(Stage& stage, const Params& params, const Wher
             ? load_bits(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh)
             : 0;
   }
+  __syncwarp();  // all lanes see the item
 }
 __device__ inline float beta_of(const Params& params, const Fetched& f, int i, int rest) {
   if (2 * int(threadIdx.x % 32) + i >= rest) return 0.f;

@@ -132,9 +132,9 @@ __device__ inline void write_factors(const Scores& s, const float (&total)[4][kW
   }
 }
 // T (fp16: with its scales, of rows and columns) as a tile in the inverse's place; zeros above the
-// diagonal. barrier: of the 128 threads.
+// diagonal.
 template <class E>
-__device__ inline void put_inverse(Scores& s, int barrier) {
+__device__ inline void put_inverse(Scores& s, int which) {
   const int tid = thread_index() % 128, col = 4 * (tid % 16);
   uint2 packed[8];
   float4 c = make_float4(1.f, 1.f, 1.f, 1.f);
@@ -156,7 +156,7 @@ __device__ inline void put_inverse(Scores& s, int barrier) {
     const float z = left >= 2 ? a.z * c.z : 0.f, w = left >= 3 ? a.w * c.w : 0.f;
     packed[i] = make_uint2(pack<E>(x, y), pack<E>(z, w));
   }
-  named_sync(barrier, kScoreThreads);  // all of the inverse has been read
+  sync_scores(which);  // all of the inverse has been read
 #pragma unroll
   for (int i = 0; i < 8; i++)
     *reinterpret_cast<uint2*>(s.tile + swizzled(8 * i + tid / 16, col / 8) + 2 * (col % 8)) =
@@ -215,7 +215,7 @@ __device__ inline void send_operands(PrepareSmem& s, Packet<GateKind::kChannel>&
 template <class E, GateForm kForm, bool kWideGate>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
-  const int which = threadIdx.x / 128 - 2, barrier = kScoreBarrier + which;
+  const int which = threadIdx.x / 128 - 2;
   Scores& sc = s.scores[which];
   for (int i = threadIdx.x % 128; i < kHalf / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
@@ -229,7 +229,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     __syncwarp();
     load_item<kForm>(s, params, which, num_items);
   }
-  named_sync(barrier, kScoreThreads);  // Aqk is zero, the next item is known
+  sync_scores(which);  // Aqk is zero, the next item is known
   int carrier, step;
   auto publish = [&] {  // one thread, which stored everything that went by bulk copies
     bulk_store_wait();
@@ -242,7 +242,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     const Stage& stage = s.stage[which];
     barrier_wait(&s.raw_full[which], (n / kRawStages) & 1);
     token_norms<E>(sc, stage, s.k[which], s.q[which], params, warp, ln);
-    named_sync(barrier, kScoreThreads);  // scales of all tokens; places of T and Aqk are free
+    sync_scores(which);  // scales of all tokens; places of T and Aqk are free
     carrier = stage.item.carrier, step = stage.item.step;
     const int count = warp == 3 ? packets_read(params, s.plan, carrier) : 0;
     if (warp >= 2) {
@@ -265,10 +265,10 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
         put_level32<E>(sc, acc, warp, ln);
     }
     barrier_arrive(&s.turn[which ^ 1]);
-    named_sync(barrier, kScoreThreads);  // L complete
+    sync_scores(which);  // L complete
     auto& out = *packet_at<GateKind::kChannel>(params, carrier, step);
     if (warp < 2) {
-      invert_in_place(sc.l, kInvertBarrier + which);
+      invert_in_place(sc.l, which);
     } else if (warp == 2) {
       if (n + 2 < num_items) load_item<kForm>(s, params, n + 2, num_items);
     } else {
@@ -280,11 +280,11 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       }
       __syncwarp();
     }
-    named_sync(barrier, kScoreThreads);  // the inverse is complete, the packet's place free
+    sync_scores(which);  // the inverse is complete, the packet's place free
     write_factors<E>(sc, s.total[which], out);
-    put_inverse<E>(sc, barrier);
+    put_inverse<E>(sc, which);
     fence_async_proxy();
-    named_sync(barrier, kScoreThreads);  // T is complete
+    sync_scores(which);  // T is complete
     if (tid == 96) {
       bulk_store(out.rest.solved.t, sc.tile, kHalf);
       bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
