@@ -82,6 +82,13 @@ __device__ inline void bulk_load(void* dst, const void* src, int bytes, uint64_t
       : "memory");
 }
 
+// Into L2.
+__device__ inline void bulk_prefetch(const void* src, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(src)),
+               "r"(bytes)
+               : "memory");
+}
+
 // Inputs and outputs pass through L2 once; the ring of packets is to stay there.
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy gives for evict_first
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;

@@ -230,6 +230,13 @@ __device__ inline int num_carrying(const Params& p, int parts) {
   return num_rows(p) > kWidth / 2 && parts == 1 ? 2 : 1;
 }
 
+// A state as those in the workspace: pairs of numbers, half of the instructions, a single copy.
+__device__ inline bool is_plain(const StateView& view, const Params& params) {
+  return view.type == Number::kF32 && view.s_k == 1 && view.s_v == kWidth &&
+         params.key_width == kWidth && params.value_width == kWidth &&
+         (reinterpret_cast<uintptr_t>(view.data) | 4 * view.s_slot | 4 * view.s_head) % 8 == 0;
+}
+
 // A number's bits, and the number: apart, so that several loads are under way before one is used.
 __device__ inline uint32_t load_bits(const void* data, Number type, int64_t at) {
   return type == Number::kF32 ? __ldg(static_cast<const unsigned*>(data) + at)

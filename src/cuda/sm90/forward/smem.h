@@ -124,23 +124,21 @@ constexpr int kKeyStages = 3, kValueStages = 4;
 template <GateKind kGate>
 struct CarrySmem {
   static constexpr int kRestStages = kGate == GateKind::kChannel ? 2 : 3;
-  alignas(1024) uint8_t k[kKeyStages][kTile], q[kKeyStages][kTile];  // per channel: with decays
-  alignas(1024) uint8_t v[kValueStages][2][kHalf];                   // [warpgroup]
+  // Per channel k and q are with decays, and q, which is not needed at once, comes with the rest.
+  static constexpr int kQueryStages = kGate == GateKind::kChannel ? kRestStages : kKeyStages;
+  alignas(1024) uint8_t k[kKeyStages][kTile], q[kQueryStages][kTile];
+  alignas(1024) uint8_t v[kValueStages][2][kHalf];  // [warpgroup]
   alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
   // Per channel: of a chunk whose o leaves in the step after it.
   alignas(16) float o_factor[kGate == GateKind::kChannel ? kRestStages + 1 : 1][kChunk];
-  // Of the thread that loads inputs: jobs that are known ahead (loads are at most four chunks and a
-  // job ahead), places of keys. Per channel there is no room for them, and keys come with packets.
+  // Jobs that are known ahead: loads are at most four chunks and a job ahead.
   static constexpr int kJobs = 8;
-  struct Ahead {
-    Job job[kJobs];
-    uint64_t full[kJobs], keys_empty[kKeyStages];
-  };
-  struct Nothing {};
-  [[no_unique_address]] std::conditional_t<kGate == GateKind::kHead, Ahead, Nothing> ahead;
+  Job job[kJobs];
   Part part[2];
   int parts, first_half;  // CTAs to a state; which half of the values the first warpgroup has
-  uint64_t keys_full[kKeyStages], rest_full[kRestStages], rest_empty[kRestStages];
+  uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];  // keys_empty: per head
+  uint64_t rest_full[kRestStages], rest_empty[kRestStages];
+  uint64_t job_full[kJobs];
   uint64_t v_full[kValueStages], v_empty[kValueStages], o_full[kValueStages];
 };
 constexpr int kSmemBytes = 232448;  // all that an SM gives a CTA

@@ -188,12 +188,6 @@ __device__ inline void store_given(Element* to, const StateView& view, const Par
       to[k * view.s_k + v * view.s_v] = Element(S[i]);
   }
 }
-// As in the workspace: pairs of numbers, half of the instructions.
-__device__ inline bool is_plain(const StateView& view, const Params& params) {
-  return view.type == Number::kF32 && view.s_k == 1 && view.s_v == kWidth &&
-         params.key_width == kWidth && params.value_width == kWidth &&
-         (reinterpret_cast<uintptr_t>(view.data) | 4 * view.s_slot | 4 * view.s_head) % 8 == 0;
-}
 __device__ inline void load_given(const Params& params, int slot, int head, int half,
                                   float (&S)[64]) {
   const StateView& view = params.state_in;
@@ -285,7 +279,7 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
                                   float (&S)[64]) {
   const int parts = reread(s.parts), group = group_of(params, parts), half = value_half(s);
   Part& part = s.part[carry_tid() / 128];
-  const auto [p, piece] = job_at(s, params, job, n);
+  const auto [p, piece] = job_at(s, job);
   const int end = n + p.end - p.begin, chunk = p.first_chunk + p.begin - n;
   const int own_chunk = piece.first_chunk + p.begin - n;
   const int stop = kTransfer ? end : next_stop(params, chunk, own_chunk, n, end);
@@ -311,12 +305,12 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
   else
     start_state(half, false, S);
 }
-// The part whose last position is n: its state to the carrier before, or out.
+// The end of a job's part: its state to the carrier before, or out.
 template <GateKind kGate, bool kTransfer>
-__device__ inline void end_part(CarrySmem<kGate>& s, const Params& params, int job, int n,
+__device__ inline void end_part(CarrySmem<kGate>& s, const Params& params, int job,
                                 const float (&S)[64]) {
   const int parts = reread(s.parts), half = value_half(s);
-  const auto [p, piece] = job_at(s, params, job, n);
+  const auto [p, piece] = job_at(s, job);
   if (p.end < p.count) {
     store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, half, S);
     __threadfence();
@@ -524,7 +518,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
         subtract_from_values<E, !kIsHead && !kIsHalf<E>>(factors, v, acc, av);
       }
       multiply_tokens<E>(av, rest.solved.t, false, acc);  // v_new
-      if constexpr (kHasOutput) multiply_state<E>(as, s.q[ks], O);
+      if constexpr (kHasOutput) multiply_state<E>(as, s.q[n % s.kQueryStages], O);
       if (kIsHead && !alone) pass_turn();
       if constexpr (kHasOutput) {
         if (!(kind & kIsFirst)) release_output(s, n - 1, kChunk, part(), params);
@@ -570,7 +564,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       wgmma_wait<0>();
       fence_operands(S);
       fence_operands(O);
-      if constexpr (kIsHead) warp_arrive(&s.ahead.keys_empty[ks]);
+      if constexpr (kIsHead) warp_arrive(&s.keys_empty[ks]);
       warp_arrive(&s.rest_empty[rs]);
     } while (kind & kIsInside);
     if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
@@ -579,7 +573,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       put_output(s, n - 1, ob);
       release_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), params);
     }
-    end_part<kGate, kTransfer>(s, params, job++, n - 1, S);
+    end_part<kGate, kTransfer>(s, params, job++, S);
   }
   if (kIsHead && !alone && n > 0 && carry_tid() < 128)
     named_sync(4, 256);  // what the other warpgroup passed last

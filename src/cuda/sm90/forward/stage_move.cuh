@@ -17,16 +17,14 @@ __device__ inline int num_positions(const Plan& plan, int carrier) {
 }
 template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
-  for (int i = 0; i < kKeyStages; i++) barrier_init(&s.keys_full[i], 1);
+  for (int i = 0; i < kKeyStages; i++)
+    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 4 * warpgroups);
   for (int i = 0; i < s.kRestStages; i++)
     barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 4 * warpgroups);
   for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
     barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 4 * warpgroups : 1),
         barrier_init(&s.o_full[i], 4 * warpgroups);
-  if constexpr (kGate == GateKind::kHead) {
-    for (int i = 0; i < s.kJobs; i++) barrier_init(&s.ahead.full[i], 1);
-    for (int i = 0; i < kKeyStages; i++) barrier_init(&s.ahead.keys_empty[i], 4 * warpgroups);
-  }
+  for (int i = 0; i < s.kJobs; i++) barrier_init(&s.job_full[i], 1);
 }
 
 // Who is told of values: gates per channel have a barrier for them, per head they come with the
@@ -48,29 +46,28 @@ constexpr int kOutside = 1 << 30;  // a token in no tensor: zeros arrive
 struct CarryMaps {
   const CUtensorMap *q, *k, *v;
 };
-// The carrier's job of this number, which has position n.
+// The carrier's job of this number.
 template <GateKind kGate>
-__device__ inline Job job_at(CarrySmem<kGate>& s, const Params& params, int job, int n) {
-  if constexpr (kGate == GateKind::kHead) {
-    barrier_wait(&s.ahead.full[job % s.kJobs], job / s.kJobs & 1);
-    return s.ahead.job[job % s.kJobs];
-  } else {
-    const Plan& plan = *params.plan;
-    const int carrier = blockIdx.x / group_of(params, reread(s.parts));
-    Job j;
-    j.place = place_of(params, plan, carrier * plan.steps + n);
-    j.piece = params.pieces[j.place.piece];
-    return j;
-  }
+__device__ inline const Job& job_at(CarrySmem<kGate>& s, int job) {
+  barrier_wait(&s.job_full[job % s.kJobs], job / s.kJobs & 1);
+  return s.job[job % s.kJobs];
 }
-// One thread, per head: the job that begins at position n, for all others; returns where the next
-// one begins. Lookups in memory take long.
-__device__ inline int find_job(CarrySmem<GateKind::kHead>& s, const Params& params,
-                               const Plan& plan, int carrier, int job, int n) {
-  Job& j = s.ahead.job[job % s.kJobs];
+// One thread: the job that begins at position n, for all others; returns where the next one begins.
+// Lookups in memory take long, and so do states that come from there.
+template <GateKind kGate, bool kTransfer>
+__device__ inline int find_job(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                               int carrier, int job, int n) {
+  Job& j = s.job[job % s.kJobs];
   j.place = place_of(params, plan, carrier * plan.steps + n);
   j.piece = params.pieces[j.place.piece];
-  barrier_arrive(&s.ahead.full[job % s.kJobs]);
+  barrier_arrive(&s.job_full[job % s.kJobs]);
+  const StateView& view = params.state_in;
+  if (!kTransfer && j.place.begin == 0 && j.piece.read_slot >= 0 && params.segment_chunks == 0 &&
+      is_plain(view, params)) {
+    const float* const state = static_cast<const float*>(view.data) +
+                               j.piece.read_slot * view.s_slot + j.place.head * view.s_head;
+    if (reinterpret_cast<uintptr_t>(state) % 16 == 0) bulk_prefetch(state, kStateSize * 4);
+  }
   return n + j.place.end - j.place.begin;
 }
 // The carrier's positions one after the other, for a thread that follows them.
@@ -78,10 +75,10 @@ template <GateKind kGate>
 struct Walk {
   int token = 0, rest = 0, batch = 0, head = 0;  // rest: tokens of the job from here on
   int left = 0, job = 0;
-  __device__ void step_to(CarrySmem<kGate>& s, const Params& params, int n) {
+  __device__ void step(CarrySmem<kGate>& s) {
     token += kChunk, rest -= kChunk;
     if (left-- > 0) return;
-    const Job j = job_at(s, params, job++, n);
+    const Job& j = job_at(s, job++);
     token = j.piece.token + j.place.begin * kChunk, batch = j.piece.batch;
     rest = j.piece.length - j.place.begin * kChunk;
     head = j.place.head, left = j.place.end - j.place.begin - 1;
@@ -92,27 +89,28 @@ struct Walk {
 template <bool kTransfer>
 constexpr int kKeyBytes = kTransfer ? kTile : 2 * kTile;
 
-// One thread: values, and per head keys and queries, of every position. Per head it also finds the
-// jobs for the other threads.
+// One thread: values, and per head keys and queries, of every position. It also finds the jobs for
+// the other threads.
 template <GateKind kGate, bool kTransfer>
 __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
                                    CarryMaps maps, int carrier) {
   const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
   const bool has_values = !is_identity<kTransfer>(plan.parts);
   Walk<kGate> at;
-  int next_job = 0;
-  if constexpr (kGate == GateKind::kHead)
-    if (count > 0) next_job = find_job(s, params, plan, carrier, 0, 0);
+  const auto find = [&](int job, int n) {
+    return find_job<kGate, kTransfer>(s, params, plan, carrier, job, n);
+  };
+  int next_job = count > 0 ? find(0, 0) : 0;
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     const int job = at.job;
-    at.step_to(s, params, n);
+    at.step(s);
     const int value_bytes = warpgroups * kHalf;
     barrier_wait(&s.v_empty[n % kValueStages], (n / kValueStages & 1) ^ 1);
     if constexpr (kGate == GateKind::kHead) {
       const int ks = n % kKeyStages;
       const int qk_head = divide(at.head, divide(params.num_value_heads, params.num_heads));
-      barrier_wait(&s.ahead.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
+      barrier_wait(&s.keys_empty[ks], (n / kKeyStages & 1) ^ 1);
       barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer> + value_bytes);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -126,9 +124,8 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
       barrier_expect(&s.v_full[n % kValueStages], value_bytes);
     }
     load_values(s, maps.v, n, warpgroups, at.head, has_values ? at.token : kOutside, at.batch);
-    if constexpr (kGate == GateKind::kHead)
-      if (at.job > job && next_job < count)  // the next job, as soon as this one is under way
-        next_job = find_job(s, params, plan, carrier, at.job, next_job);
+    if (at.job > job && next_job < count)  // the next job, as soon as this one is under way
+      next_job = find(at.job, next_job);
   }
 }
 // One thread: packets of every position. Flags in memory and fences take long, so they come before
@@ -154,15 +151,15 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
       const int ks = n % kKeyStages;
       static_assert(kKeyStages ==
                     kRestStages + 1);  // the place is free since the rest before had one
-      barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer>);
+      barrier_expect(&s.keys_full[ks], kTile);
       bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
-      if constexpr (!kTransfer) bulk_load(s.q[ks], packet->keys.q, kTile, &s.keys_full[ks]);
     }
     const int rs = n % kRestStages;
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
     if constexpr (kGate == GateKind::kChannel) {
-      constexpr int kMore = sizeof(s.o_factor[0]);
-      barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore);
+      constexpr int kMore = sizeof(s.o_factor[0]), kQueries = kTransfer ? 0 : kTile;
+      barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore + kQueries);
+      if constexpr (!kTransfer) bulk_load(s.q[rs], packet->keys.q, kTile, &s.rest_full[rs]);
       bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
       bulk_load(s.o_factor[n % (kRestStages + 1)], packet->o_factor, kMore, &s.rest_full[rs]);
     } else if constexpr (kTransfer) {  // there is no Aqk
@@ -184,7 +181,7 @@ __device__ inline void store_outputs(CarrySmem<kGate>& s, const Params& params, 
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     const int vs = n % kValueStages;
-    at.step_to(s, params, n);
+    at.step(s);
     barrier_wait(&s.o_full[vs], (n / kValueStages) & 1);
     if (at.rest >= kChunk)
       for (int i = 0; i < warpgroups; i++)
