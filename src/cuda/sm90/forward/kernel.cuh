@@ -111,10 +111,11 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
       solve_heads<E>(sh, params, {&map_q, &map_k, &map_g}, num_items);
   } else if (wg() < 2) {
     more_registers<kRowRegs>();
-    prepare_rows<E, kForm, kWideGate>(sp, params, num_items);
+    prepare_rows<E, kForm, kWideGate, !kTransfer>(sp, params, num_items);
   } else {
     fewer_registers<kScoreRegs>();
-    prepare_scores<E, kForm, kWideGate>(sp, params, {&map_q, &map_k, &map_g}, num_items);
+    prepare_scores<E, kForm, kWideGate, !kTransfer>(sp, params, {&map_q, &map_k, &map_g},
+                                                    num_items);
   }
 }
 

@@ -20,7 +20,7 @@ struct Costs {  // microseconds of one SM per chunk; carry_half: of 64 value col
 // times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
 // carriers are few).
 __host__ __device__ inline Costs costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.5f, 2.5f, 5.f, 6.f} : Costs{2.1f, 1.7f, 1.5f};
+  return gate == GateKind::kChannel ? Costs{2.5f, 2.5f, 5.f, 4.f} : Costs{2.1f, 1.7f, 1.5f};
 }
 // As measured, for choosing segments.
 __host__ __device__ inline Costs measured_costs(GateKind gate) {

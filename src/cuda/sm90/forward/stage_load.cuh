@@ -43,16 +43,17 @@ __device__ inline Span span_in_memory(const Params& params, int piece) {
   return {__ldg(&p->token), __ldg(&p->length), __ldg(&p->batch)};
 }
 // One thread: raw tiles of an item into place st, which is free.
-template <bool kWideGate>
+template <bool kWideGate, bool kQueries>
 __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const Where& w, int st) {
   uint64_t* bar = &s.raw_full[st];
-  barrier_expect(bar, (kWideGate ? 2 : 3) * kTile);
+  barrier_expect(bar, (1 + !kWideGate + kQueries) * kTile);
 #pragma unroll 1
   for (int h = 0; h < 2; h++) {
     if constexpr (!kWideGate)
       tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
     tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
-    tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
+    if constexpr (kQueries)
+      tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
   }
 }
 // A warp: packets that the CTAs of a carrier have read, a lane for each CTA.

@@ -149,26 +149,32 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     fence_async_proxy_all();  // parts of packets are written by ordinary stores
     if constexpr (kGate == GateKind::kChannel) {
       const int ks = n % kKeyStages;
-      static_assert(kKeyStages ==
-                    kRestStages + 1);  // the place is free since the rest before had one
+      static_assert(kKeyStages == kRestStages + 1);  // free since the rest before has its place
       barrier_expect(&s.keys_full[ks], kTile);
       bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
     }
     const int rs = n % kRestStages;
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
-    if constexpr (kGate == GateKind::kChannel) {
-      constexpr int kMore = sizeof(s.o_factor[0]), kQueries = kTransfer ? 0 : kTile;
-      barrier_expect(&s.rest_full[rs], kRestBytes<kGate> + kMore + kQueries);
-      if constexpr (!kTransfer) bulk_load(s.q[rs], packet->keys.q, kTile, &s.rest_full[rs]);
-      bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
-      bulk_load(s.o_factor[n % (kRestStages + 1)], packet->o_factor, kMore, &s.rest_full[rs]);
-    } else if constexpr (kTransfer) {  // there is no Aqk
-      barrier_expect(&s.rest_full[rs], kHalf + sizeof(HeadFactors));
-      bulk_load(s.rest[rs].solved.t, packet->rest.solved.t, kHalf, &s.rest_full[rs]);
-      bulk_load(&s.rest[rs].factors, &packet->rest.factors, sizeof(HeadFactors), &s.rest_full[rs]);
+    auto& to = s.rest[rs];
+    uint64_t* const full = &s.rest_full[rs];
+    if constexpr (kGate == GateKind::kChannel && kTransfer) {  // neither queries nor Aqk
+      constexpr int kFactors = sizeof(to.decay) + sizeof(to.v_factor) + sizeof(to.new_factor);
+      barrier_expect(full, kTile + kHalf + kFactors);
+      bulk_load(to.kr, packet->rest.kr, kTile + kHalf, full);  // with T
+      bulk_load(to.decay, packet->rest.decay, kFactors, full);
+    } else if constexpr (kGate == GateKind::kChannel) {
+      constexpr int kMore = sizeof(s.o_factor[0]);
+      barrier_expect(full, kTile + kRestBytes<kGate> + kMore);
+      bulk_load(s.q[rs], packet->keys.q, kTile, full);
+      bulk_load(&to, &packet->rest, kRestBytes<kGate>, full);
+      bulk_load(s.o_factor[n % (kRestStages + 1)], packet->o_factor, kMore, full);
+    } else if constexpr (kTransfer) {  // no Aqk
+      barrier_expect(full, kHalf + sizeof(HeadFactors));
+      bulk_load(to.solved.t, packet->rest.solved.t, kHalf, full);
+      bulk_load(&to.factors, &packet->rest.factors, sizeof(HeadFactors), full);
     } else {
-      barrier_expect(&s.rest_full[rs], kRestBytes<kGate>);
-      bulk_load(&s.rest[rs], &packet->rest, kRestBytes<kGate>, &s.rest_full[rs]);
+      barrier_expect(full, kRestBytes<kGate>);
+      bulk_load(&to, &packet->rest, kRestBytes<kGate>, full);
     }
   }
 }

@@ -35,8 +35,9 @@ struct Rows {
   float te[16][2];  // product from after the token to the end of its block
 };
 
-// Operands of level h inside 16 tokens, then blocks of 2 h.
-template <class E, int h>
+// Operands of level h inside 16 tokens, then blocks of 2 h. kQueries: are there any? (In a transfer
+// there are none, and what stands in their place is multiplied for nothing.)
+template <class E, bool kQueries, int h>
 __device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uint32_t lane4) {
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -44,7 +45,7 @@ __device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uin
     const uint32_t at = i * 128 + (lane4 ^ (i << 4));
     const uint32_t f = pack<E>(r.fs[tr][0], r.fs[tr][1]);
     store_shared(rows + at, multiply_packed<E>(r.k[tr], f));
-    store_shared(rows + 32 * 128 + at, multiply_packed<E>(r.q[tr], f));
+    if constexpr (kQueries) store_shared(rows + 32 * 128 + at, multiply_packed<E>(r.q[tr], f));
     uint32_t c = r.k[tc];
     if (i % h != h - 1) c = multiply_packed<E>(c, pack<E>(r.te[tc][0], r.te[tc][1]));
     store_shared(columns + at, c);
@@ -63,14 +64,14 @@ __device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uin
     }
 }
 // Operands of 16 tokens whose boundary lies f further on: rows (k and q) or columns (k).
-template <class E>
+template <class E, bool kQueries>
 __device__ inline void far_rows(const Rows& r, float2 f, uint32_t rows, uint32_t lane4) {
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
     const uint32_t x = pack<E>(r.fs[t][0] * f.x, r.fs[t][1] * f.y);
     store_shared(rows + at, multiply_packed<E>(r.k[t], x));
-    store_shared(rows + 32 * 128 + at, multiply_packed<E>(r.q[t], x));
+    if constexpr (kQueries) store_shared(rows + 32 * 128 + at, multiply_packed<E>(r.q[t], x));
   }
 }
 template <class E>
@@ -116,7 +117,7 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
   }
 }
 
-template <class E, GateForm kForm, bool kWideGate>
+template <class E, GateForm kForm, bool kWideGate, bool kQueries>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
   auto fill_level = [&](auto level, int n, auto write) {
     constexpr int l = decltype(level)::value, i = l % kLevelBuffers;
@@ -149,7 +150,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
       float2 g = make_float2(r.fs[t][0], r.fs[t][1]);
       if constexpr (!kWideGate) g = unpack<__nv_bfloat16>(load_shared(g_addr + at));
-      r.k[t] = load_shared(k_addr + at), r.q[t] = load_shared(q_addr + at);
+      r.k[t] = load_shared(k_addr + at), r.q[t] = kQueries ? load_shared(q_addr + at) : 0;
       r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
       r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
     }
@@ -161,16 +162,16 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
     auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
     fill_level(Index<0>{}, n, [&](Level& l, uint32_t lane4) {
-      local_level<E, 1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+      local_level<E, kQueries, 1>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     fill_level(Index<1>{}, n, [&](Level& l, uint32_t lane4) {
-      local_level<E, 2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+      local_level<E, kQueries, 2>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     fill_level(Index<2>{}, n, [&](Level& l, uint32_t lane4) {
-      local_level<E, 4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+      local_level<E, kQueries, 4>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     fill_level(Index<3>{}, n, [&](Level& l, uint32_t lane4) {
-      local_level<E, 8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
+      local_level<E, kQueries, 8>(r, rows_at(l, 8 * b), cols_at(l, 8 * b), lane4);
     });
     *reinterpret_cast<float2*>(&s.total[n & 1][b][channel]) = make_float2(r.fs[15][0], r.fs[15][1]);
     named_sync(kRowBarrier, kRowThreads);  // totals of all four blocks
@@ -189,7 +190,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       if (far && b == 0) f = total(1);
       const int row = far ? 16 * (b & 1) : 8 * (b & 2);
       if (b & (1 + far))
-        far_rows<E>(r, f, rows_at(l, row), lane4);
+        far_rows<E, kQueries>(r, f, rows_at(l, row), lane4);
       else
         far_columns<E>(r, f, cols_at(l, row), lane4);
       fence_async_proxy();
@@ -209,7 +210,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
       const uint32_t f = pack<E>(r.fs[t][0] * p0, r.fs[t][1] * p1);
       store_shared(k_addr + at, multiply_packed<E>(r.k[t], f));
-      store_shared(q_addr + at, multiply_packed<E>(r.q[t], f));
+      if constexpr (kQueries) store_shared(q_addr + at, multiply_packed<E>(r.q[t], f));
       store_shared(g_addr + at,
                    multiply_packed<E>(r.k[t], pack<E>((t < 15 ? r.te[t][0] : 1.f) * s0,
                                                       (t < 15 ? r.te[t][1] : 1.f) * s1)));

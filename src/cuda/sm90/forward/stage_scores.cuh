@@ -202,9 +202,10 @@ __device__ inline void load_item(PrepareSmem& s, const Params& params, int n, in
   arrive_item(&s.raw_full[n & 1]);
 }
 // One thread: operands of an item from place st to their packet; the place is free then.
+template <bool kQueries>
 __device__ inline void send_operands(PrepareSmem& s, Packet<GateKind::kChannel>& to, int st) {
   bulk_store(to.keys.k, s.k[st], kTile);
-  bulk_store(to.keys.q, s.q[st], kTile);
+  if constexpr (kQueries) bulk_store(to.keys.q, s.q[st], kTile);
   bulk_store(to.rest.kr, s.g[st], kTile);
   tensor_store_wait_read();
 }
@@ -212,7 +213,7 @@ __device__ inline void send_operands(PrepareSmem& s, Packet<GateKind::kChannel>&
 // Raw tiles have two places, one for each of the two warpgroups. Only the levels are urgent (their
 // buffers are few); what waits for memory comes after them, while the other warpgroup has its turn:
 // two warps invert, one looks up and loads numbers, one moves tiles.
-template <class E, GateForm kForm, bool kWideGate>
+template <class E, GateForm kForm, bool kWideGate, bool kQueries>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
   const int which = threadIdx.x / 128 - 2;
@@ -221,7 +222,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
   if (which >= num_items) return;
   auto load_tiles_of = [&](int n) {
-    load_tiles<kWideGate>(s, maps, s.where[which][n / 2 & 1], which);
+    load_tiles<kWideGate, kQueries>(s, maps, s.where[which][n / 2 & 1], which);
   };
   if (threadIdx.x % 128 >= 96) {
     find_item(s, params, which);
@@ -275,7 +276,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       barrier_wait(&s.rows_done[which], n / 2 & 1);
       wait_place(params, s.plan, carrier, step, count);
       if (tid == 96) {
-        send_operands(s, out, which);
+        send_operands<kQueries>(s, out, which);
         if (n + 2 < num_items) load_tiles_of(n + 2);
       }
       __syncwarp();
@@ -287,7 +288,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     sync_scores(which);  // T is complete
     if (tid == 96) {
       bulk_store(out.rest.solved.t, sc.tile, kHalf);
-      bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
+      if constexpr (kQueries) bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
       publish();
     }
     __syncwarp();
