@@ -73,24 +73,26 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
                                        const Lane& ln) {
   const bool is_q = warp >= 2;
   const int upper = warp & 1, low = (1 << log2) - 1;  // upper: rows 16 .. 31
+  const int row = 32 * upper + 2 * (ln.g & ~low) + low + 1 + (ln.g & low);
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const int base = 32 * upper + 16 * i, row = base + 2 * (ln.g & ~low) + low + 1 + (ln.g & low);
-    const uint32_t aqk = smem_u32(s.aqk) + row * 128, l = smem_u32(s.l) + row * (4 * kPitch);
+  for (int n = 0; n < 2; n++) {
+    const int c = 2 * ln.x + n, col = 32 * upper + 2 * (c & ~low) + (c & low);
+    const uint32_t aqk = smem_u32(s.aqk) + row * 128 + ((2 * col) ^ ((row & 7) << 4));
+    const uint32_t l = smem_u32(s.l) + row * (4 * kPitch) + 4 * col;
 #pragma unroll
-    for (int n = 0; n < 2; n++) {
-      const int c = 2 * ln.x + n, col = base + 2 * (c & ~low) + (c & low);
+    for (int i = 0; i < 2; i++) {  // the next 16 tokens: 32 bytes are a bit of its own in aqk
       float a = upper ? acc[8 + 6 * i + n] : acc[6 * i + n];
-      if (!is_q) a *= s.row_scale[kIsHalf<E> ? row : col];
+      if (!is_q) a *= s.row_scale[16 * i + (kIsHalf<E> ? row : col)];
       if constexpr (kIsHalf<E>)
-        if (is_q) a *= s.k_scale[col];
+        if (is_q) a *= s.k_scale[16 * i + col];
       if ((ln.g ^ c) <= low) {
         if (is_q)
-          asm volatile("st.shared.b16 [%0], %1;" ::"r"(aqk + ((2 * col) ^ ((row & 7) << 4))),
+          asm volatile("st.shared.b16 [%0], %1;" ::"r"((aqk ^ (32 * i)) + 2048 * i),
                        "h"(uint16_t(pack<E>(a, 0.f)))
                        : "memory");
         else
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(l + 4 * col), "f"(a) : "memory");
+          asm volatile("st.shared.f32 [%0], %1;" ::"r"(l + i * (64 * kPitch + 64)), "f"(a)
+                       : "memory");
       }
     }
   }
@@ -147,12 +149,13 @@ __device__ inline void put_inverse(Scores& s, int which) {
   for (int i = 0; i < 8; i++) {
     if (i == 4) asm volatile("" ::: "memory");           // as loads before it would spill
     const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
-    float4 a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
+    float4 a = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (left >= 0) a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
     if constexpr (kIsHalf<E>) {
       const float v = s.v_scale[row];
       a.x *= v, a.y *= v, a.z *= v, a.w *= v;
     }
-    const float x = left >= 0 ? a.x * c.x : 0.f, y = left >= 1 ? a.y * c.y : 0.f;
+    const float x = a.x * c.x, y = left >= 1 ? a.y * c.y : 0.f;
     const float z = left >= 2 ? a.z * c.z : 0.f, w = left >= 3 ? a.w * c.w : 0.f;
     packed[i] = make_uint2(pack<E>(x, y), pack<E>(z, w));
   }
