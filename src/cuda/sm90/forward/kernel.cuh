@@ -68,7 +68,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
       sp.plan = plan;
       for (int i = 0; i < kRawStages; i++)
         barrier_init(&sp.raw_full[i], 33), barrier_init(&sp.rows_done[i], kRowThreads);
-      for (int i = 0; i < 2; i++) barrier_init(&sp.turn[i], kScoreThreads);
+      for (int i = 0; i < 2; i++)
+        barrier_init(&sp.turn[i], kScoreThreads), barrier_init(&sp.inverse_read[i], kScoreThreads);
     } else {
       sh.plan = plan, sh.num_loaded = 0;
       for (int i = 0; i < kRawTiles; i++)

@@ -70,7 +70,7 @@ struct PrepareSmem {
   Where where[kRawStages][2];  // the item that comes next into the place, and the one after it
   Plan plan;
   uint64_t raw_full[kRawStages], rows_done[kRawStages];
-  uint64_t turn[2];
+  uint64_t turn[2], inverse_read[2];
 };
 static_assert(sizeof(PrepareSmem) <= 232448);
 

@@ -145,8 +145,8 @@ __device__ inline void invert_corner(const float* l, int row, const Lane& ln, Bl
   multiply<P>(z[0], y[1], l + Place::at(1, 0), ln);
   multiply<P>(z[1], y[1], l + Place::at(1, 1), ln);
 }
-// Barriers of the first or the second scoring warpgroup (gates per channel). Their numbers are
-// constants because the race checker loses track of those in registers.
+// Barriers of the first or the second scoring warpgroup (gates per channel), with constant numbers:
+// the race checker loses track of those in registers.
 __device__ inline void sync_scores(int which) {
   if (which)
     named_sync(kScoreBarrier + 1, kScoreThreads);
