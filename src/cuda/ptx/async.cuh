@@ -100,9 +100,12 @@ __device__ inline void bulk_store(void* dst, const void* src, int bytes) {
       "r"(smem_u32(src)), "r"(bytes), "l"(kEvictLast)
       : "memory");
 }
-// Everything this thread stored by bulk copies is written, not only read.
+// Everything this thread stored by bulk copies, tensors too, is written; or has only been read.
 __device__ inline void bulk_store_wait() {
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+__device__ inline void bulk_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 __device__ inline void store_packet(void* p, uint32_t v) {
   asm volatile("st.global.L2::cache_hint.u32 [%0], %1, %2;" ::"l"(__cvta_generic_to_global(p)),
@@ -127,9 +130,6 @@ __device__ inline void tensor_store(const CUtensorMap* map, const void* src, int
       "[%0, {%1, %2, %3, %4}], [%5], %6;\ncp.async.bulk.commit_group;" ::"l"(map),
       "r"(channel), "r"(head), "r"(token), "r"(batch), "r"(smem_u32(src)), "l"(kEvictFirst)
       : "memory");
-}
-__device__ inline void tensor_store_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
 // Shared memory read again instead of a register held.

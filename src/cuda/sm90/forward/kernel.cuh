@@ -3,6 +3,7 @@
 #pragma once
 #include "cuda/sm90/forward/stage_carry.cuh"
 #include "cuda/sm90/forward/stage_heads.cuh"
+#include "cuda/sm90/forward/stage_rows.cuh"
 #include "cuda/sm90/forward/stage_scores.cuh"
 
 namespace deltic::gpu::forward {

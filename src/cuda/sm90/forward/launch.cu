@@ -292,7 +292,7 @@ namespace {
 
 Work work_of(const Problem& p, int sms) {
   const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
-  // Lengths of packed sequences are not known here: half as long again as the mean, half as long.
+  // Lengths of packed sequences are not known here: the longest 1.5, the shortest 0.5 of the mean.
   const int64_t mean = (all + p.N - 1) / p.N;
   const bool is_mixed = p.packed && p.N > 1;
   return {int(all * p.HV),
@@ -345,7 +345,10 @@ std::vector<Division> divisions(const Problem& p, int sms) {
     d.predicted_us = double(time_of_segments(c, work, int(p.K), n, segment));
     d.chosen = is_chosen;
     Work pieces = work;
-    if (segment > 0) pieces.longest = segment, pieces.shortest = std::min(work.shortest, segment);
+    if (segment > 0) {
+      pieces.longest = segment, pieces.shortest = std::min(work.shortest, segment);
+      pieces.short_jobs *= n;
+    }
     d.reason = roles_of(shares, c, pieces);
     if (segment > 0) d.reason += cat("; a launch for ", n - 1, " transfers and a merge before");
     if (is_chosen && p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";

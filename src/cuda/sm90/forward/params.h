@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/ptx/async.cuh"
@@ -55,10 +56,8 @@ struct Packet;
 // S/|k|).
 template <>
 struct Packet<GateKind::kChannel> {
-  struct Keys {
-    uint8_t k[kTile];  // k exp(G)
-    uint8_t q[kTile];  // q exp(G)
-  } keys;
+  uint8_t k[kTile];  // k exp(G)
+  uint8_t q[kTile];  // q exp(G)
   struct alignas(1024) Rest {
     uint8_t kr[kTile];  // k exp(G_last - G)
     Solved solved;
@@ -88,8 +87,9 @@ struct Packet<GateKind::kHead> {
   } rest;
 };
 template <GateKind kGate>
-constexpr int kRestBytes = kGate == GateKind::kChannel ? 33 * 1024
+constexpr int kRestBytes = kGate == GateKind::kChannel ? sizeof(Packet<GateKind::kChannel>::Rest)
                                                        : sizeof(Solved) + sizeof(HeadFactors);
+static_assert(offsetof(Packet<GateKind::kChannel>::Rest, solved) == kTile, "kr and T in one copy");
 static_assert(sizeof(Packet<GateKind::kChannel>) == 66 * 1024);
 static_assert(sizeof(Packet<GateKind::kHead>) == 18 * 1024);
 static_assert(sizeof(HeadFactors) == 1040);

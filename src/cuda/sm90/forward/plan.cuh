@@ -17,12 +17,12 @@ struct Costs {  // microseconds of one SM per chunk; carry_half: of 64 value col
   float part = 0.f;  // from one job to the next
 };
 // For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
-// times at 64 and 96 heads (a ring of eight packets per carrier keeps fewer preparers busy when
-// carriers are few).
+// times in the rows of docs/benchmarks/h200.md (a ring of eight packets per carrier keeps fewer
+// preparers busy when carriers are few).
 __host__ __device__ inline Costs costs_of(GateKind gate) {
   return gate == GateKind::kChannel ? Costs{2.5f, 2.5f, 5.f, 4.f} : Costs{2.1f, 1.7f, 1.5f};
 }
-// As measured, for choosing segments.
+// As measured, for choosing segments; changes of jobs are counted apart there (kPartUs).
 __host__ __device__ inline Costs measured_costs(GateKind gate) {
   return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 5.2f} : Costs{2.2f, 1.75f, 2.6f};
 }

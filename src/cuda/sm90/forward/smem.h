@@ -1,6 +1,6 @@
 // Warpgroups, registers and shared memory of the two roles.
 #pragma once
-#include <type_traits>
+#include <cstddef>
 
 #include "cuda/sm90/forward/params.h"
 
@@ -21,9 +21,14 @@ static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoad
 constexpr int kRawStages = 2;
 constexpr int kLevels = 6, kLevelBuffers = 3;  // operands of three levels of scores are under way
 // Named barriers of a preparing CTA, gates per channel. A warp arrives at these as one; at an
-// mbarrier each lane does.
-constexpr int kRowBarrier = 1, kScoreBarrier = 2, kInvertBarrier = 4;  // the last two + warpgroup
-constexpr int kFullBarrier = 6, kEmptyBarrier = kFullBarrier + kLevelBuffers;  // + buffer
+// mbarrier each lane does. Of row threads; of a scoring warpgroup (+ which), of its two warps that
+// invert; + buffer: row threads have filled a level's buffer (they arrive, one scoring warpgroup
+// waits), its product is done (the other way round).
+constexpr int kRowBarrier = 1, kScoreBarrier = 2, kInvertBarrier = 4;
+constexpr int kFullBarrier = 6, kEmptyBarrier = kFullBarrier + kLevelBuffers;
+static_assert(kLevels % kLevelBuffers == 0, "the last item's waits and arrivals go by it");
+static_assert(kLevelBuffers <= 4, "levels 4 and 5 always wait");
+static_assert(kEmptyBarrier + kLevelBuffers <= 16);
 // Floats per row of L, of 64 or of 16 columns: 2x-th rows fall on different banks.
 constexpr int kPitch = 68, kBlockPitch = 20;
 
@@ -59,6 +64,7 @@ struct Scores {
   float o_scale[kChunk];    // scale/|q|
   float diagonal[kChunk];   // of Aqk
 };
+static_assert(offsetof(Scores, aqk) % 128 == 0 && sizeof(Scores) % 128 == 0, "put_local_level");
 // Raw tiles leave as the packet's operands: of k exp(G), q exp(G), k exp(G_last - G), in the places
 // of k, q and g.
 struct PrepareSmem {
@@ -69,6 +75,9 @@ struct PrepareSmem {
   Stage stage[kRawStages];
   Where where[kRawStages][2];  // the item that comes next into the place, and the one after it
   Plan plan;
+  // raw_full: tiles and numbers of an item, for rows and scores; rows_done: its operands, for the
+  // warp that sends them; turn: levels of the other scoring warpgroup are through; inverse_read:
+  // between a scoring warpgroup's reads of the inverse and its writes of T.
   uint64_t raw_full[kRawStages], rows_done[kRawStages];
   uint64_t turn[2], inverse_read[2];
 };

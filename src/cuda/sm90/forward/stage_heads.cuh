@@ -197,11 +197,6 @@ __device__ inline void put_solved(HeadWork& s, const Lane& ln) {
 }
 
 // --- packets -------------------------------------------------------------------------------------
-// The thread that copied a packet, later: it is in memory.
-__device__ inline void publish(const Params& params, const Where& w) {
-  bulk_store_wait();
-  store_release(ready_flag(params, w.carrier, w.step), w.step + 1);
-}
 // A warp, by ordinary stores: factors of the lane's two tokens.
 template <class E>
 __device__ inline void write_factors(const HeadWork& s, HeadFactors& f) {
@@ -273,7 +268,7 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
       put_queries<E>(work, s.aqk[this_one()], pairs);
     }
     fence_async_proxy();
-    barrier_arrive(&s.l_full[n % kSolvers]);  // all lanes: what the race checker understands
+    barrier_arrive(&s.l_full[n % kSolvers]);  // with Aqk; all lanes, for the race checker
     __syncwarp();
   }
 }
@@ -359,7 +354,7 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     __syncwarp();
     write_factors<E>(work(), packet.factors);
     if (is_first() && !params.is_transfer) {
-      tensor_store_wait_read();
+      bulk_store_wait_read();
       barrier_arrive(&s.aqk_empty[scorer]);
     }
     __syncwarp();

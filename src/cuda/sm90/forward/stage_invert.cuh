@@ -145,14 +145,7 @@ __device__ inline void invert_corner(const float* l, int row, const Lane& ln, Bl
   multiply<P>(z[0], y[1], l + Place::at(1, 0), ln);
   multiply<P>(z[1], y[1], l + Place::at(1, 1), ln);
 }
-// Barriers of the first or the second scoring warpgroup (gates per channel), with constant numbers:
-// the race checker loses track of those in registers.
-__device__ inline void sync_scores(int which) {
-  if (which)
-    named_sync(kScoreBarrier + 1, kScoreThreads);
-  else
-    named_sync(kScoreBarrier, kScoreThreads);
-}
+// The two inverting warps of the first or the second scoring warpgroup.
 __device__ inline void sync_inverse(int which) {
   if (which)
     named_sync(kInvertBarrier + 1, 64);
@@ -164,7 +157,7 @@ __device__ inline void invert_in_place(float* l, int which) {
   const int warp = thread_index() / 32 % 2;
   const Lane ln(thread_index());
   invert_half<Square>(l, warp, ln);
-  sync_inverse(which);
+  sync_inverse(which);  // both halves are inverted
   Block z[2];
   invert_corner<Square>(l, 3 - warp, ln, z);
   sync_inverse(which);  // L of the lower half has been read

@@ -71,6 +71,12 @@ __device__ inline void wait_place(const Params& params, const Plan& plan, int ca
     count = packets_read(params, plan, carrier);
   }
 }
+// The thread that sent all of a packet by bulk copies, when they are in memory.
+template <class Place>
+__device__ inline void publish(const Params& params, const Place& at) {
+  bulk_store_wait();
+  store_release(ready_flag(params, at.carrier, at.step), at.step + 1);
+}
 // One warp, gates per channel: what comes by ordinary loads, and the item itself.
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
   const int lane = threadIdx.x % 32;
@@ -108,7 +114,7 @@ __device__ inline float beta_of(const Params& params, const Fetched& f, int i, i
 }
 // The same warp, later: beta and the parameters of gates per channel.
 template <GateForm kForm>
-__device__ inline void finish_channel_item(Stage& stage, const Params& params, const Fetched& f) {
+__device__ inline void finish_item(Stage& stage, const Params& params, const Fetched& f) {
   const int lane = threadIdx.x % 32;
   if constexpr (kForm != GateForm::kLogDecay) {
     const float slope =

@@ -151,7 +151,7 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
       const int ks = n % kKeyStages;
       static_assert(kKeyStages == kRestStages + 1);  // free since the rest before has its place
       barrier_expect(&s.keys_full[ks], kTile);
-      bulk_load(s.k[ks], packet->keys.k, kTile, &s.keys_full[ks]);
+      bulk_load(s.k[ks], packet->k, kTile, &s.keys_full[ks]);
     }
     const int rs = n % kRestStages;
     barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
@@ -165,7 +165,7 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     } else if constexpr (kGate == GateKind::kChannel) {
       constexpr int kMore = sizeof(s.o_factor[0]);
       barrier_expect(full, kTile + kRestBytes<kGate> + kMore);
-      bulk_load(s.q[rs], packet->keys.q, kTile, full);
+      bulk_load(s.q[rs], packet->q, kTile, full);
       bulk_load(&to, &packet->rest, kRestBytes<kGate>, full);
       bulk_load(s.o_factor[n % (kRestStages + 1)], packet->o_factor, kMore, full);
     } else if constexpr (kTransfer) {  // no Aqk
@@ -192,7 +192,7 @@ __device__ inline void store_outputs(CarrySmem<kGate>& s, const Params& params, 
     if (at.rest >= kChunk)
       for (int i = 0; i < warpgroups; i++)
         tensor_store(map, s.v[vs][i], 64 * (s.first_half + i), at.head, at.token, at.batch);
-    tensor_store_wait_read();
+    bulk_store_wait_read();
     barrier_arrive(&s.v_empty[vs]);
   }
   bulk_store_wait();

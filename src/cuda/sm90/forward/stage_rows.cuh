@@ -84,6 +84,32 @@ __device__ inline void far_columns(const Rows& r, float2 f, uint32_t columns, ui
   }
 }
 
+struct RawTiles {  // addresses of a warp's 16 tokens and 64 channels
+  uint32_t k, q, g;
+};
+// The packet's operands in the raw tiles' place. before, after: decay of the blocks before and
+// after this one.
+template <class E, bool kQueries>
+__device__ inline void put_operands(const Rows& r, float2 before, float2 after, RawTiles to,
+                                    uint32_t lane4) {
+#pragma unroll
+  for (int t = 0; t < 16; t++) {
+    const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
+    const uint32_t f = pack<E>(r.fs[t][0] * before.x, r.fs[t][1] * before.y);
+    store_shared(to.k + at, multiply_packed<E>(r.k[t], f));
+    if constexpr (kQueries) store_shared(to.q + at, multiply_packed<E>(r.q[t], f));
+    store_shared(to.g + at,
+                 multiply_packed<E>(r.k[t], pack<E>((t < 15 ? r.te[t][0] : 1.f) * after.x,
+                                                    (t < 15 ? r.te[t][1] : 1.f) * after.y)));
+  }
+}
+// Past the end: k = q = 0, decay 1.
+__device__ inline void clear_rows(Rows& r, int rest) {
+#pragma unroll
+  for (int t = 0; t < 16; t++)
+    if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
+}
+
 // Two channels' gates of 16 tokens, fp32 or a 16-bit type, zeros from `count` on. All loads are
 // under way before a number is looked at; the pointer walks, as 16 of them would spill.
 __device__ inline void load_gates(const Values& g, const void* chunk, int token, int channel,
@@ -117,8 +143,11 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
   }
 }
 
+// 256 threads, every item of the CTA. Tiles and numbers come by raw_full, operands of levels leave
+// by the full and come back by the empty barriers, the packet's operands leave by rows_done.
 template <class E, GateForm kForm, bool kWideGate, bool kQueries>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
+  // lane4 anew in each: kept over all of them it would cost a register and its sums some more.
   auto fill_level = [&](auto level, int n, auto write) {
     constexpr int l = decltype(level)::value, i = l % kLevelBuffers;
     if (l >= kLevelBuffers || n > 0) named_sync(kEmptyBarrier + i, kRowThreads + kScoreThreads);
@@ -154,11 +183,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
       r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
     }
-    if (rest < 16) {  // past the end: k = q = 0, decay 1
-#pragma unroll
-      for (int t = 0; t < 16; t++)
-        if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
-    }
+    if (rest < 16) clear_rows(r, rest);
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
     auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
     fill_level(Index<0>{}, n, [&](Level& l, uint32_t lane4) {
@@ -182,8 +207,10 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     // from the boundary has the other's total as factor.
 #pragma unroll 1
     for (int far = 0; far < 2; far++) {
-      named_sync(kEmptyBarrier + 1 + far, kRowThreads + kScoreThreads);
-      Level& l = s.level[1 + far];
+      static_assert(5 % kLevelBuffers == 4 % kLevelBuffers + 1);
+      const int i = 4 % kLevelBuffers + far;
+      named_sync(kEmptyBarrier + i, kRowThreads + kScoreThreads);
+      Level& l = s.level[i];
       const uint32_t lane4 = 4 * (thread_index() % 32);
       float2 f = make_float2(1.f, 1.f);
       if (far && b == 3) f = total(2);
@@ -194,27 +221,18 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       else
         far_columns<E>(r, f, cols_at(l, row), lane4);
       fence_async_proxy();
-      named_arrive(kFullBarrier + 1 + far, kRowThreads + kScoreThreads);
+      named_arrive(kFullBarrier + i, kRowThreads + kScoreThreads);
     }
     // Every thread writes where it has read; the norms, too, have been read when a level has been
     // multiplied.
-    float p0 = 1.f, p1 = 1.f, s0 = 1.f, s1 = 1.f;
+    float2 before = make_float2(1.f, 1.f), after = before;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const float2 f = total(i);
-      if (i < b) p0 *= f.x, p1 *= f.y;
-      if (i > b) s0 *= f.x, s1 *= f.y;
+      if (i < b) before.x *= f.x, before.y *= f.y;
+      if (i > b) after.x *= f.x, after.y *= f.y;
     }
-#pragma unroll
-    for (int t = 0; t < 16; t++) {
-      const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-      const uint32_t f = pack<E>(r.fs[t][0] * p0, r.fs[t][1] * p1);
-      store_shared(k_addr + at, multiply_packed<E>(r.k[t], f));
-      if constexpr (kQueries) store_shared(q_addr + at, multiply_packed<E>(r.q[t], f));
-      store_shared(g_addr + at,
-                   multiply_packed<E>(r.k[t], pack<E>((t < 15 ? r.te[t][0] : 1.f) * s0,
-                                                      (t < 15 ? r.te[t][1] : 1.f) * s1)));
-    }
+    put_operands<E, kQueries>(r, before, after, {k_addr, q_addr, g_addr}, lane4);
     fence_async_proxy();
     barrier_arrive(&s.rows_done[st]);
   }

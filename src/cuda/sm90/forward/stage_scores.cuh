@@ -1,11 +1,22 @@
 // Norms, scores and the inverse of a chunk (warpgroups 2 and 3 of a preparing CTA, every other
 // chunk each). Lane = 4 g + x as in the accumulators of mma: rows g, g + 8, columns 2x, 2x + 1.
 #pragma once
+#include <cstddef>
+
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward/stage_invert.cuh"
 #include "cuda/sm90/forward/stage_load.cuh"
 
 namespace deltic::gpu::forward {
+
+// A scoring warpgroup, the first or the second. Constant numbers: where one is in a register and
+// differs between warpgroups the race checker loses track.
+__device__ inline void sync_scores(int which) {
+  if (which)
+    named_sync(kScoreBarrier + 1, kScoreThreads);
+  else
+    named_sync(kScoreBarrier, kScoreThreads);
+}
 
 // Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the
 // lane that has the token's.
@@ -36,7 +47,8 @@ __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_t
       use(8 * slab + ln.g, n ? kq[1] : kq[0], n ? qq[1] : qq[0], n ? kq[3] : kq[2]);
   }
 }
-// Row scales and the diagonal of Aqk.
+// Row scales and the diagonal of Aqk. In a transfer there are no queries: what stands in their
+// place is nobody's, here and in the scores, and is not sent.
 template <class E>
 __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t* k_tile,
                                    const uint8_t* q_tile, const Params& params, int warp,
@@ -80,7 +92,7 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
     const uint32_t aqk = smem_u32(s.aqk) + row * 128 + ((2 * col) ^ ((row & 7) << 4));
     const uint32_t l = smem_u32(s.l) + row * (4 * kPitch) + 4 * col;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {  // the next 16 tokens: 32 bytes are a bit of its own in aqk
+    for (int i = 0; i < 2; i++) {  // 16 tokens on: in aqk bit 5, which neither base nor swizzle has
       float a = upper ? acc[8 + 6 * i + n] : acc[6 * i + n];
       if (!is_q) a *= s.row_scale[16 * i + (kIsHalf<E> ? row : col)];
       if constexpr (kIsHalf<E>)
@@ -148,7 +160,7 @@ __device__ inline void put_inverse(Scores& s, uint64_t* read, int parity) {
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    if (i == 4) asm volatile("" ::: "memory");           // as loads before it would spill
+    if (i == 4) asm volatile("" ::: "memory");           // all eight loads at once would spill
     const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
     float4 a = make_float4(0.f, 0.f, 0.f, 0.f);
     if (left >= 0) a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);
@@ -203,16 +215,16 @@ __device__ inline void load_item(PrepareSmem& s, const Params& params, int n, in
   Fetched fetched;
   begin_item(s.stage[n & 1], params, s.where[n & 1][n / 2 & 1], fetched);
   if (n + 2 < num_items) find_item(s, params, n + 2);
-  finish_channel_item<kForm>(s.stage[n & 1], params, fetched);
+  finish_item<kForm>(s.stage[n & 1], params, fetched);
   arrive_item(&s.raw_full[n & 1]);
 }
 // One thread: operands of an item from place st to their packet; the place is free then.
 template <bool kQueries>
 __device__ inline void send_operands(PrepareSmem& s, Packet<GateKind::kChannel>& to, int st) {
-  bulk_store(to.keys.k, s.k[st], kTile);
-  if constexpr (kQueries) bulk_store(to.keys.q, s.q[st], kTile);
+  bulk_store(to.k, s.k[st], kTile);
+  if constexpr (kQueries) bulk_store(to.q, s.q[st], kTile);
   bulk_store(to.rest.kr, s.g[st], kTile);
-  tensor_store_wait_read();
+  bulk_store_wait_read();
 }
 
 // Raw tiles have two places, one for each of the two warpgroups. Only the levels are urgent (their
@@ -236,11 +248,6 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     load_item<kForm>(s, params, which, num_items);
   }
   sync_scores(which);  // Aqk is zero, the next item is known
-  int carrier, step;
-  auto publish = [&] {  // one thread, which stored everything that went by bulk copies
-    bulk_store_wait();
-    store_release(ready_flag(params, carrier, step), step + 1);
-  };
 #pragma unroll 1
   for (int n = which; n < num_items; n += 2) {
     const int tid = thread_index() % 128, warp = tid / 32;
@@ -249,8 +256,8 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     barrier_wait(&s.raw_full[which], (n / kRawStages) & 1);
     token_norms<E>(sc, stage, s.k[which], s.q[which], params, warp, ln);
     sync_scores(which);  // scales of all tokens; places of T and Aqk are free
-    carrier = stage.item.carrier, step = stage.item.step;
-    const int count = warp == 3 ? packets_read(params, s.plan, carrier) : 0;
+    const struct { int carrier, step; } at = {stage.item.carrier, stage.item.step};
+    const int count = warp == 3 ? packets_read(params, s.plan, at.carrier) : 0;
     if (warp >= 2) {
       const int token = tid - 64;
       *reinterpret_cast<uint16_t*>(sc.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
@@ -272,21 +279,21 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     }
     barrier_arrive(&s.turn[which ^ 1]);
     sync_scores(which);  // L complete
-    auto& out = *packet_at<GateKind::kChannel>(params, carrier, step);
+    auto& out = *packet_at<GateKind::kChannel>(params, at.carrier, at.step);
     if (warp < 2) {
       invert_in_place(sc.l, which);
     } else if (warp == 2) {
       if (n + 2 < num_items) load_item<kForm>(s, params, n + 2, num_items);
     } else {
       barrier_wait(&s.rows_done[which], n / 2 & 1);
-      wait_place(params, s.plan, carrier, step, count);
+      wait_place(params, s.plan, at.carrier, at.step, count);
       if (tid == 96) {
         send_operands<kQueries>(s, out, which);
         if (n + 2 < num_items) load_tiles_of(n + 2);
       }
       __syncwarp();
     }
-    sync_scores(which);  // the inverse is complete, the packet's place free
+    sync_scores(which);  // the inverse and the rows' totals are complete, the packet's place free
     write_factors<E>(sc, s.total[which], out);
     put_inverse<E>(sc, &s.inverse_read[which], n / 2 & 1);
     fence_async_proxy();
@@ -294,7 +301,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     if (tid == 96) {
       bulk_store(out.rest.solved.t, sc.tile, kHalf);
       if constexpr (kQueries) bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
-      publish();
+      publish(params, at);
     }
     __syncwarp();
   }
