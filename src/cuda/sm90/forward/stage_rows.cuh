@@ -143,6 +143,27 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
   }
 }
 
+// Keys, queries and decays of 16 tokens from block b on, `rest` of them there, from the raw tiles;
+// kWideGate: gates come by ordinary loads.
+template <GateForm kForm, bool kWideGate, bool kQueries>
+__device__ inline void load_rows(Rows& r, const Stage& stage, const Params& params, int b,
+                                 int channel, int rest, RawTiles from, uint32_t lane4) {
+  const float slope = stage.slope, bound = params.lower_bound * kLog2e;
+  const float2 bias = *reinterpret_cast<const float2*>(&stage.bias[channel]);
+  if constexpr (kWideGate)
+    load_gates(params.g_channel, stage.item.g, 16 * b, channel,
+               channel < params.key_width ? rest : 0, r.fs);
+#pragma unroll
+  for (int t = 0; t < 16; t++) {
+    const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
+    float2 g = make_float2(r.fs[t][0], r.fs[t][1]);
+    if constexpr (!kWideGate) g = unpack<__nv_bfloat16>(load_shared(from.g + at));
+    r.k[t] = load_shared(from.k + at), r.q[t] = kQueries ? load_shared(from.q + at) : 0;
+    r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
+    r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
+  }
+}
+
 // 256 threads, every item of the CTA. Tiles and numbers come by raw_full, operands of levels leave
 // by the full and come back by the empty barriers, the packet's operands leave by rows_done.
 template <class E, GateForm kForm, bool kWideGate, bool kQueries>
@@ -166,23 +187,10 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     const Stage& stage = s.stage[st];
     const int rest = stage.item.rest - 16 * b;
     const uint32_t raw = half * kHalf + 16 * b * 128;
-    const uint32_t k_addr = smem_u32(s.k[st]) + raw, q_addr = smem_u32(s.q[st]) + raw;
+    const RawTiles tiles = {smem_u32(s.k[st]) + raw, smem_u32(s.q[st]) + raw,
+                            smem_u32(s.g[st]) + raw};
     Rows r;
-    const uint32_t g_addr = smem_u32(s.g[st]) + raw;
-    const float slope = stage.slope, bound = params.lower_bound * kLog2e;
-    const float2 bias = *reinterpret_cast<const float2*>(&stage.bias[channel]);
-    if constexpr (kWideGate)
-      load_gates(params.g_channel, stage.item.g, 16 * b, channel,
-                 channel < params.key_width ? rest : 0, r.fs);
-#pragma unroll
-    for (int t = 0; t < 16; t++) {
-      const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
-      float2 g = make_float2(r.fs[t][0], r.fs[t][1]);
-      if constexpr (!kWideGate) g = unpack<__nv_bfloat16>(load_shared(g_addr + at));
-      r.k[t] = load_shared(k_addr + at), r.q[t] = kQueries ? load_shared(q_addr + at) : 0;
-      r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
-      r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
-    }
+    load_rows<kForm, kWideGate, kQueries>(r, stage, params, b, channel, rest, tiles, lane4);
     if (rest < 16) clear_rows(r, rest);
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
     auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
@@ -232,7 +240,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
       if (i < b) before.x *= f.x, before.y *= f.y;
       if (i > b) after.x *= f.x, after.y *= f.y;
     }
-    put_operands<E, kQueries>(r, before, after, {k_addr, q_addr, g_addr}, lane4);
+    put_operands<E, kQueries>(r, before, after, tiles, lane4);
     fence_async_proxy();
     barrier_arrive(&s.rows_done[st]);
   }
