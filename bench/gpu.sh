@@ -26,7 +26,7 @@ while [ "$#" -gt 0 ]; do
       shift 2
       ;;
     verify | tests | python | sanitize | times) steps+=("$1") && shift ;;
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0" && exit 0 ;;
+    -h | --help) sed -n '2,10s/^# \{0,1\}//p' bench/gpu.sh && exit 0 ;;
     *) echo "gpu.sh: expected verify, tests, python, sanitize or times, got $1" >&2 && exit 2 ;;
   esac
 done
@@ -60,6 +60,15 @@ wants() {
   return 1
 }
 
+# writable OPTION FOLDER: makes the folder, and a file in it.
+writable() {
+  local probe
+  if ! { mkdir -p "$2" && probe=$(mktemp "$2/.gpu.XXXXXX") && rm "$probe"; } 2>/dev/null; then
+    echo "gpu.sh: $1: expected a folder that can be written, got $2" >&2
+    return 2
+  fi
+}
+
 # The package with its library in FOLDER/deltic.
 lay_out_python() {
   rm -rf "$1" && mkdir -p "$1" || return 1
@@ -73,7 +82,7 @@ if [ -n "$pack" ]; then
   program=$(need "the program" cli/deltic) || exit 2
   test=$(need "the GPU's tests" tests/gpu_test) || exit 2
   library=$(need "the library" src/libdeltic.so) || exit 2
-  mkdir -p "$pack" || exit 1
+  writable --pack "$pack" || exit 2
   cp "$program" "$test" "$pack" || exit 1
   cp "$(readlink -f "$library")" "$pack/libdeltic.so.0" || exit 1
   strip --strip-debug "$pack/deltic" "$pack/gpu_test" "$pack/libdeltic.so.0" || exit 1
@@ -97,14 +106,37 @@ if wants python; then
   need "the torch operators (DELTIC_BUILD_TORCH=ON; steps other than python go without)" \
     python/deltic/libdeltic_torch.so bindings/torch/libdeltic_torch.so >/dev/null || exit 2
 fi
+seconds=${DELTIC_GPU_SECONDS:-420}
+if wants times && ! [[ $seconds =~ ^[0-9]+([.][0-9]+)?$ ]]; then
+  echo "gpu.sh: DELTIC_GPU_SECONDS: expected a number of seconds, got $seconds" >&2
+  exit 2
+fi
 export LD_LIBRARY_PATH=$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-mkdir -p "$out" || exit 1
-printf '{"commit": "%s", "command": "bench/gpu.sh %s"}\n' "$commit" "${steps[*]}" >"$out/run.json"
+writable --out "$out" || exit 2
+# What an earlier run left of these steps. The page's commit is that of its times: run.json goes with them.
+for step in "${steps[@]}"; do
+  case "$step" in
+    sanitize) old=(small.txt memcheck.log racecheck.log initcheck.log) ;;
+    times) old=(times.json times.log run.json table.log h200.md h200.json) ;;
+    *) old=("$step.json" "$step.log") ;;
+  esac
+  rm -f "${old[@]/#/$out/}" || exit 1
+done
+if wants times; then
+  printf '{"commit": "%s", "command": "bench/gpu.sh %s"}\n' "$commit" "${steps[*]}" >"$out/run.json"
+fi
 summary=() status=0
 # say NAME STATUS TEXT: a line of the table at the end.
 say() {
   [ "$2" -eq 0 ] || status=1
   summary+=("$(printf '%-22s %-4s %s' "$1" "$([ "$2" -eq 0 ] && echo ok || echo FAIL)" "$3")")
+}
+# last LOG: the program's own error, else the last line with text in it.
+last() {
+  local line
+  line=$(grep -E '^deltic: ' "$1" | tail -n 1)
+  [ -n "$line" ] || line=$(grep -E '[^[:space:]]' "$1" | tail -n 1)
+  echo "${line:-no output}"
 }
 
 if wants verify; then
@@ -117,9 +149,18 @@ fi
 if wants tests; then
   "$test" --gtest_brief=1 --gtest_filter='-*Long*' >"$out/tests.log" 2>&1
   code=$?
-  grep -vE '^\[|^$|YOU HAVE' "$out/tests.log" | head -n 40
-  if grep -qi 'skipped' "$out/tests.log"; then code=1; fi  # a GPU test was skipped: there is no GPU
-  say tests "$code" "$(grep -E 'PASSED|FAILED' "$out/tests.log" | tail -n 1)"
+  # A skip is two lines: its place, its reason.
+  awk '/: Skipped$/ { getline; next } !/^\[|^$|YOU HAVE|^Running main/' "$out/tests.log" | head -n 40
+  text=$(grep -E 'PASSED|FAILED' "$out/tests.log" | tail -n 1)
+  [ -n "$text" ] || text=$(last "$out/tests.log")  # it died
+  skipped=$(sed -n 's/^\[  SKIPPED \] \([0-9]* tests\{0,1\}\).*/\1/p' "$out/tests.log" | head -n 1)
+  if [ -n "$skipped" ]; then  # a GPU test was skipped: there is no GPU
+    why=$(awk '/: Skipped$/ { getline; if (!seen[$0]++) { printf "%s%s", sep, $0; sep = "; " } }' "$out/tests.log")
+    [ "$code" -eq 0 ] && text='' || text="$text; "
+    text+="$skipped skipped: $why"
+    code=1
+  fi
+  say tests "$code" "$text"
 fi
 
 if wants python; then
@@ -151,12 +192,18 @@ wy gate=head seqs=70 H=1 K=64 V=64
 cumsum gate=channel form=softplus seqs=70 K=64
 l2norm seqs=70 K=64
 CASES
-  for tool in memcheck racecheck initcheck; do
+  tools=(memcheck racecheck initcheck)
+  if ! command -v compute-sanitizer >/dev/null; then
+    say sanitize 1 "compute-sanitizer was not found in PATH; it comes with the CUDA toolkit"
+    tools=()
+  fi
+  for tool in "${tools[@]}"; do
     compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" verify --device cuda --cases "$lines" \
       >"$out/$tool.log" 2>&1
     code=$?
     grep -E '^========= (Error|Invalid|Warning|Uninit|Race)' "$out/$tool.log" | sort | uniq -c | head -n 5
-    say "$tool" "$code" "$(grep -E 'passed,' "$out/$tool.log" | tail -n 1); $(grep -E 'SUMMARY' "$out/$tool.log" | tail -n 1)"
+    passed=$(grep -E 'passed,' "$out/$tool.log" | tail -n 1)
+    say "$tool" "$code" "${passed:-$(last "$out/$tool.log")}; $(grep -E 'SUMMARY' "$out/$tool.log" | tail -n 1)"
   done
 fi
 
@@ -168,15 +215,29 @@ if wants times; then
   done
   if [ -n "${DELTIC_GPU_SUITES:-}" ]; then read -r -a suites <<<"$DELTIC_GPU_SUITES"; fi
   begin=$SECONDS
-  timeout -k 5 "${DELTIC_GPU_SECONDS:-420}" "$program" bench --device cuda \
+  timeout -k 5 "$seconds" "$program" bench --device cuda \
     --anchors bench/anchors/h200.json --json "$out/times.json" --time 0.15 "${suites[@]}" \
     >"$out/times.log" 2>&1
   code=$?
   grep -E '^ *(fail|skip)  ' -A 1 "$out/times.log" | head -n 20
-  say times "$code" "$((SECONDS - begin)) s, $(grep -c '"median_ms"' "$out/times.json") rows with a time"
+  text="$((SECONDS - begin)) s"
+  if [ -f "$out/times.json" ]; then
+    text+=", $(grep -c '"median_ms"' "$out/times.json") rows with a time"
+  fi
+  failed=$(grep -cE '^ *fail  ' "$out/times.log")
+  case "$code" in
+    0) ;;
+    124 | 137) text+=", stopped: longer than DELTIC_GPU_SECONDS ($seconds s)" ;;
+    *) [ "$failed" -gt 0 ] && text+=", $failed failed" || text+=", $(last "$out/times.log")" ;;
+  esac
+  say times "$code" "$text"
   while IFS= read -r line; do summary+=("  $line"); done < <(grep -E 'geometric mean|slowest' "$out/times.log")
-  "$python" bench/gpu_table.py "$out" --to "$out" >"$out/table.log" 2>&1
-  say table $? "$(tail -n 1 "$out/table.log")"
+  if [ "$code" -eq 0 ]; then
+    "$python" bench/gpu_table.py "$out" --to "$out" >"$out/table.log" 2>&1
+    say table $? "$(tail -n 1 "$out/table.log")"
+  else
+    summary+=("table skipped: times failed")
+  fi
 fi
 
 echo

@@ -225,18 +225,32 @@ def suite_text(run: Run, suite: str) -> list[str]:
     return text
 
 
+def tests_text(log: str) -> str:
+    """What gtest counted: passed, and failed or skipped where there are any."""
+    parts = []
+    for word in ("PASSED", "FAILED", "SKIPPED"):
+        found = re.findall(rf"^\[ +{word} +\] (\d+ tests?)[.,]", log, re.MULTILINE)
+        if found:
+            parts.append(f"{found[-1]} {word.lower()}")
+    return ", ".join(parts)
+
+
 def check_lines(folder: Path) -> list[str]:
     """Last lines of the logs of correctness."""
+
+    def last(pattern: str) -> Callable[[str], str]:
+        return lambda log: next(reversed(re.findall(pattern, log)), "").strip(" =")
+
+    steps: dict[str, Callable[[str], str]] = {
+        "verify": last(r"(.*passed.*)"),
+        "tests": tests_text,
+        "python": last(r"(.*(?:passed|failed|error).*)"),
+    }
     out = []
-    for step, pattern in (
-        ("verify", r"(.*passed.*)"),
-        ("tests", r"(\d+ tests?.* ran)"),
-        ("python", r"(.*(?:passed|failed|error).*)"),
-    ):
+    for step, text in steps.items():
         log = folder / f"{step}.log"
         if log.exists():
-            found = re.findall(pattern, log.read_text())
-            out.append(f"- {step}: {found[-1].strip(' =') if found else 'no summary'}")
+            out.append(f"- {step}: {text(log.read_text()) or 'no summary'}")
     for tool in ("memcheck", "racecheck", "initcheck"):
         log = folder / f"{tool}.log"
         if log.exists():

@@ -312,7 +312,9 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
     std::vector<std::string> suites = options.suites;
     if (suites.empty() && !options.list) {
       if (options.common.device == DeviceType::cuda)
-        throw UsageError("--suite: expected a name that --list prints, got none");
+        throw UsageError(
+            "--suite: expected with --device cuda a name that `deltic bench --list "
+            "--device cuda` prints (or cases), got none");
       suites = {"cpu"};
     }
     for (const std::string& suite : suites) {

@@ -10,6 +10,7 @@
 
 namespace deltic::cases::device {
 
+inline constexpr const char* kNotBuilt = "this build has no CUDA support";
 // Empty: there is a GPU; else the sentence why not.
 std::string missing();
 std::string name();     // of the current GPU

@@ -7,7 +7,7 @@ namespace {
 [[noreturn]] void refuse() { throw Error(ErrorKind::unsupported, missing()); }
 }  // namespace
 
-std::string missing() { return "this build has no CUDA support"; }
+std::string missing() { return kNotBuilt; }
 std::string name() { refuse(); }
 size_t cache_bytes() { refuse(); }
 size_t memory_bytes() { refuse(); }

@@ -59,6 +59,15 @@ void print_divisions(Report& report, const cases::Instance& instance, const Opti
   }
 }
 
+// Why there is nobody to ask.
+std::string nobody(const std::vector<Choice>& choices) {
+  if (!choices.empty()) return "";  // each has said why
+  const std::string missing = cases::device::missing();
+  return ": " + (missing == cases::device::kNotBuilt
+                     ? missing
+                     : std::string("there is none for CUDA tensors"));
+}
+
 }  // namespace
 
 int run_explain(const ExplainOptions& options) {
@@ -91,7 +100,7 @@ int run_explain(const ExplainOptions& options) {
                               {"sentence", choice.sentence}});
   }
   report.summary()["chosen"] = any ? Json(choices.front().name) : Json(nullptr);
-  if (!any) report.print("  no implementation takes this case\n");
+  if (!any) report.print("  no implementation takes this case%s\n", nobody(choices).c_str());
   if (any && c.op == Op::backward) print_memory(report, instance, instance.options(run));
   if (c.op == Op::forward && options.common.device == DeviceType::cuda)
     print_divisions(report, instance, instance.options(run), options.sms);

@@ -141,7 +141,10 @@ TEST_F(Program, ArgumentsComeBeforeTheMachine) {
   const std::string on_gpu = " --device cuda ";
   expect_usage_error("bench" + on_gpu + "--suite nosuch",
                      "--suite: expected a name that --list prints, got 'nosuch'");
-  expect_usage_error("bench" + on_gpu, "--suite: expected a name that --list prints, got none");
+  expect_usage_error(
+      "bench" + on_gpu,
+      "--suite: expected with --device cuda a name that `deltic bench --list --device "
+      "cuda` prints (or cases), got none");
   expect_usage_error("bench 'decode dense=1x2'" + on_gpu + "--suite growth",
                      "--suite: expected no cases beside it, got both");
   for (const std::string command : {"bench", "verify"}) {

@@ -4,8 +4,28 @@
 # (about 6 GB in build/peers the first time; PEERS_PIP_ARGS gives pip other arguments).
 #   bench/peers/run.sh            measure and write
 #   bench/peers/run.sh --quick    few rounds, nothing written: to see that everything works
+#   --threads N                   threads of both (default: 2)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
+
+quick='' arguments=()
+while [ "$#" -gt 0 ]; do
+  case "$1" in
+    -h | --help) sed -n '2,7s/^# \{0,1\}//p' bench/peers/run.sh && exit 0 ;;
+    --quick) quick=1 && arguments+=("$1") && shift ;;
+    --threads | --threads=*)
+      threads=${1#--threads}
+      if [ -z "$threads" ] && [ "$#" -gt 1 ]; then threads="=$2" && shift; fi
+      if ! [[ $threads =~ ^=[1-9][0-9]*$ ]]; then
+        threads=${threads#=}
+        echo "run.sh: --threads: expected a number above 0, got ${threads:-none}" >&2
+        exit 2
+      fi
+      arguments+=("--threads$threads") && shift
+      ;;
+    *) echo "run.sh: expected --quick, --threads N or --help, got $1" >&2 && exit 2 ;;
+  esac
+done
 
 venv=build/peers/venv
 if ! "$venv/bin/python" -c 'import torch, transformers' 2>/dev/null; then
@@ -24,8 +44,9 @@ cmake --build --preset demo
 export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
 export HF_HUB_OFFLINE=1
 out=build/peers/cpu.json
-"$venv/bin/python" bench/peers/fallback.py --library build/demo/src/libdeltic.so --json "$out" "$@"
-case " $* " in
-  *" --quick "*) bench/cpu_table.py "$out" --print ;;
-  *) bench/cpu_table.py "$out" ;;
-esac
+"$venv/bin/python" bench/peers/fallback.py --library build/demo/src/libdeltic.so --json "$out" "${arguments[@]}"
+if [ -n "$quick" ]; then
+  bench/cpu_table.py "$out" --print
+else
+  bench/cpu_table.py "$out"
+fi

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch
+from checked import number, positive, seed, words
 from deltic.layers import Cache
 from tiny_lm import TinyLM, load
 from torch import Tensor
@@ -28,16 +29,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path, default=HERE / "out" / "tiny_lm.pt")
-    parser.add_argument("--prompt", default="The state of a ", help="how the text begins")
-    parser.add_argument("--tokens", type=int, default=300, help="bytes to write")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0: the likeliest byte")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="CPU threads (torch's own choice)")
+    parser.add_argument(
+        "--prompt", type=words, default="The state of a ", help="how the text begins"
+    )
+    parser.add_argument("--tokens", type=positive, default=300, help="bytes to write")
+    parser.add_argument("--temperature", type=number, default=0.7, help="0: the likeliest byte")
+    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--threads", type=positive, help="CPU threads (torch's own choice)")
     parser.add_argument("--check", action="store_true", help="compare with a pass without a cache")
-    options = parser.parse_args(arguments)
-    if not options.prompt or options.tokens < 1 or options.temperature < 0:
-        parser.error("expected a prompt, at least one token and a temperature of 0 or more")
-    return options
+    return parser.parse_args(arguments)
 
 
 def noise_of(tokens: int, temperature: float, seed: int) -> Tensor:

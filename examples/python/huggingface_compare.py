@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checked import existing, integer, positive, seed
 
 HERE = Path(__file__).resolve().parent
 # Largest differences that count as rounding, of the largest number compared.
@@ -28,17 +29,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--config",
-        type=Path,
+        type=existing,
         default=HERE / "qwen3_next_tiny.json",
         help="a model's config.json, or the folder it is in",
     )
-    parser.add_argument("--batch", type=int, default=1, help="sequences")
-    parser.add_argument("--length", type=int, default=512, help="tokens of the prompt")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens to write")
+    parser.add_argument("--batch", type=positive, default=1, help="sequences")
+    parser.add_argument("--length", type=integer(2), default=512, help="tokens of the prompt")
+    parser.add_argument("--tokens", type=positive, default=32, help="tokens to write")
     parser.add_argument("--dtype", choices=TOLERANCE, default="float32")
-    parser.add_argument("--repeats", type=int, default=3, help="the best time of so many counts")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and prompt")
-    parser.add_argument("--threads", type=int, help="CPU threads (torch's own choice)")
+    parser.add_argument(
+        "--repeats", type=positive, default=3, help="the best time of so many counts"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="of weights and prompt")
+    parser.add_argument("--threads", type=positive, help="CPU threads (torch's own choice)")
     return parser.parse_args(arguments)
 
 
@@ -51,10 +54,14 @@ def make_model(path: Path, dtype: torch.dtype) -> Any:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
         raise SystemExit("this example needs transformers: pip install transformers") from None
-    if not path.exists():
-        raise SystemExit(f"--config {path}: no such file or folder")
-    config = AutoConfig.from_pretrained(path)
-    return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    try:
+        config = AutoConfig.from_pretrained(path)
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise SystemExit(
+            f"--config {path}: expected a causal language model's, got: {reason}"
+        ) from None
 
 
 def best_time(function: Callable[[], Any], repeats: int) -> tuple[Any, float]:

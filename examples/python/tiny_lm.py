@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from deltic.layers import Cache, KimiDeltaAttention, RMSNorm
@@ -75,11 +76,16 @@ def save(model: TinyLM, path: Path) -> None:
 
 def load(path: Path) -> TinyLM:
     """The model of a checkpoint, ready to be asked."""
-    if not path.exists():
+    if not path.is_file():
         raise SystemExit(f"{path}: no checkpoint; make one with train_tiny_lm.py")
-    found = torch.load(path, weights_only=True)
-    model = TinyLM(Config(**found["config"]))
-    model.load_state_dict(found["weights"])
+    try:
+        found = torch.load(path, weights_only=True)
+        model = TinyLM(Config(**found["config"]))
+        model.load_state_dict(found["weights"])
+    except (OSError, EOFError, KeyError, TypeError, RuntimeError, UnpicklingError):
+        raise SystemExit(
+            f"{path}: expected a checkpoint of train_tiny_lm.py, got another file"
+        ) from None
     return model.eval()
 
 

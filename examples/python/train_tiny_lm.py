@@ -14,29 +14,43 @@ import time
 from pathlib import Path
 
 import torch
+from checked import folder, positive, positive_number, readable_file, seed
 from tiny_lm import BYTES, Config, TinyLM, read_text, save, split_text
 from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
+# The widest head that the operators take.
+WIDEST_HEAD = 256
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--text", type=Path, help="a file to learn instead of the project's text")
-    parser.add_argument("--steps", type=int, default=400, help="optimiser steps")
-    parser.add_argument("--batch", type=int, default=8, help="sequences per step")
-    parser.add_argument("--length", type=int, default=256, help="bytes per sequence")
-    parser.add_argument("--width", type=int, default=128, help="width of the model")
-    parser.add_argument("--layers", type=int, default=4, help="number of blocks")
-    parser.add_argument("--heads", type=int, default=4, help="heads per block")
-    parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
-    parser.add_argument("--threads", type=int, help="CPU threads (torch's own choice)")
-    parser.add_argument("--out", type=Path, default=HERE / "out", help="folder of what is written")
+    parser.add_argument(
+        "--text", type=readable_file, help="a file to learn instead of the project's text"
+    )
+    parser.add_argument("--steps", type=positive, default=400, help="optimiser steps")
+    parser.add_argument("--batch", type=positive, default=8, help="sequences per step")
+    parser.add_argument("--length", type=positive, default=256, help="bytes per sequence")
+    parser.add_argument("--width", type=positive, default=128, help="width of the model")
+    parser.add_argument("--layers", type=positive, default=4, help="number of blocks")
+    parser.add_argument("--heads", type=positive, default=4, help="heads per block")
+    parser.add_argument("--rate", type=positive_number, default=3e-3, help="highest learning rate")
+    parser.add_argument("--seed", type=seed, default=0, help="of weights and batches")
+    parser.add_argument("--threads", type=positive, help="CPU threads (torch's own choice)")
+    parser.add_argument(
+        "--out", type=folder, default=HERE / "out", help="folder of what is written"
+    )
     parser.add_argument("--no-plot", action="store_true", help="no picture (needs no matplotlib)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    width, heads = options.width, options.heads
+    if width % heads:
+        parser.error(f"argument --heads: expected a divisor of --width {width}, got {heads}")
+    if width // heads > WIDEST_HEAD:
+        least = -(-width // WIDEST_HEAD)
+        parser.error(f"argument --heads: expected {least} or more of --width {width}, got {heads}")
+    return options
 
 
 def import_pyplot():
@@ -151,9 +165,11 @@ def main(arguments: list[str] | None = None) -> None:
     data, held_out = split_text(read_text(options.text))
     if len(data) <= options.length:
         raise SystemExit(f"--length {options.length}: the text has {len(data)} bytes")
+    try:  # now, and not after the work
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"--out {options.out}: {error.strerror}") from None
     heads = options.heads
-    if options.width % heads:
-        raise SystemExit(f"--heads {heads}: expected a divisor of --width {options.width}")
     model = TinyLM(Config(options.width, options.layers, heads, options.width // heads))
     count = sum(p.numel() for p in model.parameters())
     print(f"{count:,} parameters, {len(data):,} bytes to learn, {len(held_out):,} held out")
@@ -163,7 +179,6 @@ def main(arguments: list[str] | None = None) -> None:
     after = bits_per_byte(model, held_out, options.length)
     print(f"held-out text: {before:.3f} bits/byte before, {after:.3f} after")
 
-    options.out.mkdir(parents=True, exist_ok=True)
     save(model, options.out / "tiny_lm.pt")
     print(f"checkpoint: {options.out / 'tiny_lm.pt'}")
     if pyplot is not None:

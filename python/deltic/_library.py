@@ -34,6 +34,8 @@ _TYPE = (
     r"deltic::(?P<op>\w+)\(\) Expected a value of type '(?:Optional\[)?(?P<expected>\w+)\]?' for "
     r"argument '(?P<argument>\w+)' but instead found type '(?P<found>\w+)'"
 )
+# What torch's dispatcher says where there is no kernel for a tensor of some kind.
+_NO_KERNEL = r"Could not run 'deltic::(?P<op>\w+)' with arguments from the '"
 _EXPECTED = {"Tensor": "a tensor", "float": "a float", "bool": "a bool", "int": "a torch.dtype"}
 _OUT_OF_MEMORY, _UNSUPPORTED, _INVALID_ARGUMENT = 3, 2, 1
 
@@ -142,6 +144,22 @@ def translated(error: RuntimeError) -> Exception:
     return RuntimeError(text)
 
 
+def refused_layout(error: RuntimeError, args: tuple[Any, ...]) -> Exception | None:
+    """The error for an argument that is no dense tensor, which has no kernel: or None."""
+    match = re.match(_NO_KERNEL, str(error)) if isinstance(error, NotImplementedError) else None
+    if match is None:
+        return None
+    operation = operation_of(match["op"])
+    schema = getattr(torch.ops.deltic, match["op"]).default._schema
+    for argument, x in zip(schema.arguments, args, strict=False):
+        if isinstance(x, torch.Tensor) and x.layout != torch.strided:
+            name, layout = argument_name(operation, argument.name), str(x.layout)
+            return TypeError(
+                f"{operation}: {name}: expected a dense tensor, got {layout.removeprefix('torch.')}"
+            )
+    return None
+
+
 def refuse_transforms(op: Any, args: tuple[Any, ...]) -> None:
     """Raises where a transform of torch.func or forward-mode AD goes through the arguments.
 
@@ -180,4 +198,4 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
         if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
             name = op._schema.arguments[0].name  # type: ignore[attr-defined]
             raise ValueError(f"{op_name(op)}: {name}: expected a tensor, got none") from None
-        raise translated(error) from None
+        raise (refused_layout(error, args) or translated(error)) from None

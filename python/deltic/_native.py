@@ -241,6 +241,7 @@ def delta_rule(
                     f"forward: {name}: expected {expected} with a beta per value column (the "
                     f"recurrent form), got {got}"
                 )
+        _check_wide_beta(q, v, beta)
         return recurrent(
             q,
             k,
@@ -311,6 +312,22 @@ def delta_rule(
     else:
         o, final_state = call(FORWARD, *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words)
     return o, final_state if output_final_state else None
+
+
+def _check_wide_beta(q: Tensor, v: Tensor, beta: Tensor) -> None:
+    """The error for a beta of four dimensions that is no beta per value column: here three do too.
+
+    Where v is wrong, or sizes are symbols of a graph, the operator's own check has the word.
+    """
+    if torch.compiler.is_compiling() or not (isinstance(q, Tensor) and isinstance(v, Tensor)):
+        return
+    shape, expected = list(beta.shape), list(v.shape)
+    if len(expected) != 4 or not all(type(size) is int for size in shape + expected):
+        return
+    if shape != expected and list(q.shape[:2]) == expected[:2]:
+        raise ValueError(
+            f"forward: beta: expected shape {expected[:3]} or {expected}, got {shape}"
+        )
 
 
 _NO_CHECKPOINTS = (None, None, None, None)

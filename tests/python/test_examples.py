@@ -1,5 +1,6 @@
 """The examples run, with sizes that take seconds, and do what they say."""
 
+import importlib
 import importlib.util
 import os
 import re
@@ -98,6 +99,63 @@ def test_messages(tmp_path):
     short.write_text("few words")
     text = run("train_tiny_lm.py", "--text", short, "--no-plot", status=1)
     assert "the text has 9 bytes" in text
+
+
+TRAIN, GENERATE, COMPARE = "train_tiny_lm.py", "generate.py", "huggingface_compare.py"
+SIZES = {
+    TRAIN: ("steps", "batch", "length", "width", "layers", "heads", "threads"),
+    GENERATE: ("tokens", "threads"),
+    COMPARE: ("batch", "tokens", "repeats", "threads"),
+}
+REFUSED = [
+    *(
+        (name, f"--{size}={value}", f"--{size}: expected an integer of at least 1, got {value}")
+        for name, sizes in SIZES.items()
+        for size in sizes
+        for value in (0, -1)
+    ),
+    (TRAIN, "--steps=few", "--steps: expected an integer of at least 1, got few"),
+    (TRAIN, f"--seed={2**64}", f"--seed: expected an integer of at most {2**63 - 1}, got {2**64}"),
+    (TRAIN, "--rate=0", "--rate: expected a number above 0, got 0"),
+    (TRAIN, "--rate=nan", "--rate: expected a number above 0, got nan"),
+    (TRAIN, "--heads=3", "--heads: expected a divisor of --width 128, got 3"),
+    (TRAIN, "--width=2048", "--heads: expected 8 or more of --width 2048, got 4"),
+    (TRAIN, "--text=/none", "--text: expected a readable file, got /none (No such file or"),
+    (TRAIN, "--text=/", "--text: expected a readable file, got / (Is a directory)"),
+    (TRAIN, f"--out={__file__}/a", "--out: expected a folder, got "),
+    (GENERATE, "--prompt=", "--prompt: expected a text, got an empty one"),
+    (GENERATE, "--temperature=-1", "--temperature: expected a number of 0 or more, got -1"),
+    (GENERATE, "--temperature=inf", "--temperature: expected a number of 0 or more, got inf"),
+    (COMPARE, "--length=1", "--length: expected an integer of at least 2, got 1"),
+    (COMPARE, "--config=/none", "--config: expected a file or a folder, got /none (there is none)"),
+]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_wrong_options_are_refused(name, monkeypatch, capsys):
+    """With status 2 and one line that says what was expected, before anything is done."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    parse = importlib.import_module(name.removesuffix(".py")).parse
+    for _, option, text in (refused for refused in REFUSED if refused[0] == name):
+        with pytest.raises(SystemExit) as end:
+            parse([option])
+        assert end.value.code == 2, option
+        assert f"error: argument {text}" in capsys.readouterr().err
+    assert parse([]).threads is None
+
+
+def test_a_refused_run_leaves_the_checkpoint_alone(trained):
+    before = (trained[0] / "tiny_lm.pt").read_bytes()
+    text = run(TRAIN, "--steps", "-1", "--no-plot", "--out", trained[0], status=2)
+    assert "Traceback" not in text and (trained[0] / "tiny_lm.pt").read_bytes() == before
+
+
+def test_what_is_no_checkpoint(tmp_path):
+    for content in (b"", b"no checkpoint at all"):
+        (tmp_path / "other").write_bytes(content)
+        text = run(GENERATE, "--checkpoint", tmp_path / "other", status=1)
+        assert "expected a checkpoint of train_tiny_lm.py" in text and "Traceback" not in text
+    assert "no checkpoint" in run(GENERATE, "--checkpoint", tmp_path, status=1)
 
 
 def test_hugging_face_model():

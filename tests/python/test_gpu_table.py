@@ -64,6 +64,12 @@ FAILED = {
     "status": "fail",
     "reason": "o: error 0.2 above the budget 0.006",
 }
+TESTS_LOG = """first call: 2.1 ms
+[==========] 18 tests from 2 test suites ran. (269 ms total)
+[  PASSED  ] 16 tests.
+[  FAILED  ] 2 tests, listed below:
+[  FAILED  ] Gpu.SameBitsTwice
+"""
 
 
 @pytest.fixture
@@ -80,7 +86,7 @@ def made(tmp_path):
     }
     (source / "times.json").write_text(json.dumps(document))
     (source / "run.json").write_text('{"commit": "abc123", "command": "bench/gpu.sh times"}')
-    (source / "tests.log").write_text("first call: 2.1 ms\n")
+    (source / "tests.log").write_text(TESTS_LOG)
     (source / "verify.log").write_text("138 passed, 0 failed, 3 skipped\n")
     (source / "racecheck.log").write_text("========= RACECHECK SUMMARY: 0 hazards displayed\n")
     command = [sys.executable, str(TOOL), str(source), "--to", str(to)]
@@ -127,6 +133,7 @@ def test_the_suites(made):
     assert "29.0" in cells(page, "KDA forward T=131072")
     assert "- gdn_forward: 32768 H=2 HV=8: fail, o: error 0.2 above the budget" in page
     assert "138 passed" in page and "0 hazards" in page
+    assert "- tests: 16 tests passed, 2 tests failed\n" in page
 
 
 def test_where_it_comes_from(made):
@@ -177,3 +184,67 @@ def test_a_folder_without_a_build(tmp_path):
     assert text == f"{start}the GPU's tests in {build}, got no gpu_test and no tests/gpu_test\n"
     assert f"{build}, got no python/deltic/libdeltic_torch.so and no bindings" in run("python")
     assert list(tmp_path.iterdir()) == [build]
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """Runs gpu.sh over a build whose programs print what they are told, and fail."""
+    build, out = tmp_path / "build", tmp_path / "out"
+    build.mkdir()
+    out.mkdir()
+
+    def run(program, text, *steps, code=1, **environment):
+        (build / program).write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {code}\n")
+        (build / program).chmod(0o755)
+        command = [BENCH / "gpu.sh", "--build", build, "--out", out, *steps]
+        keep = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, **environment}
+        done = subprocess.run(command, capture_output=True, text=True, env=keep)
+        assert done.stderr == "", done.stderr
+        return done.returncode, done.stdout.splitlines()
+
+    return run, out
+
+
+def test_failed_times_make_no_page(fake):
+    """Nor do they leave that of an earlier run; the other steps' logs stay."""
+    run, out = fake
+    for name in ("times.json", "times.log", "h200.md", "h200.json", "verify.log"):
+        (out / name).write_text("old")
+    code, lines = run("deltic", "deltic: --device: expected a GPU, got none\n", "times")
+    assert code == 1
+    assert lines[1].split(None, 4)[:2] == ["times", "FAIL"]
+    assert lines[1].endswith(" s, deltic: --device: expected a GPU, got none")
+    assert lines[2:] == ["table skipped: times failed"]
+    assert sorted(x.name for x in out.iterdir()) == ["run.json", "times.log", "verify.log"]
+
+
+def test_skipped_tests_are_counted(fake):
+    run, _ = fake
+    run("deltic", "", "verify")
+    skip = "gpu_test.cpp:30: Skipped\nthere is no NVIDIA driver\n"
+    log = f"{skip}{skip}[  PASSED  ] 1 test.\n[  SKIPPED ] 2 tests.\n"
+    code, lines = run("gpu_test", log, "tests", code=0)
+    assert code == 1 and len(lines) == 2, lines
+    assert lines[1].split(None, 2) == [
+        "tests", "FAIL", "2 tests skipped: there is no NVIDIA driver"
+    ]  # fmt: skip
+
+
+def test_a_missing_sanitizer_is_named(fake):
+    run, _ = fake
+    code, lines = run("deltic", "", "sanitize")
+    assert code == 1 and "compute-sanitizer was not found" in lines[-1]
+
+
+def test_what_gpu_sh_and_peers_refuse(tmp_path, monkeypatch):
+    (tmp_path / "deltic").write_text("#!/bin/sh\n")
+    file = tmp_path / "file"
+    file.write_text("")
+    command = (BENCH / "gpu.sh", "--build", tmp_path, "--out", file / "out", "times")
+    start = "gpu.sh: --out: expected a folder that can be written, got "
+    assert refused(*command) == f"{start}{file}/out\n"
+    monkeypatch.setenv("DELTIC_GPU_SECONDS", "abc")
+    text = "gpu.sh: DELTIC_GPU_SECONDS: expected a number of seconds, got abc\n"
+    assert refused(*command) == text
+    text = refused(BENCH / "peers" / "run.sh", "--nosuch")
+    assert text == "run.sh: expected --quick, --threads N or --help, got --nosuch\n"

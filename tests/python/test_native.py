@@ -179,7 +179,36 @@ BAD = {
         ValueError,
         "forward: checkpoints.slots: ",
     ),
-    "columns": (dict(beta=torch.rand(1, 8, 2, 9)), ValueError, "decode: beta: expected shape"),
+    "columns": (
+        dict(beta=torch.rand(1, 8, 2, 9)),
+        ValueError,
+        r"^forward: beta: expected shape \[1, 8, 2\] or \[1, 8, 2, 16\], got \[1, 8, 2, 9\]$",
+    ),
+    "columns of another v": (
+        dict(v=Q[:, :3], beta=torch.rand(1, 8, 2, 16)),
+        ValueError,
+        r"^decode: v: expected shape \[1, 8, 2, 16\], got \[1, 3, 2, 16\]$",
+    ),
+    "sparse": (
+        dict(q=Q.to_sparse()),
+        TypeError,
+        "^forward: q: expected a dense tensor, got sparse_coo$",
+    ),
+    "sparse beta": (
+        dict(beta=Q[..., 0].to_sparse()),
+        TypeError,
+        "^forward: beta: expected a dense tensor, got sparse_coo$",
+    ),
+    "sparse with a gradient": (
+        dict(q=Q.clone().requires_grad_(), v=Q.to_sparse()),
+        TypeError,
+        "^forward: v: expected a dense tensor, got sparse_coo$",
+    ),
+    "sparse pool": (
+        dict(state_pool=POOL.to_sparse()),
+        TypeError,
+        "^forward: state_pool: expected a dense tensor, got sparse_coo$",
+    ),
 }
 
 

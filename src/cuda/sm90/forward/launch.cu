@@ -304,19 +304,26 @@ Work work_of(const Problem& p, int sms) {
           int(p.N * p.HV)};
 }
 
-// Roles of the forward's launch, and what its time comes from.
-std::string roles_of(Costs shares, Costs c, const Work& work) {
-  const Roles roles = choose_roles(shares, work);
+std::string roles_text(const Roles& roles, const Work& work) {
+  const int carrying = work.group(roles.parts) * roles.carriers;
+  return cat(carrying, carrying == 1 ? " carrier" : " carriers",
+             roles.parts == 2 ? " of half a state each" : "", ", ", work.ctas - carrying,
+             work.ctas - carrying == 1 ? " preparer" : " preparers");
+}
+// What the predicted time of a launch (launch_time) consists of.
+std::string bound_of(Costs c, const Work& work) {
+  const Roles roles = choose_roles(c, work);
   const int steps = steps_of(work.total, work.longest, roles.carriers);
-  const int carrying = work.group(roles.parts) * roles.carriers, preparers = work.ctas - carrying;
+  const int preparers = work.ctas - work.group(roles.parts) * roles.carriers;
   const float step = roles.parts == work.most_parts() ? c.carry_half : c.carry;
-  const float prepare = c.prepare * float(work.total) / float(preparers);
-  const char* const halves = roles.parts == 2 ? " of half a state each" : "";
-  return cat(carrying, " carriers", halves, ", ", preparers, " preparers; ",
-             prepare > step * float(steps)
-                 ? cat("packets of ", c.prepare, " us, ", work.total, " of them, are the bound")
-                 : cat(steps, " steps of ", step, " us",
-                       steps == work.longest ? ", those of the longest piece" : ""));
+  const bool is_prepared = c.prepare * float(work.total) / float(preparers) > step * float(steps);
+  return cat(roles_text(roles, work), ": ",
+             is_prepared
+                 ? cat(work.total, " packets of ", c.prepare, " us among them are the bound")
+                 : cat(steps, steps == 1 ? " step of " : " steps of ", step, " us",
+                       steps == work.longest ? ", those of the longest piece" : ""),
+             ", ", kLaunchUs, " us to begin, ", kPartUs * float(changes_of_state(work, roles)),
+             " us for changes of state");
 }
 
 // Whole sequences, segments by powers of two, and what is chosen.
@@ -349,9 +356,19 @@ std::vector<Division> divisions(const Problem& p, int sms) {
       pieces.longest = segment, pieces.shortest = std::min(work.shortest, segment);
       pieces.short_jobs *= n;
     }
-    d.reason = roles_of(shares, c, pieces);
-    if (segment > 0) d.reason += cat("; a launch for ", n - 1, " transfers and a merge before");
-    if (is_chosen && p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
+    d.reason = bound_of(c, pieces);
+    if (segment > 0)
+      d.reason +=
+          cat("; before it ", transfer_time(c, work, int(p.K), n, segment), " us for ", n - 1,
+              n == 2 ? " transfer" : " transfers", " of each sequence and the merge");
+    if (is_chosen) {
+      d.reason += cat("; it runs with ", roles_text(choose_roles(shares, pieces), pieces));
+      if (p.packed && p.N > 1)
+        d.reason +=
+            ", or as the lengths want it, which are not known here: the longest is taken for 1.5 "
+            "times the mean";
+      if (p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
+    }
     all.push_back(std::move(d));
   }
   std::stable_partition(all.begin(), all.end(), [](const Division& d) { return d.chosen; });

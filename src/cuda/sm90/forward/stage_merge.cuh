@@ -87,24 +87,30 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
 // state.
 constexpr float kLaunchUs = 30.f, kMergeUs = 1.2f, kPartUs = 2.f;
 constexpr int kMaxSegments = 64;  // per sequence: bounds the workspace
+inline int changes_of_state(const Work& w, const Roles& roles) {
+  return steps_of(w.total, w.longest, roles.carriers) / w.longest + 1;
+}
 inline float launch_time(Costs c, const Work& w) {
   const Roles roles = choose_roles(c, w);
-  const int jobs = steps_of(w.total, w.longest, roles.carriers) / w.longest + 1;
-  return kLaunchUs + float(jobs) * kPartUs + split_time(c, w, roles);
+  return kLaunchUs + float(changes_of_state(w, roles)) * kPartUs + split_time(c, w, roles);
 }
 // The longest sequence in n segments, and as much of the others.
 inline int segment_of(int longest, int n) { return n > 1 ? (longest + n - 1) / n : 0; }
 inline int most_segments(int longest) {
   return longest / 4 < kMaxSegments ? longest / 4 : kMaxSegments;
 }
-// w: of whole sequences; n segments of `chunks`; keys: rows of M.
+// w: of whole sequences; n segments of `chunks`; keys: rows of M. The transfers' launch and merge.
+inline float transfer_time(Costs c, Work w, int keys, int n, int chunks) {
+  w.longest = chunks;
+  w.total -= w.total / n;  // the last needs no transfer
+  w.states = 2, w.rows = keys > w.rows ? keys : w.rows;
+  return launch_time(c, w) + float(n) * kMergeUs;
+}
 inline float time_of_segments(Costs c, Work w, int keys, int n, int chunks) {
   if (chunks == 0) return launch_time(c, w);
+  const float before = transfer_time(c, w, keys, n, chunks);
   w.longest = chunks;
-  Work transfer = w;
-  transfer.total -= w.total / n;  // the last needs no transfer
-  transfer.states = 2, transfer.rows = keys > w.rows ? keys : w.rows;
-  return launch_time(c, transfer) + launch_time(c, w) + float(n) * kMergeUs;
+  return before + launch_time(c, w);
 }
 inline int choose_segment(Costs c, const Work& w, int keys) {
   int best = 1;
