@@ -220,7 +220,7 @@ TEST_F(Program, ExplainsTheDivisionOfWork) {
   // Calls that it does not take, such as too many tokens, have the sentence why, which is neither
   // the machine's nor the build's; others have no division.
   const std::pair<std::string, const char*> refused[] = {
-      {channel + "dense=1x4294967296 H=32", "more than 2^29 tokens or chunks of heads"},
+      {channel + "dense=1x4294967296 H=32", "more than 2^22 chunks, or 2^29 of all heads"},
       {"forward gate=head seqs=8192 H=4 K=128 V=128 dtype=f32", "q, k and v are not of 16 bits"},
       {channel + "seqs=8192 H=4 chunk=32", "its chunks have 64 tokens"},
       {"forward gate=head seqs=0 H=4 K=128 V=128 dtype=f32", "the call has no tokens"}};

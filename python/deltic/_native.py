@@ -325,9 +325,7 @@ def _check_wide_beta(q: Tensor, v: Tensor, beta: Tensor) -> None:
     if len(expected) != 4 or not all(type(size) is int for size in shape + expected):
         return
     if shape != expected and list(q.shape[:2]) == expected[:2]:
-        raise ValueError(
-            f"forward: beta: expected shape {expected[:3]} or {expected}, got {shape}"
-        )
+        raise ValueError(f"forward: beta: expected shape {expected[:3]} or {expected}, got {shape}")
 
 
 _NO_CHECKPOINTS = (None, None, None, None)

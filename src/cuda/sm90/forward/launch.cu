@@ -250,10 +250,10 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream
 
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
-  constexpr double kMost = 1 << 30;  // tokens and chunks are counted in 32 bits
-  if (std::max({double(p.T), double(p.N), double(p.B) * double(p.T) / kChunk * double(p.HV),
-                double(p.N) * double(p.HV)}) > kMost / 2)
-    return "more than 2^29 tokens or chunks of heads";
+  // Counted in 32 bits; divide() of plan.cuh is exact up to 2^22 chunks.
+  const double chunks = double(p.B) * double(p.T) / kChunk + double(p.N);
+  if (chunks > double(1 << 22) || chunks * double(p.HV) > double(1 << 29))
+    return "more than 2^22 chunks, or 2^29 of all heads";
   if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "q, k and v are not of 16 bits";
   if (p.K > kWidth || p.V > kWidth || p.K % 8 != 0 || p.V % 8 != 0)
     return "K or V is above 128 or no multiple of 8";
