@@ -27,26 +27,24 @@ positive = integer()
 seed = integer(0, 2**63 - 1)
 
 
-def number(text: str) -> float:
-    """A finite number that is not below 0."""
+def _finite(text: str, what: str, fits: Callable[[float], bool]) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        raise ArgumentTypeError(f"expected a number of 0 or more, got {text}")
+    if not (math.isfinite(value) and fits(value)):
+        raise ArgumentTypeError(f"expected a number {what}, got {text}")
     return value
+
+
+def number(text: str) -> float:
+    """A finite number that is not below 0."""
+    return _finite(text, "of 0 or more", lambda x: x >= 0)
 
 
 def positive_number(text: str) -> float:
     """A finite number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ArgumentTypeError(f"expected a number above 0, got {text}")
-    return value
+    return _finite(text, "above 0", lambda x: x > 0)
 
 
 def words(text: str) -> str:

@@ -75,7 +75,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
       sh.plan = plan, sh.num_loaded = 0;
       for (int i = 0; i < kRawTiles; i++)
         barrier_init(&sh.raw_full[i], 33), barrier_init(&sh.raw_empty[i], 4);
-      for (int i = 0; i < kSolvers; i++) barrier_init(&sh.l_full[i], 128);
+      for (int i = 0; i < kSolvers; i++) barrier_init(&sh.l_full[i], kScoreThreads);
       for (int i = 0; i < kScorers; i++)
         barrier_init(&sh.turn[i], 4), barrier_init(&sh.aqk_empty[i], 1);
     }

@@ -314,14 +314,12 @@ std::string roles_text(const Roles& roles, const Work& work) {
 std::string bound_of(Costs c, const Work& work) {
   const Roles roles = choose_roles(c, work);
   const int steps = steps_of(work.total, work.longest, roles.carriers);
-  const int preparers = work.ctas - work.group(roles.parts) * roles.carriers;
-  const float step = roles.parts == work.most_parts() ? c.carry_half : c.carry;
-  const bool is_prepared = c.prepare * float(work.total) / float(preparers) > step * float(steps);
+  const bool is_prepared = prepare_time(c, work, roles) > carry_time(c, work, roles);
   return cat(roles_text(roles, work), ": ",
              is_prepared
                  ? cat(work.total, " packets of ", c.prepare, " us among them are the bound")
-                 : cat(steps, steps == 1 ? " step of " : " steps of ", step, " us",
-                       steps == work.longest ? ", those of the longest piece" : ""),
+                 : cat(steps, steps == 1 ? " step of " : " steps of ", step_time(c, work, roles),
+                       " us", steps == work.longest ? ", those of the longest piece" : ""),
              ", ", kLaunchUs, " us to begin, ", kPartUs * float(changes_of_state(work, roles)),
              " us for changes of state");
 }
@@ -351,11 +349,7 @@ std::vector<Division> divisions(const Problem& p, int sms) {
     d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
     d.predicted_us = double(time_of_segments(c, work, int(p.K), n, segment));
     d.chosen = is_chosen;
-    Work pieces = work;
-    if (segment > 0) {
-      pieces.longest = segment, pieces.shortest = std::min(work.shortest, segment);
-      pieces.short_jobs *= n;
-    }
+    const Work pieces = segment > 0 ? in_segments(work, n, segment) : work;
     d.reason = bound_of(c, pieces);
     if (segment > 0)
       d.reason +=

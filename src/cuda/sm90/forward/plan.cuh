@@ -44,15 +44,23 @@ struct Work {
   // One CTA at least prepares.
   __host__ __device__ int most_carriers(int parts) const { return (ctas - 1) / group(parts); }
 };
+__host__ __device__ inline float step_time(Costs c, const Work& w, Roles r) {
+  return r.parts == w.most_parts() ? c.carry_half : c.carry;
+}
+__host__ __device__ inline float carry_time(Costs c, const Work& w, Roles r) {
+  // A carrier whose jobs are the shortest changes them most often.
+  const int steps = steps_of(w.total, w.longest, r.carriers), many = steps / w.shortest;
+  return step_time(c, w, r) * float(steps) +
+         c.part * float(many < w.short_jobs ? many : w.short_jobs);
+}
+__host__ __device__ inline float prepare_time(Costs c, const Work& w, Roles r) {
+  return c.prepare * float(w.total) / float(w.ctas - w.group(r.parts) * r.carriers);
+}
 // Time of a split of the CTAs, for choosing: the slower of the two roles.
 __host__ __device__ inline float split_time(Costs c, const Work& w, Roles r) {
   if (r.carriers < 1 || r.carriers > w.most_carriers(r.parts) || r.parts > w.most_parts())
     return INFINITY;
-  // A carrier whose jobs are the shortest changes them most often.
-  const int steps = steps_of(w.total, w.longest, r.carriers), many = steps / w.shortest;
-  const float carry = (r.parts == w.most_parts() ? c.carry_half : c.carry) * float(steps) +
-                      c.part * float(many < w.short_jobs ? many : w.short_jobs);
-  const float prepare = c.prepare * float(w.total) / float(w.ctas - w.group(r.parts) * r.carriers);
+  const float carry = carry_time(c, w, r), prepare = prepare_time(c, w, r);
   return carry > prepare ? carry : prepare;
 }
 // Fewest carriers among the best splits, whole states first.

@@ -317,7 +317,10 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
       if (is_first()) work().where[i & 1] = w;
     }
     if (is_first()) {
-      if (i > 0) publish(params, work().where[(i - 1) & 1]);  // T has been read
+      if (i > 0) {  // T has been read
+        const Where& before = work().where[(i - 1) & 1];
+        publish(params, before.carrier, before.step);
+      }
       if (is_item) load_tiles(n, work().where[i & 1]);
     }
     __syncwarp();

@@ -145,22 +145,24 @@ __device__ inline void invert_corner(const float* l, int row, const Lane& ln, Bl
   multiply<P>(z[0], y[1], l + Place::at(1, 0), ln);
   multiply<P>(z[1], y[1], l + Place::at(1, 1), ln);
 }
-// The two inverting warps of the first or the second scoring warpgroup.
-__device__ inline void sync_inverse(int which) {
+// Of the first or the second scoring warpgroup, all or the two warps that invert. Constant numbers:
+// where one is in a register and differs between warpgroups the race checker loses track.
+template <int kFirst, int kCount>
+__device__ inline void sync_own(int which) {
   if (which)
-    named_sync(kInvertBarrier + 1, 64);
+    named_sync(kFirst + 1, kCount);
   else
-    named_sync(kInvertBarrier, 64);
+    named_sync(kFirst, kCount);
 }
 // All of it in place, by two warps.
 __device__ inline void invert_in_place(float* l, int which) {
   const int warp = thread_index() / 32 % 2;
   const Lane ln(thread_index());
   invert_half<Square>(l, warp, ln);
-  sync_inverse(which);  // both halves are inverted
+  sync_own<kInvertBarrier, 64>(which);  // both halves are inverted
   Block z[2];
   invert_corner<Square>(l, 3 - warp, ln, z);
-  sync_inverse(which);  // L of the lower half has been read
+  sync_own<kInvertBarrier, 64>(which);  // L of the lower half has been read
   store_negative<Square::P>(l + Square::at(3 - warp, 0), z[0], ln);
   store_negative<Square::P>(l + Square::at(3 - warp, 1), z[1], ln);
 }

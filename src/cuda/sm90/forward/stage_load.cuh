@@ -72,10 +72,9 @@ __device__ inline void wait_place(const Params& params, const Plan& plan, int ca
   }
 }
 // The thread that sent all of a packet by bulk copies, when they are in memory.
-template <class Place>
-__device__ inline void publish(const Params& params, const Place& at) {
+__device__ inline void publish(const Params& params, int carrier, int step) {
   bulk_store_wait();
-  store_release(ready_flag(params, at.carrier, at.step), at.step + 1);
+  store_release(ready_flag(params, carrier, step), step + 1);
 }
 // One warp, gates per channel: what comes by ordinary loads, and the item itself.
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {

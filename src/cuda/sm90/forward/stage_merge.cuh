@@ -99,18 +99,22 @@ inline int segment_of(int longest, int n) { return n > 1 ? (longest + n - 1) / n
 inline int most_segments(int longest) {
   return longest / 4 < kMaxSegments ? longest / 4 : kMaxSegments;
 }
-// w: of whole sequences; n segments of `chunks`; keys: rows of M. The transfers' launch and merge.
+// Whole sequences in n segments of `chunks`.
+inline Work in_segments(Work w, int n, int chunks) {
+  w.longest = chunks, w.short_jobs *= n;
+  if (w.shortest > chunks) w.shortest = chunks;
+  return w;
+}
+// w: of whole sequences; keys: rows of M. The transfers' launch and merge.
 inline float transfer_time(Costs c, Work w, int keys, int n, int chunks) {
-  w.longest = chunks;
+  w = in_segments(w, n, chunks);
   w.total -= w.total / n;  // the last needs no transfer
   w.states = 2, w.rows = keys > w.rows ? keys : w.rows;
   return launch_time(c, w) + float(n) * kMergeUs;
 }
-inline float time_of_segments(Costs c, Work w, int keys, int n, int chunks) {
+inline float time_of_segments(Costs c, const Work& w, int keys, int n, int chunks) {
   if (chunks == 0) return launch_time(c, w);
-  const float before = transfer_time(c, w, keys, n, chunks);
-  w.longest = chunks;
-  return before + launch_time(c, w);
+  return transfer_time(c, w, keys, n, chunks) + launch_time(c, in_segments(w, n, chunks));
 }
 inline int choose_segment(Costs c, const Work& w, int keys) {
   int best = 1;

@@ -9,14 +9,7 @@
 
 namespace deltic::gpu::forward {
 
-// A scoring warpgroup, the first or the second. Constant numbers: where one is in a register and
-// differs between warpgroups the race checker loses track.
-__device__ inline void sync_scores(int which) {
-  if (which)
-    named_sync(kScoreBarrier + 1, kScoreThreads);
-  else
-    named_sync(kScoreBarrier, kScoreThreads);
-}
+__device__ inline void sync_scores(int which) { sync_own<kScoreBarrier, kScoreThreads>(which); }
 
 // Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the
 // lane that has the token's.
@@ -256,8 +249,8 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     barrier_wait(&s.raw_full[which], (n / kRawStages) & 1);
     token_norms<E>(sc, stage, s.k[which], s.q[which], params, warp, ln);
     sync_scores(which);  // scales of all tokens; places of T and Aqk are free
-    const struct { int carrier, step; } at = {stage.item.carrier, stage.item.step};
-    const int count = warp == 3 ? packets_read(params, s.plan, at.carrier) : 0;
+    const int carrier = stage.item.carrier, step = stage.item.step;
+    const int count = warp == 3 ? packets_read(params, s.plan, carrier) : 0;
     if (warp >= 2) {
       const int token = tid - 64;
       *reinterpret_cast<uint16_t*>(sc.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
@@ -279,14 +272,14 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     }
     barrier_arrive(&s.turn[which ^ 1]);
     sync_scores(which);  // L complete
-    auto& out = *packet_at<GateKind::kChannel>(params, at.carrier, at.step);
+    auto& out = *packet_at<GateKind::kChannel>(params, carrier, step);
     if (warp < 2) {
       invert_in_place(sc.l, which);
     } else if (warp == 2) {
       if (n + 2 < num_items) load_item<kForm>(s, params, n + 2, num_items);
     } else {
       barrier_wait(&s.rows_done[which], n / 2 & 1);
-      wait_place(params, s.plan, at.carrier, at.step, count);
+      wait_place(params, s.plan, carrier, step, count);
       if (tid == 96) {
         send_operands<kQueries>(s, out, which);
         if (n + 2 < num_items) load_tiles_of(n + 2);
@@ -301,7 +294,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     if (tid == 96) {
       bulk_store(out.rest.solved.t, sc.tile, kHalf);
       if constexpr (kQueries) bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
-      publish(params, at);
+      publish(params, carrier, step);
     }
     __syncwarp();
   }
