@@ -6,7 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
-#include "check.h"
+#include "cases/check.h"
 #include "commands.h"
 #include "counts.h"
 #include "roofs.h"

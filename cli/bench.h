@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
-#include "instance.h"
+#include "cases/check.h"
+#include "cases/instance.h"
 
 namespace deltic::cli {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "bench.h"
-#include "check.h"
+#include "cases/check.h"
 #include "counts.h"
 #include "report.h"
 #include "suites.h"

@@ -1,7 +1,7 @@
 // What a case costs: floating-point operations and bytes, counted by formula.
 #pragma once
 
-#include "case.h"
+#include "cases/case.h"
 
 namespace deltic::cli {
 

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "bench.h"
-#include "check.h"
+#include "cases/check.h"
 #include "commands.h"
 #include "recall.h"
 

@@ -1,6 +1,6 @@
 // `deltic explain`: the chosen implementation first, then the others, each with its sentence.
+#include "cases/instance.h"
 #include "commands.h"
-#include "instance.h"
 
 namespace deltic::cli {
 namespace {

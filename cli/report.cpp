@@ -10,7 +10,7 @@
 #include <fstream>
 #include <iostream>
 
-#include "device.h"
+#include "cases/device.h"
 
 namespace deltic::cli {
 

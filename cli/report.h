@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "case.h"
+#include "cases/case.h"
 
 namespace deltic::cli {
 

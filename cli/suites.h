@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "case.h"
+#include "cases/case.h"
 
 namespace deltic::cli {
 

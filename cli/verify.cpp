@@ -4,7 +4,7 @@
 #include <functional>
 #include <map>
 
-#include "check.h"
+#include "cases/check.h"
 #include "commands.h"
 
 namespace deltic::cli {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "check.h"
+#include "cases/check.h"
 #include "support.h"
 
 namespace deltic::test {

@@ -11,7 +11,7 @@
 #include <limits>
 #include <numeric>
 
-#include "check.h"
+#include "cases/check.h"
 
 namespace deltic::test {
 namespace {

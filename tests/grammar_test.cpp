@@ -1,7 +1,7 @@
 // The case grammar: what is read is what is printed, and errors name the key.
 #include <gtest/gtest.h>
 
-#include "case.h"
+#include "cases/case.h"
 
 namespace deltic::cases {
 namespace {

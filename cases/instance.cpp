@@ -1,12 +1,12 @@
 // Instances: allocation between guards, layouts, runs, and the search for damage.
-#include "instance.h"
+#include "cases/instance.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <stdexcept>
 
-#include "elements.h"
+#include "cases/elements.h"
 
 namespace deltic::cases {
 namespace {

@@ -1,5 +1,5 @@
 // Checks: the oracle's values, errors against them, and the budgets of the numerical contract.
-#include "check.h"
+#include "cases/check.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <new>
 
-#include "scalar.h"
+#include "cases/scalar.h"
 
 namespace deltic::cases {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "instance.h"
+#include "cases/instance.h"
 
 namespace deltic::cases {
 

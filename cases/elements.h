@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <functional>
 
-#include "instance.h"
-#include "scalar.h"
+#include "cases/instance.h"
+#include "cases/scalar.h"
 
 namespace deltic::cases {
 

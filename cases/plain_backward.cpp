@@ -1,6 +1,6 @@
 // The plain algorithm of backward: the chunked form differentiated step by step, from the last
 // chunk to the first, operands of products rounded, everything else fp32.
-#include "plain.h"
+#include "cases/plain.h"
 
 namespace deltic::cases::plain {
 namespace {

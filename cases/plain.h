@@ -5,8 +5,8 @@
 #include <cmath>
 #include <vector>
 
-#include "check.h"
-#include "scalar.h"
+#include "cases/check.h"
+#include "cases/scalar.h"
 
 namespace deltic::cases::plain {
 

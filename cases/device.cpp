@@ -1,5 +1,5 @@
 // Memory and time on a GPU through the CUDA runtime.
-#include "device.h"
+#include "cases/device.h"
 
 #include <cuda_runtime.h>
 

@@ -1,5 +1,5 @@
 # Writes OUTPUT: a source file that holds the text of FILES, one raw string each.
-set(text "// The case files, made by embed_cases.cmake.\n#include \"case.h\"\n\nnamespace deltic::cases {\n\n")
+set(text "// The case files, made by embed_cases.cmake.\n#include \"cases/case.h\"\n\nnamespace deltic::cases {\n\n")
 string(APPEND text "std::vector<SourcedCase> built_in_cases() {\n  std::vector<SourcedCase> all;\n")
 foreach(file IN LISTS FILES)
   get_filename_component(name "${file}" NAME)

@@ -1,6 +1,6 @@
 // The GPU of a build without CUDA: there is none.
+#include "cases/device.h"
 #include "deltic/deltic.hpp"
-#include "device.h"
 
 namespace deltic::cases::device {
 namespace {

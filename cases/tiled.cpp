@@ -5,8 +5,8 @@
 #include <numeric>
 #include <set>
 
-#include "elements.h"
-#include "instance.h"
+#include "cases/elements.h"
+#include "cases/instance.h"
 
 namespace deltic::cases {
 namespace {

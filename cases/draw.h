@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "case.h"
-#include "scalar.h"
+#include "cases/case.h"
+#include "cases/scalar.h"
 
 namespace deltic::cases {
 

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "case.h"
-#include "device.h"
+#include "cases/case.h"
+#include "cases/device.h"
 
 namespace deltic::cases {
 

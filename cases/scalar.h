@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "case.h"
+#include "cases/case.h"
 
 namespace deltic::cases {
 

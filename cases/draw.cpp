@@ -1,10 +1,10 @@
 // Numbers of a case's inputs.
-#include "draw.h"
+#include "cases/draw.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "elements.h"
+#include "cases/elements.h"
 
 namespace deltic::cases {
 namespace {

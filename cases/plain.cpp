@@ -1,7 +1,7 @@
 // The plain algorithm: the textbook chunked form in fp32 with rounded operands, one function per
 // operation. It is a measure of what a straightforward implementation loses, so it has no tricks
 // and no blocks.
-#include "plain.h"
+#include "cases/plain.h"
 
 namespace deltic::cases {
 namespace plain {

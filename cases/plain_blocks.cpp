@@ -1,5 +1,5 @@
 // The plain algorithm of the building blocks: their formulas in fp32, operands of products rounded.
-#include "plain.h"
+#include "cases/plain.h"
 
 namespace deltic::cases::plain {
 namespace {

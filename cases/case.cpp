@@ -1,5 +1,5 @@
 // The case grammar: one table of keys, from which parsing, printing, filters and help are made.
-#include "case.h"
+#include "cases/case.h"
 
 #include <algorithm>
 #include <charconv>

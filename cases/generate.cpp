@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "draw.h"
-#include "elements.h"
-#include "instance.h"
+#include "cases/draw.h"
+#include "cases/elements.h"
+#include "cases/instance.h"
 
 namespace deltic::cases {
 namespace {
