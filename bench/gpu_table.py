@@ -161,11 +161,12 @@ def other_lines(run: Run, folder: Path) -> list[Line]:
             extra = 100 * (1 / row["ratio"] - 1)
             work = f"{row['label']}: gate, norm and sigmoid over the same call without"
             lines.append(Line(work, f"{extra:+.1f} %"))
-    rows = run.compared("decode")
-    if rows:
-        mean, least = geometric_mean(r["ratio"] for r in rows), min(r["ratio"] for r in rows)
-        work = f"decode, {len(rows)} rows, geometric mean over the other; least"
-        lines.append(Line(work, f"{mean:.2f}; {least:.2f}"))
+    for suite, what in (("decode", "decode"), ("decode_tokens", "decode of several tokens")):
+        rows = run.compared(suite)
+        if rows:
+            mean, least = geometric_mean(r["ratio"] for r in rows), min(r["ratio"] for r in rows)
+            work = f"{what}, {len(rows)} rows, geometric mean over the other; least"
+            lines.append(Line(work, f"{mean:.2f}; {least:.2f}"))
     first = first_call_ms(folder)
     if first is not None:
         work = "first call in a fresh process, context there"
@@ -323,6 +324,10 @@ def page(document: dict[str, Any], folder: Path) -> str:
     if run.failed:
         text += ["", f"{len(run.failed)} rows without a time:", ""]
         text += [f"- {r['suite']}: {r['label']}: {r['status']}, {r['reason']}" for r in run.failed]
+    left_out = document.get("summary", {}).get("left_out", [])
+    if left_out:
+        text += ["", "Not measured, of `bench/anchors/h200.json`:", ""]
+        text += [f"- {x['op']}, {x['rows']} rows: {x['reason']}" for x in left_out]
     for suite in dict.fromkeys(r["suite"] for r in run.rows):
         text += ["", *suite_text(run, suite)]
     return "\n".join(text) + "\n"

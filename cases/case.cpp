@@ -547,6 +547,12 @@ const Key* find_key(std::string_view name) {
   return nullptr;
 }
 
+std::string key_names() {
+  std::string all;
+  for (const Key& k : keys()) append(all, " ", k.name);
+  return all;
+}
+
 // Defaults that depend on other keys. `given` holds the keys of the line.
 void apply_defaults(Case& c, const std::set<std::string, std::less<>>& given) {
   const auto is_given = [&](const char* key) { return given.find(key) != given.end(); };
@@ -638,11 +644,7 @@ Case parse(std::string_view line) {
     const size_t equals = word.find('=');
     if (equals == std::string::npos || equals == 0) bad("line", "key=value", word);
     const std::string key = word.substr(0, equals);
-    if (find_key(key) == nullptr) {
-      std::string all;
-      for (const Key& k : keys()) append(all, " ", k.name);
-      bad("key", "one of " + all, key);
-    }
+    if (find_key(key) == nullptr) bad("key", "one of " + key_names(), key);
     if (!given.emplace(key, word.substr(equals + 1)).second) {
       throw CaseError("case: " + key + ": expected once, got twice");
     }
@@ -793,6 +795,17 @@ std::vector<SourcedCase> read_folder(const std::string& path) {
     for (SourcedCase& c : read_file(f)) list.push_back(std::move(c));
   }
   return list;
+}
+
+void check_filter(std::string_view filter) {
+  std::istringstream words{std::string(filter)};
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    const std::string key = word.substr(0, equals);
+    if (equals != std::string::npos && key != "op" && find_key(key) == nullptr) {
+      throw CaseError("filter: key: expected one of op " + key_names() + ", got '" + key + "'");
+    }
+  }
 }
 
 bool matches(const Case& c, std::string_view filter) {

@@ -143,6 +143,8 @@ std::vector<SourcedCase> read_folder(const std::string& path);
 // A filter is terms separated by blanks, all of which must hold. key=value: that key has that
 // value; anything else: the canonical line contains it.
 bool matches(const Case& c, std::string_view filter);
+// Throws a CaseError at a term key=value whose key no case has.
+void check_filter(std::string_view filter);
 
 // Keys with what they take, their default and the operations they belong to: text for --help.
 std::string grammar_help();

@@ -10,6 +10,7 @@
 
 namespace deltic::cases::device {
 
+// The library's words: it is not asked, since a call with tensors would be needed.
 inline constexpr const char* kNotBuilt = "this build has no CUDA support";
 // Empty: there is a GPU; else the sentence why not.
 std::string missing();

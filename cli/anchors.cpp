@@ -2,7 +2,6 @@
 // baseline.
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "report.h"
@@ -49,29 +48,56 @@ Anchor best_of(const Json& row, const std::vector<std::pair<const char*, const c
   return best;
 }
 
+// Why a row is no case of a suite.
+std::string reason_to_leave_out(const std::string& op) {
+  const auto has = [&](const char* part) { return op.find(part) != std::string::npos; };
+  if (has("train") || has("backward")) return "gradients on a GPU are not there";
+  if (has("forward") || has("decode"))
+    return "not the call that is measured, or slower than the time it is compared with";
+  return "an operation that bench does not know";
+}
+
 // The rows of one file, suite by suite.
 class Anchors {
  public:
-  void add_group(const Json& group) {
-    for (const Json& row : group.at("rows")) {
-      const std::string op = row.at("op").get<std::string>();
-      if (op == "kda_forward" && row.contains("flashkda")) add_kda(row);
-      if (op == "gdn_forward" && row.contains("flashinfer_0_7_2")) add_gdn(row);
-      if (op == "gdn_forward" && row.contains("fla_before")) add_layer(row);
-      if (op == "kda_scores_inverse") add_scores(row);
-      if ((op == "gdn_decode" || op == "kda_decode") && row.contains("flashinfer_us"))
-        add_decode(row, op == "kda_decode");
-      if (op == "kda_decode" && row.contains("fla_graph")) add_decode(row, true);
+  void add_row(const Json& row) {
+    const std::string op = row.at("op").get<std::string>();
+    const bool is_decode = op == "gdn_decode" || op == "kda_decode";
+    if (op == "kda_forward" && row.contains("flashkda")) {
+      add_kda(row);
+    } else if (op == "gdn_forward" && row.contains("flashinfer_0_7_2")) {
+      add_gdn(row);
+    } else if (op == "gdn_forward" && row.contains("fla_before")) {
+      add_layer(row);
+    } else if (op == "kda_scores_inverse") {
+      add_scores(row);
+    } else if (is_decode && row.contains("flashinfer_us")) {
+      add_decode(row, op == "kda_decode", 1);
+    } else if (op == "kda_decode" && row.contains("fla_graph")) {
+      add_decode(row, true, 1);
+    } else if (op == "gdn_decode_tokens" || op == "kda_decode_tokens") {
+      add_decode(row, op == "kda_decode_tokens", row.at("tokens").get<int64_t>());
+    } else {
+      leave_out(op);
     }
   }
-  std::vector<SuiteRow> rows;
+  AnchorSuites result;
 
  private:
   SuiteRow& add(const std::string& suite, const std::string& label, const std::string& line,
                 const Anchor& anchor) {
-    rows.push_back({suite, label, cases::parse(line), Baseline::anchor, 0, DeviceType::cuda});
-    rows.back().anchor = anchor;
-    return rows.back();
+    result.rows.push_back(
+        {suite, label, cases::parse(line), Baseline::anchor, 0, DeviceType::cuda});
+    result.rows.back().anchor = anchor;
+    return result.rows.back();
+  }
+
+  void leave_out(const std::string& op) {
+    auto at = std::find_if(result.left_out.begin(), result.left_out.end(),
+                           [&](const LeftOut& x) { return x.op == op; });
+    if (at == result.left_out.end())
+      at = result.left_out.insert(at, {op, 0, reason_to_leave_out(op)});
+    ++at->rows;
   }
 
   void add_kda(const Json& row) {
@@ -125,23 +151,24 @@ class Anchors {
         best_of(row, {{"fla_subchunk", "fla"}, {"fla_token_parallel", "fla"}}));
   }
 
-  void add_decode(const Json& row, bool is_channel) {
+  void add_decode(const Json& row, bool is_channel, int64_t tokens) {
     const bool is_flashinfer = row.contains("flashinfer_us");
     const std::string gate = row.value("gate", "");
     const bool is_bf16 = row.at("state") == "bfloat16",
                is_k_first = row.value("layout", "") == "k_first";
     const bool is_raw = !is_channel || gate.find("raw") != std::string::npos;
-    std::string line =
-        "decode dense=" + number(row, "B") + "x1 K=128 V=128 dtype=bf16 pool=inplace";
+    std::string line = "decode dense=" + number(row, "B") + "x" + std::to_string(tokens) +
+                       " K=128 V=128 dtype=bf16 pool=inplace";
     line += is_channel ? " gate=channel gdtype=bf16 H=32 HV=32" : " gate=head H=16 HV=32";
     line += std::string(" state=") + (is_k_first ? "kv" : "vk") + (is_bf16 ? " sdtype=bf16" : "");
     if (is_raw) {
       line += " beta=sigmoid l2norm=1";
       line += is_channel ? " form=bounded" : " form=softplus gates=softplus";
     }
-    add("decode",
+    add(tokens > 1 ? "decode_tokens" : "decode",
         std::string(is_channel ? "KDA" : "GDN") + " B=" + number(row, "B") +
             (is_bf16 ? " bf16 " : " fp32 ") + (is_k_first ? "K-first" : "V-first") +
+            (tokens > 1 ? " " + std::to_string(tokens) + " tokens" : "") +
             (is_channel && is_raw ? " raw gate" : ""),
         line,
         is_flashinfer ? Anchor{"FlashInfer 0.7.2", row.at("flashinfer_us").get<double>() * 1e-3}
@@ -154,24 +181,35 @@ class Anchors {
 
 }  // namespace
 
-std::vector<SuiteRow> anchor_suites(const std::string& path) {
-  std::ifstream in(path);
-  if (!in) throw UsageError("--anchors: expected a file, got '" + path + "'");
-  Json document;
-  try {
-    document = Json::parse(in);
-  } catch (const Json::exception& e) {
-    throw UsageError("--anchors: expected JSON, got " + std::string(e.what()));
-  }
+AnchorSuites anchor_suites(const std::string& path) {
+  const std::string expected = "a file of other libraries' times";
+  const auto refuse = [&](const std::string& what) {
+    throw UsageError("--anchors: expected " + expected + ", got '" + path + "', " + what);
+  };
+  const Json document = read_json(path, "--anchors", expected);
+  if (!document.is_object() || !document.contains("groups") || !document["groups"].is_array())
+    refuse("which has no list of groups");
   Anchors anchors;
-  try {
-    for (const Json& group : document.at("groups")) anchors.add_group(group);
-  } catch (const Json::exception& e) {
-    throw UsageError("--anchors: expected rows of times, got " + std::string(e.what()));
+  size_t group_number = 0;
+  for (const Json& group : document["groups"]) {
+    const std::string where = "whose group " + std::to_string(++group_number);
+    if (!group.is_object() || !group.contains("rows") || !group["rows"].is_array())
+      refuse(where + " has no list of rows");
+    size_t row_number = 0;
+    for (const Json& row : group["rows"]) {
+      const std::string which = where + ", row " + std::to_string(++row_number);
+      try {
+        anchors.add_row(row);
+      } catch (const Json::exception&) {
+        refuse(which + " lacks a key of its operation, or has one of another type");
+      } catch (const cases::CaseError& e) {
+        refuse(which + " is no case (" + e.what() + ")");
+      }
+    }
   }
-  std::stable_sort(anchors.rows.begin(), anchors.rows.end(),
+  std::stable_sort(anchors.result.rows.begin(), anchors.result.rows.end(),
                    [](const SuiteRow& a, const SuiteRow& b) { return a.suite < b.suite; });
-  return anchors.rows;
+  return anchors.result;
 }
 
 }  // namespace deltic::cli

@@ -288,7 +288,7 @@ RowResult run_row(const SuiteRow& row, const BenchOptions& options) {
   return result;
 }
 
-std::vector<SuiteRow> select(const BenchOptions& options) {
+std::vector<SuiteRow> select(const BenchOptions& options, std::vector<LeftOut>& left_out) {
   std::vector<SuiteRow> rows;
   const auto add = [&](const std::string& suite, const Case& c) {
     rows.push_back(
@@ -305,8 +305,9 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
   if (options.lines.empty() && options.files.empty()) {
     std::vector<SuiteRow> all = all_suites();
     if (!options.anchors.empty()) {
-      const std::vector<SuiteRow> more = anchor_suites(options.anchors);
-      all.insert(all.end(), more.begin(), more.end());
+      const AnchorSuites more = anchor_suites(options.anchors);
+      all.insert(all.end(), more.rows.begin(), more.rows.end());
+      left_out = more.left_out;
     }
     std::erase_if(all, [&](const SuiteRow& r) { return r.device != options.common.device; });
     std::vector<std::string> suites = options.suites;
@@ -329,6 +330,12 @@ std::vector<SuiteRow> select(const BenchOptions& options) {
     }
   } else if (!options.suites.empty()) {
     throw UsageError("--suite: expected no cases beside it, got both");
+  }
+  for (const std::string& f : options.filters) {
+    const bool is_in_label = std::any_of(rows.begin(), rows.end(), [&](const SuiteRow& r) {
+      return r.label.find(f) != std::string::npos;
+    });
+    if (!is_in_label) cases::check_filter(f);
   }
   std::erase_if(rows, [&](const SuiteRow& r) {
     return !std::all_of(options.filters.begin(), options.filters.end(), [&](const std::string& f) {
@@ -383,12 +390,22 @@ void print_slowest(Report& report,
   }
 }
 
+// What the file of anchors has and no suite measures.
+void print_left_out(Report& report, const std::vector<LeftOut>& list) {
+  if (!list.empty()) report.print("not measured, of the file of anchors\n");
+  for (const LeftOut& x : list) {
+    report.print("  %-36s  %d rows: %s\n", x.op.c_str(), x.rows, x.reason.c_str());
+    report.summary()["left_out"].push_back({{"op", x.op}, {"rows", x.rows}, {"reason", x.reason}});
+  }
+}
+
 }  // namespace
 
 int run_bench(const BenchOptions& options) {
   check_impl_name(options.impl);
   // Wrong arguments are named before a machine that lacks something.
-  const std::vector<SuiteRow> rows = select(options);
+  std::vector<LeftOut> left_out;
+  const std::vector<SuiteRow> rows = select(options, left_out);
   if (rows.empty()) throw UsageError("bench: no case matched");
   if (!options.list) check_device(options.common);
   Report report(options.common, "deltic.bench/1");
@@ -399,6 +416,7 @@ int run_bench(const BenchOptions& options) {
       suite = r.suite;
       report.print("  %-36s  %s\n", r.label.c_str(), cases::brief(r.spec).c_str());
     }
+    print_left_out(report, left_out);
     return kExitPass;
   }
   std::vector<std::vector<std::string>> table = {
@@ -452,6 +470,7 @@ int run_bench(const BenchOptions& options) {
   }
   if (options.common.device == DeviceType::cuda) print_slowest(report, ratios);
   print_growth(report, report.cases());
+  print_left_out(report, left_out);
   report.print(
       options.common.device == DeviceType::cuda
           ? "  ratio: the other's time / ours. copy: one that moves as many bytes.\n"

@@ -1,6 +1,5 @@
 // `deltic bench --compare`: two results side by side; a loss beyond threshold and spread fails.
 #include <charconv>
-#include <fstream>
 #include <map>
 
 #include "commands.h"
@@ -9,32 +8,36 @@ namespace deltic::cli {
 namespace {
 
 Json load(const std::string& path) {
-  const UsageError unreadable("--compare: expected a result of deltic bench, got '" + path + "'");
-  std::ifstream in(path);
-  if (!in) throw UsageError("--compare: expected a readable file, got '" + path + "'");
-  try {
-    Json j = Json::parse(in);
-    if (!j.is_object() || !j.contains("schema") || !j["schema"].is_string() ||
-        j["schema"].get<std::string>().rfind("deltic.bench/", 0) != 0 || !j.contains("cases") ||
-        !j["cases"].is_array() || !j.contains("machine") || !j["machine"].is_object()) {
-      throw unreadable;
-    }
-    for (const Json& row : j["cases"]) {
-      if (!row.is_object()) throw unreadable;
-      if (!row.contains("median_ms")) continue;
-      for (const char* key : {"median_ms", "p10", "p90"}) {
-        if (!row.contains(key) || !row[key].is_number()) throw unreadable;
-      }
-      for (const char* key : {"suite", "case"}) {
-        if (!row.contains(key) || !row[key].is_string()) throw unreadable;
-      }
-    }
-    return j;
-  } catch (const Json::exception&) {
-    throw unreadable;
-  } catch (const std::ios_base::failure&) {
-    throw unreadable;
+  const auto refuse = [&](const std::string& what) {
+    throw UsageError("--compare: expected a result of deltic bench, got '" + path + "', " + what);
+  };
+  Json j = read_json(path, "--compare", "a result of deltic bench");
+  const bool has_schema = j.is_object() && j.contains("schema") && j["schema"].is_string();
+  const std::string schema = has_schema ? j["schema"].get<std::string>() : "";
+  if (schema.rfind("deltic.bench/", 0) != 0)
+    refuse(has_schema ? "whose schema is " + schema : "which has no schema of deltic");
+  if (!j.contains("cases") || !j["cases"].is_array() || !j.contains("machine") ||
+      !j["machine"].is_object()) {
+    refuse("which has no cases or no machine");
   }
+  for (size_t i = 0; i < j["cases"].size(); ++i) {
+    const Json& row = j["cases"][i];
+    if (row.is_object() && !row.contains("median_ms")) continue;
+    const auto has = [&](const char* key, auto is) {
+      return row.is_object() && row.contains(key) && is(row[key]);
+    };
+    const auto is_number = [](const Json& x) { return x.is_number(); };
+    const auto is_string = [](const Json& x) { return x.is_string(); };
+    for (const char* key : {"median_ms", "p10", "p90"}) {
+      if (!has(key, is_number))
+        refuse("whose case " + std::to_string(i + 1) + " has no number " + key);
+    }
+    for (const char* key : {"suite", "case"}) {
+      if (!has(key, is_string))
+        refuse("whose case " + std::to_string(i + 1) + " has no text " + key);
+    }
+  }
+  return j;
 }
 
 double parse_percent(const std::string& text) {

@@ -2,6 +2,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <limits>
@@ -64,7 +65,7 @@ void add_filter(CLI::App* command, std::vector<std::string>& filters) {
       ->add_option(
           "--filter", filters,
           "Only cases for which every blank-separated term holds: key=value, or a piece of the "
-          "canonical line")
+          "canonical line without =")
       ->type_name("TERMS")
       ->expected(1)
       ->take_all();
@@ -109,14 +110,12 @@ CLI::App* find_command(CLI::App& app, const std::string& name) {
                    (nearest.empty() ? "" : " (did you mean " + nearest + "?)"));
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   CLI::App app{
       "deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, Kimi Delta Attention).\n"
       "Exit status: 0 nothing failed (a case that no implementation takes is skipped), 1 a case or "
       "a\n"
-      "claim failed, 2 usage error or no case matched."};
+      "claim failed or output could not be written, 2 usage error or no case matched."};
   app.name("deltic");
   app.set_version_flag("--version", "deltic " + std::string(deltic::version()));
   app.require_subcommand(1);
@@ -224,8 +223,18 @@ int main(int argc, char** argv) {
     return bench.compare.empty() ? run_bench(bench) : run_compare(bench);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);
-    std::fprintf(stderr, "deltic: %s (see deltic help)\n", e.what());
-    return kExitUsage;
+    throw UsageError(std::string(e.what()) + " (see deltic help)");
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that is gone is an error in words
+  try {
+    const int status = run(argc, argv);
+    flush_output();
+    return status;
   } catch (const UsageError& e) {
     std::fprintf(stderr, "deltic: %s\n", e.what());
     return kExitUsage;

@@ -4,9 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdarg>
+#include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -31,19 +34,37 @@ Report::Report(const Common& common, const std::string& schema)
   document_["summary"] = Json::object();
 }
 
+namespace {
+// Of what was written last; the system's reason is still in errno.
+void check_output() {
+  const int error = errno;
+  if (std::ferror(stdout) == 0 && std::cout.good()) return;
+  throw std::runtime_error(std::string("output: writing to stdout failed: ") +
+                           std::strerror(error));
+}
+}  // namespace
+
+void flush_output() {
+  std::cout.flush();
+  std::fflush(stdout);
+  check_output();
+}
+
 void Report::print(const char* format, ...) const {
   va_list arguments;
   va_start(arguments, format);
   std::vfprintf(out_, format, arguments);
   va_end(arguments);
+  if (out_ == stdout) check_output();  // no hours of work for nobody
 }
 
 void Report::write() const {
-  std::fflush(out_);
+  flush_output();
   if (path_.empty()) return;
   const std::string text = document_.dump(2) + "\n";
   if (path_ == "-") {
-    std::cout << text << std::flush;
+    std::cout << text;
+    flush_output();
     return;
   }
   std::ofstream file = open_for_writing(std::ios::trunc);
@@ -60,6 +81,19 @@ std::ofstream Report::open_for_writing(std::ios::openmode mode) const {
   std::ofstream file(path_, mode);
   if (!file) throw UsageError("--json: expected a file that can be written, got '" + path_ + "'");
   return file;
+}
+
+Json read_json(const std::string& path, const std::string& option, const std::string& expected) {
+  const auto refuse = [&](const std::string& what) {
+    throw UsageError(option + ": expected " + expected + ", got '" + path + "', " + what);
+  };
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) refuse("which is a folder");
+  std::ifstream in(path);
+  if (!in) refuse("which cannot be read");
+  Json document = Json::parse(in, nullptr, false);
+  if (document.is_discarded()) refuse("which is no JSON");
+  return document;
 }
 
 Progress::Progress(std::string verb, size_t total)

@@ -28,6 +28,10 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Throws a std::runtime_error if something that was printed to stdout did not get there: a full
+// disk, a pipe whose reader is gone. main calls it after every command.
+void flush_output();
+
 // One command's output. People read stdout, or stderr where the JSON goes to stdout.
 class Report {
  public:
@@ -61,6 +65,10 @@ class Progress {
   size_t total_, done_ = 0, last_tenth_ = 0;
   bool is_terminal_;
 };
+
+// The JSON in a file that an option names; throws a UsageError in its name, which says what was
+// expected, if there is no such file or something else in it.
+Json read_json(const std::string& path, const std::string& option, const std::string& expected);
 
 // Columns as wide as their widest cell; the first is set left, the others right.
 void print_table(const Report& report, const std::vector<std::vector<std::string>>& rows);

@@ -39,9 +39,19 @@ struct SuiteRow {
 };
 
 std::vector<SuiteRow> all_suites();
+// Rows of a file of anchors that are no case of a suite, and why.
+struct LeftOut {
+  std::string op;  // in the file's words
+  int rows = 0;
+  std::string reason;
+};
+struct AnchorSuites {
+  std::vector<SuiteRow> rows;
+  std::vector<LeftOut> left_out;
+};
 // Suites of the rows that a file of anchors has (bench/anchors/h200.json), for a GPU. Throws
 // UsageError.
-std::vector<SuiteRow> anchor_suites(const std::string& path);
+AnchorSuites anchor_suites(const std::string& path);
 Baseline default_baseline(const cases::Case& c);
 
 }  // namespace deltic::cli

@@ -77,6 +77,7 @@ struct Count {
 };
 
 std::vector<SourcedCase> select(const VerifyOptions& options) {
+  for (const std::string& f : options.filters) cases::check_filter(f);
   std::vector<SourcedCase> all;
   for (const std::string& path : options.files) {
     const auto list =

@@ -20,9 +20,11 @@ struct Outcome {
   std::string text;  // stdout and stderr
 };
 
-Outcome run(const std::string& arguments, const std::string& environment = {}) {
+// `to`: where the shell sends stdout instead; the text is then that of stderr alone.
+Outcome run(const std::string& arguments, const std::string& environment = {},
+            const std::string& to = {}) {
   const std::string command = "env -u DELTIC_IMPL -u DELTIC_CHECKED -u DELTIC_LOG " + environment +
-                              " " DELTIC_PROGRAM " " + arguments + " 2>&1";
+                              " " DELTIC_PROGRAM " " + arguments + " 2>&1 " + to;
   Outcome result;
   FILE* pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) return result;
@@ -128,6 +130,12 @@ TEST_F(Program, WrongSettingsAndCasesAreNamed) {
   EXPECT_EQ(checked.status, 1);
   EXPECT_NE(checked.text.find("DELTIC_CHECKED: expected 0 or 1, got yes"), std::string::npos)
       << checked.text;
+  for (const char* command : {"explain 'decode dense=1x2'", "explain 'decode dense=0x2'"}) {
+    const Outcome log = run(command, "DELTIC_LOG=loud");
+    EXPECT_EQ(log.status, 2) << log.text;
+    EXPECT_NE(log.text.find("decode: DELTIC_LOG: expected dispatch, got loud"), std::string::npos)
+        << log.text;
+  }
   std::string line = "forward";
   for (const char* key : {"K", "V", "H", "seed", "pad", "scale"}) {
     line += std::string(" ") + key + "={1,2,3,4,5,6,7,8,9,10}";
@@ -174,6 +182,107 @@ TEST_F(Program, JsonIsOpenedBeforeTheWork) {
   EXPECT_EQ(run("info --json " + path("old.json")).status, 0);
   EXPECT_EQ(read(path("old.json")).substr(0, 1), "{");
   EXPECT_EQ(read(path("old.json")).find('x', 90000), std::string::npos) << "old text is gone";
+}
+
+// What was printed and did not arrive is an error in words, from every command.
+TEST_F(Program, OutputThatGoesNowhereFails) {
+  std::ofstream(path("cases.txt")) << "decode dense=1x2 K=16 V=16\n";
+  const std::string of_file = " --cases " + path("cases.txt");
+  const std::string commands[] = {"info",
+                                  "help",
+                                  "help bench",
+                                  "--help",
+                                  "--version",
+                                  "bench --list",
+                                  "verify --list" + of_file,
+                                  "verify" + of_file,
+                                  "verify --json -" + of_file,
+                                  "bench --json - --time 0.01" + of_file,
+                                  "explain 'decode dense=1x2'",
+                                  "demo --step 1"};
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::close(ends[0]);
+  ASSERT_EQ(::dup2(ends[1], 9), 9);  // a shell can name it by one digit
+  ::close(ends[1]);
+  for (const std::string& command : commands) {
+    for (const auto& [to, why] :
+         {std::pair(">/dev/full", "No space left on device"), std::pair(">&9", "Broken pipe")}) {
+      const Outcome r = run(command, "", to);
+      EXPECT_EQ(r.status, 1) << command << " " << to << "\n" << r.text;
+      const std::string sentence = "deltic: output: writing to stdout failed: ";
+      EXPECT_NE(r.text.find(sentence + why + "\n"), std::string::npos) << command << "\n" << r.text;
+    }
+  }
+  ::close(9);
+  const Outcome r = run("verify --json /dev/full" + of_file);
+  EXPECT_EQ(r.status, 1);
+  EXPECT_NE(r.text.find("deltic: --json: writing to '/dev/full' failed\n"), std::string::npos)
+      << r.text;
+}
+
+// Every kind of wrong file has its own sentence, in the program's words.
+TEST_F(Program, WrongFilesAreNamed) {
+  const auto file = [&](const std::string& text) {
+    std::ofstream(path("file.json")) << text;
+    return "'" + path("file.json") + "', ";
+  };
+  const std::string compare = "bench --compare " + path("file.json") + " " + path("file.json"),
+                    anchors = "bench --device cuda --list --anchors " + path("file.json");
+  const std::string no_result = "--compare: expected a result of deltic bench, got ",
+                    no_times = "--anchors: expected a file of other libraries' times, got ";
+  for (const auto& [command, start] :
+       {std::pair(compare, no_result), std::pair(anchors, no_times)}) {
+    std::filesystem::remove(path("file.json"));
+    const std::string got = start + "'" + path("file.json") + "', ";
+    expect_usage_error(command, got + "which cannot be read");
+    std::filesystem::create_directory(path("file.json"));
+    expect_usage_error(command, got + "which is a folder");
+    std::filesystem::remove(path("file.json"));
+    for (const char* text : {"", "nope", "{\"groups\": [", "{} {}"})
+      expect_usage_error(command, start + file(text) + "which is no JSON");
+  }
+  const std::string bench = "{\"schema\": \"deltic.bench/1\", ";
+  for (const char* text : {"[]", "3", "{}", "{\"schema\": 3}"})
+    expect_usage_error(compare, no_result + file(text) + "which has no schema of deltic");
+  expect_usage_error(compare, no_result + file("{\"schema\": \"deltic.info/1\"}") +
+                                  "whose schema is deltic.info/1");
+  expect_usage_error(
+      compare, no_result + file(bench + "\"cases\": []}") + "which has no cases or no machine");
+  expect_usage_error(
+      compare, no_result + file(bench + "\"machine\": {}, \"cases\": [{}, {\"median_ms\": 1}]}") +
+                   "whose case 2 has no number p10");
+  for (const char* text : {"[]", "{}", "{\"groups\": 3}"})
+    expect_usage_error(anchors, no_times + file(text) + "which has no list of groups");
+  expect_usage_error(anchors,
+                     no_times + file("{\"groups\": [{}]}") + "whose group 1 has no list of rows");
+  expect_usage_error(
+      anchors, no_times + file("{\"groups\": [{\"rows\": []}, {\"rows\": [{\"op\": 3}]}]}") +
+                   "whose group 2, row 1 lacks a key of its operation, or has one of another type");
+  expect_usage_error(
+      anchors,
+      no_times +
+          file("{\"groups\": [{\"rows\": [{\"op\": \"kda_forward\", \"seqs\": [-1], \"H\": 1, "
+               "\"flashkda\": 1}]}]}") +
+          "whose group 1, row 1 is no case (case: seqs: expected a whole number from 0 to "
+          "4294967296, got '-1')");
+}
+
+TEST_F(Program, UnknownFilterKeysAreNamed) {
+  for (const char* command : {"verify --list", "bench --list"}) {
+    for (const char* filter : {"colour=red", "op=decode colour=red", "=3"}) {
+      const Outcome r = run(command + std::string(" --filter '") + filter + "'");
+      EXPECT_EQ(r.status, 2) << r.text;
+      const bool is_named = filter[0] != '=';
+      EXPECT_EQ(r.text.find("deltic: filter: key: expected one of op "), 0u) << r.text;
+      for (const char* key : {" gate ", " dense ", " dtype ", " seed"})
+        EXPECT_NE(r.text.find(key), std::string::npos) << key << "\n" << r.text;
+      EXPECT_NE(r.text.find(is_named ? ", got 'colour'\n" : ", got ''\n"), std::string::npos)
+          << r.text;
+    }
+    EXPECT_EQ(run(command + std::string(" --filter op=decode --filter dense")).status, 0);
+  }
+  EXPECT_EQ(run("bench --list --filter T=4096").status, 0) << "a piece of a label";
 }
 
 TEST_F(Program, ExplainsBackward) {
@@ -263,26 +372,48 @@ TEST_F(Program, MeasuresBackward) {
 TEST_F(Program, ListsTheSuitesOfAGpu) {
   const Outcome r = run("bench --device cuda --list --anchors " DELTIC_ANCHORS);
   EXPECT_EQ(r.status, 0) << r.text;
-  std::map<std::string, int> rows;
+  std::map<std::string, int> rows, left_out;
   std::istringstream lines(r.text);
   std::string suite;
   for (std::string line; std::getline(lines, line);) {
-    if (line.rfind("  ", 0) == 0) {
+    if (line.rfind("  ", 0) == 0 && suite == "not measured, of the file of anchors") {
+      std::istringstream words(line);
+      std::string op;
+      int count = 0;
+      words >> op >> count;
+      left_out[op] = count;
+    } else if (line.rfind("  ", 0) == 0) {
       ++rows[suite];
     } else {
       suite = line;
     }
   }
-  const std::map<std::string, int> expected = {
-      {"blocks", 22},       {"decode", 26},           {"delta_forward", 29},
-      {"gdn_forward", 171}, {"growth", 12},           {"kda_forward_random", 21},
-      {"layers", 1},        {"kda_forward_slow", 21}, {"kda_forward_softplus", 6},
-      {"options", 6}};
+  const std::map<std::string, int> expected = {{"blocks", 22},
+                                               {"decode", 26},
+                                               {"decode_tokens", 5},
+                                               {"delta_forward", 29},
+                                               {"gdn_forward", 171},
+                                               {"growth", 12},
+                                               {"layers", 1},
+                                               {"kda_forward_random", 21},
+                                               {"kda_forward_slow", 21},
+                                               {"kda_forward_softplus", 6},
+                                               {"options", 6}};
   EXPECT_EQ(rows, expected);
-  expect_usage_error("bench --device cuda --list --anchors " + path("none.json"),
-                     "--anchors: expected a file, got '" + path("none.json") + "'");
-  std::ofstream(path("bad.json")) << "{\"groups\": [{\"rows\": [{}]}]}";
-  EXPECT_EQ(run("bench --device cuda --list --anchors " + path("bad.json")).status, 2);
+  // Rows that no suite has are counted, with the reason.
+  const std::map<std::string, int> expected_left_out = {{"delta_train", 1},
+                                                        {"gdn_backward", 34},
+                                                        {"gdn_decode", 3},
+                                                        {"gdn_forward", 18},
+                                                        {"gdn_forward_backward", 2},
+                                                        {"kda_backward_log_form", 8},
+                                                        {"kda_forward", 21},
+                                                        {"kda_forward_backward_log_form", 8},
+                                                        {"kda_forward_log_form", 36},
+                                                        {"kda_train_bounded_gate", 10},
+                                                        {"kda_train_softplus_gate", 1}};
+  EXPECT_EQ(left_out, expected_left_out);
+  EXPECT_NE(r.text.find("10 rows: gradients on a GPU are not there\n"), std::string::npos);
   EXPECT_EQ(run("bench --list").text.find("kda_forward"), std::string::npos);
 }
 

@@ -93,6 +93,7 @@ const Implementation& implementation_at(deltic_op op, deltic_device_type device,
 
 const Implementation* named_implementation(deltic_op op, deltic_device_type device,
                                            const char* option) {
+  static_cast<void>(logs_dispatch(name_of(op)));  // a wrong DELTIC_LOG fails as a wrong name does
   if (option != nullptr && option[0] != '\0') {
     const Implementation* i = find(op, device, option);
     if (i == nullptr && known(op, option)) {
@@ -151,8 +152,7 @@ const Implementation& choose(const Problem& p, const Implementation* named) {
     sentences += cat(sentences.empty() ? "" : "; ", candidate.name, ": ", refusal(candidate, p));
   }
   if (count == 0) {
-    sentences = gpu::build_facts() == "no" ? "this build has no CUDA support"
-                                           : "there is none for CUDA tensors";
+    sentences = gpu::build_facts() == "no" ? gpu::kNotBuilt : "there is none for CUDA tensors";
   }
   fail(DELTIC_UNSUPPORTED, name_of(p.op), ": no implementation takes this call: ", sentences);
 }

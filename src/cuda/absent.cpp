@@ -14,8 +14,7 @@ std::vector<std::string> devices_found() { return {}; }
 int num_sms(int32_t) { return 0; }
 
 void check_device(const char* op, int32_t) {
-  fail(DELTIC_UNSUPPORTED, op,
-       ": no implementation takes this call: this build has no CUDA support");
+  fail(DELTIC_UNSUPPORTED, op, ": no implementation takes this call: ", kNotBuilt);
 }
 
 size_t check_bytes(const Problem&) { return 0; }

@@ -11,6 +11,9 @@
 
 namespace deltic::gpu {
 
+// What a build without CUDA says of a call on a GPU.
+inline constexpr const char* kNotBuilt = "this build has no CUDA support";
+
 ImplementationList implementations(deltic_op op);
 
 // Of what forward keeps with `save`, whatever implementation runs.

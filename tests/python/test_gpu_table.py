@@ -56,6 +56,8 @@ ROWS = [
     row("blocks", "scores and inverse, B=4 T=8192 H=32 K=128 f16", 1.0,
         **against("fla", 2.356, 1.0)),
     row("layers", "GDN 8 x 1024, 8 heads, K = V = 64", 0.05, **against("fla", 0.534, 0.05)),
+    row("decode_tokens", "GDN B=64 fp32 V-first 4 tokens", 0.1,
+        **against("FlashInfer 0.7.2", 0.09, 0.1)),
     row("options", "KDA T=8192 H=96, inside", 0.7, **against("computed before", 0.63, 0.7)),
 ]  # fmt: skip
 FAILED = {
@@ -83,6 +85,7 @@ def made(tmp_path):
         "commit": "old",
         "machine": {"gpu.0": "NVIDIA H200", "driver": "580.1", "cuda": "13.0, sm_90a"},
         "cases": [*ROWS, FAILED],
+        "summary": {"left_out": [{"op": "delta_train", "rows": 1, "reason": "not there"}]},
     }
     (source / "times.json").write_text(json.dumps(document))
     (source / "run.json").write_text('{"commit": "abc123", "command": "bench/gpu.sh times"}')
@@ -116,6 +119,7 @@ def test_the_summary(made):
         ("inverse alone", "40 % (inverse 64 H=16 f32)", "no"),
         ("KDA scores and inverse", "1.000 ms", "yes"),
         ("KDA T=8192 H=96, inside", "+11.1 %", ""),
+        ("decode of several tokens, 1 rows", "0.90; 0.90", ""),
         ("first call", "2.1 ms", "yes"),
     ):
         found = cells(page, start)
@@ -132,6 +136,7 @@ def test_the_suites(made):
     assert "Largest relative error of o before the times: 0.41 %" in page
     assert "29.0" in cells(page, "KDA forward T=131072")
     assert "- gdn_forward: 32768 H=2 HV=8: fail, o: error 0.2 above the budget" in page
+    assert "of `bench/anchors/h200.json`:\n\n- delta_train, 1 rows: not there\n" in page
     assert "138 passed" in page and "0 hazards" in page
     assert "- tests: 16 tests passed, 2 tests failed\n" in page
 
