@@ -8,11 +8,11 @@
 #include <cmath>
 #include <span>
 
-#include "core/block_gradients.h"
-#include "core/block_math.h"
-#include "core/conv_math.h"
-#include "core/recurrence.h"
-#include "core/recurrence_backward.h"
+#include "cpu/block_gradients.h"
+#include "cpu/block_math.h"
+#include "cpu/conv_math.h"
+#include "cpu/recurrence.h"
+#include "cpu/recurrence_backward.h"
 #include "cpu/saved.h"
 
 namespace deltic::cpu {

@@ -1,5 +1,5 @@
-// The oracle: fp64 recurrence and fp64 building blocks, written like the equations. Runs only when
-// named.
+// The oracle: every operation in fp64, written like its equations, and sharing no arithmetic with
+// the implementations it judges. Runs only when named.
 #pragma once
 
 #include "core/dispatch.h"

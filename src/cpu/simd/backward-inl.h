@@ -17,7 +17,7 @@
 #include <atomic>
 
 #include "core/error.h"
-#include "core/gradients.h"
+#include "cpu/gradients.h"
 #include "cpu/saved.h"
 #include "cpu/schedule.h"
 #include "cpu/simd/gradients-inl.h"

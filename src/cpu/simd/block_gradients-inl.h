@@ -1,4 +1,4 @@
-// The gradients of the building blocks (the formulas are in core/block_gradients.h): the backward
+// The gradients of the building blocks (the formulas are in cpu/block_gradients.h): the backward
 // pass's stages with loads and stores around.
 #if defined(DELTIC_CPU_SIMD_BLOCK_GRADIENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTIC_CPU_SIMD_BLOCK_GRADIENTS_INL_H_
@@ -9,7 +9,7 @@
 
 #include <omp.h>
 
-#include "core/gradients.h"
+#include "cpu/gradients.h"
 #include "cpu/simd/blocks-inl.h"
 #include "cpu/simd/gradients-inl.h"
 

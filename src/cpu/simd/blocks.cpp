@@ -1,5 +1,5 @@
 // The building blocks and their gradients for every instruction set.
-#include "core/block_gradients.h"
+#include "cpu/block_gradients.h"
 #include "cpu/simd/simd.h"
 
 #undef HWY_TARGET_INCLUDE

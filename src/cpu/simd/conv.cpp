@@ -1,5 +1,5 @@
 // The causal depthwise convolution and its gradient for every instruction set.
-#include "core/conv_math.h"
+#include "cpu/conv_math.h"
 #include "cpu/simd/simd.h"
 
 #undef HWY_TARGET_INCLUDE

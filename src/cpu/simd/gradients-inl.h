@@ -371,7 +371,7 @@ inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape&
   }
 }
 
-// core/gradients.h's normalize_gradient of a padded row, but for the factor r: dy becomes dx / (s
+// cpu/gradients.h's normalize_gradient of a padded row, but for the factor r: dy becomes dx / (s
 // r).
 inline void take_off_along(const float* y, float r, int64_t width, float* dy) {
   const hn::ScalableTag<double> d;

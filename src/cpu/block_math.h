@@ -11,7 +11,7 @@
 #include <span>
 
 #include "core/problem.h"
-#include "core/recurrence.h"
+#include "cpu/recurrence.h"
 
 namespace deltic::blocks {
 

@@ -32,9 +32,9 @@
 #include <cstdint>
 #include <span>
 
-#include "core/gradients.h"
 #include "core/problem.h"
-#include "core/recurrence.h"
+#include "cpu/gradients.h"
+#include "cpu/recurrence.h"
 
 namespace deltic::recurrence_backward {
 

@@ -1,5 +1,5 @@
-// The causal depthwise convolution and its gradient for any arithmetic type: the equation, channel
-// by channel and token by token. The oracle in fp64, cpu.plain in fp32.
+// The causal depthwise convolution and its gradient, as cpu.plain has it: the equation, channel by
+// channel and token by token.
 //
 //     pre_t = bias + sum_j w_j x_{t-W+1+j},  y_t = act(pre_t)
 //     dpre_t = dy_t act'(pre_t),  dx_s = sum_j w_j dpre_{s+W-1-j},  dw_j = sum_t dpre_t x_{t-W+1+j}
@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "core/recurrence.h"
+#include "cpu/recurrence.h"
 
 namespace deltic::conv {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/recurrence.h"
+#include "cpu/recurrence.h"
 
 namespace deltic {
 

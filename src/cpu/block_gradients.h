@@ -19,8 +19,8 @@
 
 #include <cmath>
 
-#include "core/block_math.h"
-#include "core/gradients.h"
+#include "cpu/block_math.h"
+#include "cpu/gradients.h"
 
 namespace deltic::block_gradients {
 

@@ -1,0 +1,26 @@
+// The oracle's operations, and the workspace of each: that of a Scratch without memory.
+#pragma once
+
+#include <cstddef>
+
+#include "core/problem.h"
+
+namespace deltic::reference {
+
+size_t recurrence_bytes(const Problem& p);
+void run_recurrence(const Problem& p, std::byte* workspace);
+
+size_t backward_bytes(const Problem& p);
+void run_backward(const Problem& p, std::byte* workspace);
+
+size_t blocks_bytes(const Problem& p);
+void run_blocks(const Problem& p, std::byte* workspace);
+
+size_t block_gradients_bytes(const Problem& p);
+void run_block_gradients(const Problem& p, std::byte* workspace);
+
+// The convolution and, with Problem::is_gradient, its gradient.
+size_t conv_bytes(const Problem& p);
+void run_conv(const Problem& p, std::byte* workspace);
+
+}  // namespace deltic::reference
