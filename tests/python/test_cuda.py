@@ -8,6 +8,15 @@ import deltic.fla.ops.kda
 import pytest
 import torch
 from deltic._library import HAS_CUDA_BACKWARD
+from deltic.fla.ops.common import (
+    chunk_bwd_dqkwg,
+    chunk_bwd_dv_local,
+    chunk_fwd_o,
+    chunk_gated_delta_rule_bwd_dhu,
+    chunk_gated_delta_rule_fwd_h,
+)
+from deltic.fla.ops.utils import chunk_local_cumsum
+from deltic.fla.ops.utils.constant import RCP_LN2
 from deltic.layers import Cache, DeltaNet, GatedDeltaNet, KimiDeltaAttention
 from support import BUDGET, Case, check_against_oracle, error, make
 
@@ -272,6 +281,65 @@ def test_a_graph(shape):
         expected = call()
         assert torch.equal(o, expected[0]) and torch.equal(state, expected[1])
         assert not o[:, offsets[-1] :].any()
+
+
+def test_a_graph_of_intermediate_states():
+    """deltic.fla's chunk_kda with packed sequences: captured once, replayed with other lengths."""
+    case = make(lengths=[130, 64, 6], gate="channel", K=128, V=128, dtype=torch.bfloat16)
+    tensors = moved(case)
+    tensors["cu_seqlens"] = tensors["cu_seqlens"].int()
+
+    def call(use_graph=True):
+        with torch.no_grad():
+            return deltic.fla.ops.kda.chunk_kda(
+                **tensors,
+                output_final_state=True,
+                return_intermediate_states=True,
+                use_graph=use_graph,
+                max_num_seqs=3,
+            )
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = call()
+    for offsets in ([0, 130, 194, 200], [0, 10, 150, 150], [0, 0, 0, 64], [0, 200, 200, 200]):
+        tensors["cu_seqlens"].copy_(torch.tensor(offsets))
+        for x in found:
+            x.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = call(use_graph=False)
+        assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+        used = expected[2].shape[1]
+        assert found[2].shape[1] == 4 + 3 - 1
+        assert torch.equal(found[2][:, :used], expected[2]) and not found[2][:, used:].any()
+
+
+@pytest.mark.parametrize("lengths", [None, [130, 0, 64, 6]])
+def test_states_and_outputs_by_stages(lengths):
+    """deltic.fla's functions inside of the chunked form, whose sums torch makes."""
+    x = make(T=200, gate="head", H=2, HV=4, K=64, V=32, lengths=lengths).tensors
+    results = []
+    for device in ("cpu", DEVICE):
+        t = {name: y.to(device) for name, y in x.items()}
+        cu = t.get("cu_seqlens")
+        G = chunk_local_cumsum(t["g"], 64, scale=RCP_LN2, cu_seqlens=cu)
+        rows = (t["q"], t["k"])
+        w = torch.nn.functional.normalize(t["k"].repeat_interleave(2, 2), dim=-1) * 0.3
+        h, v_new, final = chunk_gated_delta_rule_fwd_h(
+            t["k"], w, t["v"], G, None, t["initial_state"], True, cu_seqlens=cu
+        )
+        o = chunk_fwd_o(*rows, v_new, h, G, cu_seqlens=cu)
+        local = chunk_bwd_dv_local(*rows, t["v"], G, cu_seqlens=cu)
+        dh, dh0, dv = chunk_gated_delta_rule_bwd_dhu(
+            *rows, w, t["v"], local, G, None, t["initial_state"], cu_seqlens=cu
+        )
+        gradients = chunk_bwd_dqkwg(*rows, v_new, t["v"], h, dh, w, G, dv=dv, cu_seqlens=cu)
+        results.append((G, h, v_new, final, o, local, dh, dh0, dv, *gradients))
+    for ours, expected in zip(results[1], results[0], strict=True):
+        assert ours.device.type == DEVICE and error(ours.cpu(), expected) <= 1e-4
 
 
 def test_a_graph_of_decode():

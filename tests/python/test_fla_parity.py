@@ -30,10 +30,15 @@ FUNCTIONS = {
     "kda_gate_bwd kda_gate_chunk_cumsum",
     "ops.kda.naive": "naive_recurrent_kda naive_chunk_kda",
     "ops.kda.wy_fast": "prepare_wy_repr_bwd recompute_w_u_fwd",
+    "ops.common.chunk_delta_h": "chunk_gated_delta_rule_fwd_h chunk_gated_delta_rule_bwd_dhu",
+    "ops.common.chunk_o": "chunk_fwd_o chunk_bwd_dv chunk_bwd_dv_local chunk_bwd_dqkwg",
     "ops.common.chunk_scaled_dot_kkt": "chunk_scaled_dot_kkt_fwd",
     "ops.common.gate": "fused_beta_sigmoid fused_beta_sigmoid_fwd fused_beta_sigmoid_bwd",
-    "ops.utils": "chunk_local_cumsum chunk_local_cumsum_scalar chunk_local_cumsum_vector "
-    "get_max_num_splits prepare_chunk_indices prepare_chunk_indices_static prepare_chunk_offsets "
+    "ops.utils.index": "prepare_split_cu_seqlens",
+    "ops.utils": "chunk_global_cumsum chunk_global_cumsum_scalar chunk_global_cumsum_vector "
+    "chunk_local_cumsum chunk_local_cumsum_scalar chunk_local_cumsum_vector "
+    "get_max_num_splits pack_sequence prepare_chunk_indices prepare_chunk_indices_static "
+    "prepare_chunk_offsets unpack_sequence "
     "prepare_cu_seqlens_from_lens prepare_cu_seqlens_from_mask prepare_lens "
     "prepare_lens_from_mask prepare_position_ids prepare_sequence_ids prepare_token_indices "
     "solve_tril",
@@ -133,3 +138,20 @@ def test_indices():
         for x, y in zip(found, expected, strict=True):
             assert torch.equal(torch.as_tensor(x), torch.as_tensor(y)), name
             assert not isinstance(y, torch.Tensor) or x.dtype == y.dtype, name
+
+
+def test_pieces():
+    ours, theirs = both("ops.utils.index", "prepare_split_cu_seqlens")
+    cu = torch.tensor([0, 20, 20, 57, 90])
+    for arguments in (
+        (2, 10, 4),
+        (3, 8, 8),
+        (None, None, 16, cu),
+        (None, None, 7, cu, torch.int64),
+    ):
+        found, expected = ours(*arguments), theirs(*arguments)
+        assert torch.equal(found, expected) and found.dtype == expected.dtype
+    for wrong in ((2, 10), (None, None, 4)):
+        for function in (ours, theirs):
+            with pytest.raises(TypeError):
+                function(*wrong)

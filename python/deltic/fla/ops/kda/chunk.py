@@ -17,7 +17,11 @@ from ..._call import (
     state_layout,
     take_chunk_size,
 )
-from ..utils.index import prepare_chunk_indices, prepare_chunk_offsets
+from ..utils.index import (
+    prepare_chunk_indices,
+    prepare_chunk_indices_static,
+    prepare_chunk_offsets,
+)
 
 # A gate inside of it keeps every product of exponentials of a block of 16 tokens in fp32's range.
 SAFE_LOWER_BOUND = -5.0
@@ -31,26 +35,31 @@ def _chunk_starts(
     state_v_first: bool,
     use_graph: bool,
 ) -> Checkpoints:
-    """Checkpoints at the start of every chunk, in the order of the chunks."""
+    """Checkpoints at the start of every chunk, in the order of the chunks.
+
+    With ``use_graph`` their number is the most chunks that so many tokens and sequences can have,
+    and nothing is read on the host; the rest stays 0.
+    """
     B, T, _, K = q.shape
     if cu_seqlens is None:
-        offsets = torch.arange(B + 1, device=q.device) * T
+        cu_seqlens, use_graph = torch.arange(B + 1, device=q.device) * T, True
+        slots = B * -(-T // chunk_size)
     else:
-        offsets = cu_seqlens
-    places = prepare_chunk_indices(offsets, chunk_size)
-    first = prepare_chunk_offsets(offsets, chunk_size)
-    slots = len(places)
-    if use_graph and cu_seqlens is not None:
-        # As many as these tokens can fill, however they are cut.
         slots = -(-T // chunk_size) + len(cu_seqlens) - 2
-    V = v.shape[-1]
+    if use_graph:
+        places, first = prepare_chunk_indices_static(cu_seqlens, chunk_size, slots)
+    else:
+        places = prepare_chunk_indices(cu_seqlens, chunk_size)
+        first = prepare_chunk_offsets(cu_seqlens, chunk_size)
+    slots, V = len(places), v.shape[-1]
     states = torch.zeros(
         (slots, v.shape[2], *((V, K) if state_v_first else (K, V))),
         device=q.device,
         dtype=torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32,
     )
-    index = torch.arange(len(places), device=q.device, dtype=offsets.dtype)
-    return Checkpoints(first, (places[:, 1] * chunk_size).contiguous(), index, states)
+    index = torch.arange(slots, device=q.device, dtype=places.dtype)
+    index = torch.where(places[:, 0] >= 0, index, -1)
+    return Checkpoints(first, places[:, 1] * chunk_size, index, states)
 
 
 def chunk_kda(
@@ -104,7 +113,8 @@ def chunk_kda(
         cu_seqlens_cpu: a copy of them on the host.
         cp_context: not supported.
         use_graph, max_num_seqs: ``cu_seqlens`` has ``max_num_seqs + 1`` entries, empty sequences at
-            its end included, so that a graph can be replayed with other lengths.
+            its end included, so that a graph can be replayed with other lengths; h has room for as
+            many chunks as there can be.
         A_log, dt_bias: of the gate, HV and HV * K numbers.
         chunk_size: 16, 32 or 64 (default).
 
@@ -149,6 +159,8 @@ def chunk_kda(
     for name, x, shape in (("g", g, (B, T, HV, K)), ("beta", beta, (B, T, HV))):
         assert x.shape == shape, f"{name} must have the shape {list(shape)}, got {list(x.shape)}"
     if use_graph and cu_seqlens is not None:
+        # A graph is replayed with other lengths than the ones on the host now.
+        cu_seqlens_cpu = None
         sequences = len(cu_seqlens) - 1
         assert max_num_seqs is None or sequences == max_num_seqs, (
             f"`cu_seqlens` must be padded with empty sequences to `max_num_seqs` + 1 entries, got "

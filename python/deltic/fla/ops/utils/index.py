@@ -7,6 +7,8 @@ Results have the dtype (int64 where it says so) and the device of ``cu_seqlens``
 import torch
 from torch import Tensor
 
+_CPU = torch.device("cpu")
+
 
 def prepare_lens(cu_seqlens: Tensor) -> Tensor:
     """``[N]``: the lengths."""
@@ -43,6 +45,35 @@ def _seen(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None) -> Tensor:
 
 def _chunks(cu_seqlens: Tensor, chunk_size: int) -> Tensor:
     return (prepare_lens(cu_seqlens) + chunk_size - 1) // chunk_size
+
+
+def prepare_split_cu_seqlens(
+    batch_size: int | None = None,
+    seq_len: int | None = None,
+    split_size: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    dtype: torch.dtype | None = torch.int32,
+    device: torch.device | None = _CPU,
+) -> Tensor:
+    """The offsets of sequences cut into pieces of at most ``split_size`` tokens each.
+
+    The sequences are those of ``cu_seqlens``, else ``batch_size`` of ``seq_len`` tokens each. An
+    empty one has no piece.
+    """
+    if split_size is None:
+        raise TypeError("prepare_split_cu_seqlens: `split_size` is needed, got None")
+    if split_size < 1:
+        raise ValueError(f"`split_size` must be at least 1, got {split_size}")
+    if cu_seqlens is None:
+        if batch_size is None or seq_len is None:
+            raise TypeError(
+                "prepare_split_cu_seqlens: `cu_seqlens`, or `batch_size` and `seq_len`, are needed"
+            )
+        cu_seqlens = torch.arange(batch_size + 1) * seq_len
+    offsets = cu_seqlens.long()
+    owner, piece = _numbered(_chunks(offsets, split_size))
+    starts = offsets[owner] + piece * split_size
+    return torch.cat([starts, offsets[-1:]]).to(device=device, dtype=dtype)
 
 
 def prepare_position_ids(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None = None) -> Tensor:
