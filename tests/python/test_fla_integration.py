@@ -327,6 +327,53 @@ def test_handed_to_the_original(caplog, monkeypatch):
     assert "float64" in caplog.text and "misspelt" in caplog.text
 
 
+@pytest.mark.parametrize("name", [None, "q", "v", "beta", "g", "initial_state", "A_log"])
+def test_any_gradient_counts(name, monkeypatch):
+    """Whether a device has gradients is asked where any tensor needs one, not q alone."""
+    asked = []
+    monkeypatch.setattr(integration, "_runs_on", lambda *of: asked.append(of) or False)
+    inputs = {key: x.to("meta") for key, x in rows().items()}
+    inputs["initial_state"] = torch.zeros(1, 2, 16, 16, device="meta")
+    inputs["A_log"] = torch.zeros(2, device="meta")
+    if name is not None:
+        inputs[name].requires_grad_()
+    ours = integration._OPERATORS["chunk_kda"][1]
+    assert "no operator for meta tensors" in integration._refusal(ours, (), inputs)
+    with torch.no_grad():
+        integration._refusal(ours, (inputs.pop("q"),), inputs)
+    assert asked == [("meta", name is not None), ("meta", False)]
+
+
+@pytest.mark.parametrize("name", ["chunk_delta_rule", "fused_recurrent_kda"])
+def test_compiled_calls_have_one_operator(name):
+    """What is asked before a call is no part of a compiled graph, and nothing is warned of."""
+    integration.enable()
+    integration._takes.cache_clear()
+    place = integration._OPERATORS[name][0]
+    function = getattr(sys.modules[f"fla.ops.{place}"], name)
+    inputs = {key: x for key, x in rows().items() if place == "kda" or key != "g"}
+    if name == "chunk_delta_rule":  # theirs takes 16-bit numbers only
+        inputs = {key: x.bfloat16() for key, x in inputs.items()}
+    inputs["v"].requires_grad_()
+    graphs = []
+
+    def keep(graph, example):
+        graphs.append(
+            [str(node.target) for node in graph.graph.nodes if node.op.startswith("call")]
+        )
+        return graph
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compiled = torch.compile(function, backend=keep, fullgraph=True)
+        o, _ = compiled(**inputs)
+    assert error(o, function(**inputs)[0]) < 1e-6
+    assert len(graphs) == 1 and sum("deltic" in target for target in graphs[0]) == 1, graphs
+    assert not [str(x.message) for x in said if "deltic" in str(x.message) + str(x.filename)]
+    assert not [str(x.message) for x in said if "lru_cache" in str(x.message)]
+
+
 def test_report_and_errors(monkeypatch):
     text = str(integration.enable())
     assert text.startswith("flash-linear-attention 0.")

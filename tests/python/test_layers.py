@@ -3,6 +3,7 @@
 import copy
 import importlib
 import inspect
+import pickle
 
 import deltic.layers
 import pytest
@@ -824,6 +825,63 @@ def test_initial_gates(kind):
     if kind == "KDA":
         safe = KimiDeltaAttention(64, head_dim=16, num_heads=2, safe_gate=True, lower_bound=-5)
         assert not safe.A_log.any() and layer.A_log.min() >= 0
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_reset_parameters(kind):
+    """Built on the meta device and started by the usual loop: as if built at once."""
+    small = dict(hidden_size=64, num_heads=2)
+    small |= {} if kind == "DeltaNet" else {"head_dim": 16}
+    with torch.device("meta"):
+        layer = LAYERS[kind](**small)
+    layer.to_empty(device="cpu")
+    for parameter in layer.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    torch.manual_seed(0)
+    for module in layer.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert all(parameter.isfinite().all() for parameter in layer.parameters())
+    assert layer(torch.randn(1, 20, 64))[0].isfinite().all()
+    if kind != "DeltaNet":
+        step = F.softplus(layer.dt_bias)
+        assert 0.9e-3 < step.min() and step.max() < 1.1e-1
+        assert layer.A_log.exp().max() <= 16.001
+        # Only the layer's own: its projections start themselves.
+        before = layer.q_proj.weight.clone()
+        layer.reset_parameters()
+        assert torch.equal(layer.q_proj.weight, before)
+
+
+@pytest.mark.parametrize("kind", ["GatedDeltaNet", "KDA"])
+def test_no_weight_decay_stays(kind):
+    layer = LAYERS[kind](hidden_size=64, head_dim=16, num_heads=2)
+    with torch.device("meta"):
+        empty = LAYERS[kind](hidden_size=64, head_dim=16, num_heads=2)
+    fresh = LAYERS[kind](hidden_size=64, head_dim=16, num_heads=2)
+    fresh.load_state_dict(layer.state_dict(), assign=True)
+    for found in (
+        layer,
+        copy.deepcopy(layer),
+        pickle.loads(pickle.dumps(layer)),
+        empty.to_empty(device="cpu"),
+        copy.deepcopy(layer).double(),
+        fresh,
+        copy.deepcopy(torch.nn.Sequential(layer))[0],
+    ):
+        assert found.A_log._no_weight_decay and found.dt_bias._no_weight_decay
+        assert not hasattr(found.q_proj.weight, "_no_weight_decay")
+
+
+@pytest.mark.parametrize("layer_idx", [0, 4])
+@pytest.mark.parametrize("thing", [{}, [], (), set(), [None] * 8, {4: None}, "transformers"])
+def test_what_is_no_cache(thing, layer_idx):
+    """A dict has an update and items, and would lose the states."""
+    layer = GatedDeltaNet(64, head_dim=16, num_heads=2, layer_idx=layer_idx).eval()
+    if thing == "transformers":
+        thing = pytest.importorskip("transformers").DynamicCache()
+    with torch.no_grad(), pytest.raises(TypeError, match=r"past_key_values: expected a deltic.lay"):
+        layer(torch.randn(1, 3, 64), past_key_values=thing, use_cache=True)
 
 
 REFUSED = [

@@ -235,6 +235,42 @@ def test_packed(name, convolution):
 
 
 @pytest.mark.parametrize("name", list(SMALL))
+def test_offsets_of_one_sequence_and_a_cache(name):
+    """Offsets count the new tokens, and the convolution's row starts with earlier ones."""
+    model, ids = build(name), tokens(1, 62)
+    offsets = torch.tensor([0, 30], dtype=torch.int32)
+    kwargs = dict(cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=30, max_length_k=30)
+    with torch.no_grad(), integration.enable(name):
+        expected = model(ids, use_cache=False).logits
+        first = model(ids[:, :2], use_cache=True)  # fewer than the taps: padded with zeros
+        second = model(ids[:, 2:32], past_key_values=first.past_key_values, **kwargs)
+        third = model(ids[:, 32:], past_key_values=second.past_key_values, **kwargs)
+    found = torch.cat([first.logits, second.logits, third.logits], dim=1)
+    assert error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_convolution_with_offsets_and_earlier_inputs(compiled):
+    """A row that is longer than its offsets say starts with earlier inputs; nothing is dropped."""
+    integration.enable("qwen3_next")
+    convolution = module_of("qwen3_next").causal_conv1d_fn
+    if compiled:
+        torch._dynamo.reset()
+        convolution = torch.compile(convolution, backend="eager", fullgraph=True)
+    x, weight = torch.randn(1, 8, 34), torch.randn(8, 4)
+    expected = torch.nn.functional.conv1d(x, weight[:, None], padding=3, groups=8)[..., :34]
+    found = convolution(x, weight, cu_seq_lens_q=torch.tensor([0, 30]))
+    assert error(found, expected) < 1e-6 and found[..., 30:].any()
+    # Several sequences: whose the earlier inputs are nobody knows.
+    with pytest.raises((ValueError, RuntimeError), match=r"cu_seq_lens_q: expected offsets .*34"):
+        convolution(x, weight, cu_seq_lens_q=torch.tensor([0, 10, 30]))
+    apart = convolution(x, weight, cu_seq_lens_q=torch.tensor([0, 10, 34]))
+    second = torch.nn.functional.conv1d(x[..., 10:], weight[:, None], padding=3, groups=8)
+    assert error(apart[..., 10:], second[..., :24]) < 1e-6
+    assert error(apart[..., :10], expected[..., :10]) < 1e-6
+
+
+@pytest.mark.parametrize("name", list(SMALL))
 def test_bfloat16(name):
     """A layer: at most twice as far from the one in fp32 as the fallback. (Not the model: there a
     rounding may choose another expert.)"""

@@ -44,8 +44,8 @@ _UNNAMED = {"A_log", "dt_bias", "use_gate_in_kernel", "chunk_size", "transpose_s
 
 
 @cache
-def _runs_on(device_type: str, trains: bool) -> bool:
-    """Whether this build has an operator for a kind of device, and its gradient."""
+def _takes(device_type: str, trains: bool) -> bool:
+    """Whether this build has an operator for a kind of device, and its gradient: by a call."""
     x = torch.zeros(1, 1, 1, 16, device=device_type)
     try:
         with torch.set_grad_enabled(trains):
@@ -55,20 +55,33 @@ def _runs_on(device_type: str, trains: bool) -> bool:
     return True
 
 
+@torch.compiler.assume_constant_result
+def _runs_on(device_type: str, trains: bool) -> bool:
+    """The same, which a compiler asks once and leaves out of its graph."""
+    return _takes(device_type, trains)
+
+
+# Called for every call: signatures are read once.
+_PARAMETERS = {ours: tuple(inspect.signature(ours).parameters) for _, ours in _OPERATORS.values()}
+
+
 def _refusal(ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Why a call is left to flash-linear-attention."""
-    parameters = inspect.signature(ours).parameters
-    given = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    given = {**dict(zip(_PARAMETERS[ours], args, strict=False)), **kwargs}
     q, v = given.get("q"), given.get("v")
     if not isinstance(q, Tensor) or not isinstance(v, Tensor):
         return "no tensors q and v"
-    if not _runs_on(q.device.type, torch.is_grad_enabled() and q.requires_grad):
+    trains = torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in given.values()
+    )
+    if q.device.type != "cpu" and not _runs_on(q.device.type, trains):
         return f"no operator for {q.device.type} tensors in this build"
     if q.dtype not in _DTYPES or v.dtype not in _DTYPES:
         return f"{q.dtype} queries and {v.dtype} values"
     if given.get("cp_context") is not None:
         return "context parallelism"
-    unknown = [name for name in given if name not in parameters and name not in _UNNAMED]
+    known = _PARAMETERS[ours]
+    unknown = [name for name in given if name not in known and name not in _UNNAMED]
     return f"the keyword {unknown[0]!r}" if unknown else None
 
 

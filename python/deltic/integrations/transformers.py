@@ -143,6 +143,18 @@ def _make_rule(ours: Callable[..., Any], chunked: bool) -> Callable[[Any, str], 
     return make
 
 
+def _check_end(function: str, offsets: Tensor, tokens: int) -> None:
+    """Packed sequences fill their row: whose inputs of earlier tokens would be nobody knows."""
+    expected = (
+        f"{function}: cu_seq_lens_q: expected offsets that end at the row's {tokens} tokens "
+        "(packed sequences have no cache of earlier ones: use_cache=False)"
+    )
+    if torch.compiler.is_compiling():
+        torch._assert_async(offsets[-1] == tokens, f"{expected}, got others")
+    elif int(offsets[-1]) != tokens:
+        raise ValueError(f"{expected}, got {int(offsets[-1])}")
+
+
 def _make_convolution(original: Any, name: str) -> Any:
     def causal_conv1d_fn(
         hidden_states: Tensor,
@@ -171,11 +183,16 @@ def _make_convolution(original: Any, name: str) -> Any:
                 say_once(name, reason)
             return original(hidden_states, weight, bias, activation=activation, **kwargs)
         rows = hidden_states.transpose(1, 2)
-        if seq_idx is None and offsets is None:
+        # One sequence needs no offsets. They count its new tokens only, and with a cache the row
+        # starts with inputs of earlier ones.
+        is_one = offsets is not None and batch == 1 and len(offsets) == 2
+        if seq_idx is None and (offsets is None or is_one):
             y, _ = causal_conv(rows, weight, bias, activation)
             return y.transpose(1, 2)
         if seq_idx is not None:
             offsets = offsets_of(seq_idx)
+        elif offsets is not None:
+            _check_end(name, offsets, batch * tokens)
         packed = rows.reshape(1, batch * tokens, channels)
         y, _ = causal_conv(packed, weight, bias, activation, cu_seqlens=offsets)
         return y.view(batch, tokens, channels).transpose(1, 2)

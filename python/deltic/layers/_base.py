@@ -11,13 +11,14 @@ from .._native import decode, delta_rule, recurrent
 from ._norms import GatedRMSNorm, RMSNorm
 from ._packing import Packing, plan
 from ._short_convolution import ShortConvolution, is_writable
-from .cache import Cache
+from .cache import Cache, is_cache
 
 MODES = ("chunk", "fused_recurrent")
 # Tokens per sequence up to which the recurrent form is the faster one (two cores, K = V = 128 with
 # 16 heads: 4 tokens 0.19 against 0.28 ms, 8 tokens 0.30 against 0.34, 16 tokens 0.48 against 0.37).
 _RECURRENT_TOKENS = 8
 _MAX_KEY_WIDTH = 256
+_UNDECAYED = ("A_log", "dt_bias")
 # What models hand down to every layer and these layers have no use for.
 _IGNORED = frozenset({"cache_position", "position_ids"})
 
@@ -116,11 +117,44 @@ class DeltaRuleLayer(nn.Module):
             self.v_conv1d = ShortConvolution(self.value_dim, size, bias)
 
     def _add_gate_parameters(self, num_biases: int) -> None:
-        """A_log and dt_bias in fp32; optimisers leave parameters so marked without weight decay."""
+        """A_log and dt_bias in fp32."""
         self.A_log = nn.Parameter(torch.empty(self.num_v_heads, dtype=torch.float32))
         self.dt_bias = nn.Parameter(torch.empty(num_biases, dtype=torch.float32))
-        for parameter in (self.A_log, self.dt_bias):
-            parameter._no_weight_decay = True  # type: ignore[attr-defined]
+
+    def reset_parameters(self) -> None:
+        """Starts the layer's own parameters afresh; its modules have a method of that name each.
+
+        For layers that were built on the meta device::
+
+            layer.to_empty(device="cpu")
+            for module in layer.modules():
+                if hasattr(module, "reset_parameters"):
+                    module.reset_parameters()
+        """
+
+    def _mark(self) -> None:
+        """Optimisers leave parameters so marked without weight decay."""
+        for name in _UNDECAYED:
+            parameter = self._parameters.get(name)
+            if parameter is not None:
+                parameter._no_weight_decay = True  # type: ignore[attr-defined]
+
+    # A parameter that torch makes anew has no marks: of a layer that gets another one, moves to
+    # another device or dtype, is copied or unpickled.
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        if name in _UNDECAYED:
+            self._mark()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        found = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._mark()
+        return found
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._mark()
 
     def _add_output(self, norm: RMSNorm | GatedRMSNorm) -> None:
         self.o_norm = norm
@@ -159,8 +193,8 @@ class DeltaRuleLayer(nn.Module):
         Args:
             attention_mask: ``[batch, tokens]`` of 1 and 0 (padding, left or right), or longer: the
                 last columns count. The output is 0 at padding.
-            past_key_values: a :class:`Cache`, or one with its ``update`` and ``[layer]``; states
-                are read from entry ``layer_idx``.
+            past_key_values: a :class:`Cache`, or one with its ``update(recurrent_state=...)`` and
+                ``[layer]``; states are read from entry ``layer_idx``.
             use_cache: stores the states after the last tokens; makes a cache where none is given.
             output_attentions: there are no attention weights; only False is taken.
             cu_seqlens: ``[N + 1]`` offsets of packed sequences in a batch of 1; then the mask has
@@ -207,7 +241,7 @@ class DeltaRuleLayer(nn.Module):
         if cache is None:
             return nothing
         name = type(self).__name__
-        if not (hasattr(cache, "update") and hasattr(cache, "__getitem__")):
+        if not is_cache(cache):
             raise TypeError(
                 f"{name}: past_key_values: expected a deltic.layers.Cache, "
                 f"got {type(cache).__name__}"

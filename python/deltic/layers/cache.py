@@ -1,5 +1,6 @@
 """What the layers of a model remember between calls."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,3 +120,20 @@ class Cache:
     def reset(self) -> None:
         """Forgets everything."""
         self._states, self._seen = [], []
+
+
+def is_cache(found: object) -> bool:
+    """Whether something can take the place of a :class:`Cache` for a layer.
+
+    A dict has an ``update`` too, and would take the states where no layer finds them again.
+    """
+    if isinstance(found, Cache):
+        return True
+    if isinstance(found, (dict, list, tuple)) or not hasattr(found, "__getitem__"):
+        return False
+    update = getattr(found, "update", None)
+    if update is None or not hasattr(found, "__len__"):
+        return False
+    return (
+        torch.compiler.is_compiling() or "recurrent_state" in inspect.signature(update).parameters
+    )

@@ -70,10 +70,10 @@ class GatedDeltaNet(DeltaRuleLayer):
             self._add_output(GatedRMSNorm(head_v_dim, norm_eps, output_gate_activation))
         else:
             self._add_output(RMSNorm(head_v_dim, norm_eps))
-        self.reset_gate_parameters()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_gate_parameters(self) -> None:
+    def reset_parameters(self) -> None:
         """Rates uniform in (0, 16], and step sizes between 1e-3 and 1e-1."""
         self.A_log.uniform_(0, 16).clamp_(min=1e-6).log_()
         step_size_bias(self.dt_bias)

@@ -77,10 +77,10 @@ class KimiDeltaAttention(DeltaRuleLayer):
             nn.Linear(head_v_dim, self.value_dim, bias=True),
         )
         self._add_output(GatedRMSNorm(head_v_dim, norm_eps, "sigmoid"))
-        self.reset_gate_parameters()
+        self.reset_parameters()
 
     @torch.no_grad()
-    def reset_gate_parameters(self) -> None:
+    def reset_parameters(self) -> None:
         """Rates uniform in [1, 16] (1 with ``safe_gate``), step sizes between 1e-3 and 1e-1."""
         if self.safe_gate:
             self.A_log.zero_()
