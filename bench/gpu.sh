@@ -84,8 +84,9 @@ if [ -n "$pack" ]; then
   library=$(need "the library" src/libdeltic.so) || exit 2
   writable --pack "$pack" || exit 2
   cp "$program" "$test" "$pack" || exit 1
-  cp "$(readlink -f "$library")" "$pack/libdeltic.so.0" || exit 1
-  strip --strip-debug "$pack/deltic" "$pack/gpu_test" "$pack/libdeltic.so.0" || exit 1
+  soname=$(basename "$(readlink "$library")") || exit 1
+  cp "$library" "$pack/$soname" || exit 1
+  strip --strip-debug "$pack/deltic" "$pack/gpu_test" "$pack/$soname" || exit 1
   printf '%s\n' "$commit" >"$pack/commit"
   if [ -f "$build/bindings/torch/libdeltic_torch.so" ]; then
     lay_out_python "$pack/python" || exit 1

@@ -330,7 +330,7 @@ void Instance::reserve_forward(const RunOptions& run) {
   const Options o = forward_options(run);
   const Tensors t = forward_tensors();
   forward_o_ = Buffer(static_cast<size_t>(t.o.numel() * size_of(spec_.dtype)), kOutputMark);
-  forward_workspace_ = Buffer(forward_workspace_bytes(o, t), kWorkspaceMark);
+  forward_workspace_ = Buffer(forward_workspace_bytes(o, t, run.stream), kWorkspaceMark);
   if (spec_.save != Save::none) saved_ = Buffer(forward_saved_bytes(o, t), kSavedMark);
   if (place_.device == DeviceType::cuda) {
     for (Buffer* b : {&forward_o_, &forward_workspace_, &saved_}) b->mirror(place_.copies);
@@ -342,10 +342,11 @@ void Instance::reserve(const RunOptions& run) {
   constexpr uint8_t kWorkspaceMark = 121;
   const Options o = options(run);
   if (keeps_for_backward()) reserve_forward(run);
-  const size_t bytes = spec_.op == Op::forward    ? forward_workspace_bytes(o, tensors_)
-                       : spec_.op == Op::backward ? backward_workspace_bytes(o, gradients_)
-                       : spec_.op == Op::decode   ? decode_workspace_bytes(o, tensors_)
-                                                  : block_workspace_bytes(spec_.op, o, blocks_);
+  const size_t bytes =
+      spec_.op == Op::forward    ? forward_workspace_bytes(o, tensors_, run.stream)
+      : spec_.op == Op::backward ? backward_workspace_bytes(o, gradients_, run.stream)
+      : spec_.op == Op::decode   ? decode_workspace_bytes(o, tensors_, run.stream)
+                                 : block_workspace_bytes(spec_.op, o, blocks_, run.stream);
   workspace_ = make_workspace(bytes, kWorkspaceMark);
 }
 Buffer Instance::make_workspace(size_t bytes, uint8_t mark) const {

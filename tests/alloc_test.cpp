@@ -104,9 +104,9 @@ struct Forward {
     beta.assign(T * HV, 0.5f);
     pool.assign(2 * HV * K * V, 0.1f);
     ckpt.assign(2 * HV * K * V, 0.0f);
-    deltic_options_init(&options);
+    deltic_options_init(&options, sizeof options);
     options.num_threads = 2;
-    deltic_tensors_init(&t);
+    deltic_tensors_init(&t, sizeof t);
     t.q = TensorView(q.data(), {1, T, H, K});
     t.k = TensorView(k.data(), {1, T, H, K});
     t.v = TensorView(v.data(), {1, T, HV, V});
@@ -127,8 +127,8 @@ struct Forward {
                                 : deltic_decode(&options, &t, &w, nullptr);
   }
   deltic_status query(deltic_op op, uint64_t* bytes) {
-    return op == DELTIC_FORWARD ? deltic_forward_workspace(&options, &t, bytes)
-                                : deltic_decode_workspace(&options, &t, bytes);
+    return op == DELTIC_FORWARD ? deltic_forward_workspace(&options, &t, nullptr, bytes)
+                                : deltic_decode_workspace(&options, &t, nullptr, bytes);
   }
 };
 
@@ -170,9 +170,11 @@ TEST(Allocation, BackwardAllocatesNothing) {
     std::vector<float> dq(f.q.size()), dk(f.k.size()), dv(f.v.size()), dg(f.g.size());
     deltic_backward_tensors t{};
     t.size = sizeof t;
-    deltic_tensors_init(&t.forward);
-    t.forward.q = f.t.q, t.forward.k = f.t.k, t.forward.v = f.t.v;
-    t.forward.g = f.t.g, t.forward.beta = f.t.beta, t.forward.cu_seqlens = f.t.cu_seqlens;
+    deltic_tensors inputs{};
+    inputs.size = sizeof inputs;
+    inputs.q = f.t.q, inputs.k = f.t.k, inputs.v = f.t.v;
+    inputs.g = f.t.g, inputs.beta = f.t.beta, inputs.cu_seqlens = f.t.cu_seqlens;
+    t.forward = &inputs;
     t.d_o = f.t.o;
     const auto like = [](deltic_tensor of, std::vector<float>& data) {
       of.data = data.data();
@@ -181,7 +183,7 @@ TEST(Allocation, BackwardAllocatesNothing) {
     t.dq = like(f.t.q, dq), t.dk = like(f.t.k, dk), t.dv = like(f.t.v, dv), t.dg = like(f.t.g, dg);
     f.options.impl = impl.c_str();
     uint64_t bytes = 0;
-    const deltic_status query = deltic_backward_workspace(&f.options, &t, &bytes);
+    const deltic_status query = deltic_backward_workspace(&f.options, &t, nullptr, &bytes);
     if (query == DELTIC_UNSUPPORTED) continue;
     ASSERT_EQ(query, DELTIC_OK) << deltic_last_error();
     const Workspace workspace(bytes);
@@ -223,7 +225,8 @@ TEST(Allocation, BlockGradientAllocatesNothing) {
       Options options{.num_threads = 2, .impl = impl};
       if (op == Op::cumsum) options.gate_form = GateForm::softplus;
       const deltic_options o = options.c();
-      const deltic_block_backward_tensors t = tensors.c();
+      deltic_block_tensors inputs;
+      const deltic_block_backward_tensors t = tensors.c(inputs);
       const Workspace workspace(block_backward_workspace_bytes(op, options, tensors));
       const deltic_workspace w = workspace.c();
       const auto run = [&] {
@@ -262,7 +265,8 @@ TEST(Allocation, ConvAllocatesNothing) {
     const Options options{.num_threads = 2, .impl = impl, .activation = Activation::silu};
     const deltic_options o = options.c();
     const deltic_conv_tensors t = tensors.c();
-    const deltic_conv_backward_tensors b = gradients.c();
+    deltic_conv_tensors of_gradients;
+    const deltic_conv_backward_tensors b = gradients.c(of_gradients);
     const Workspace workspace(std::max(conv_workspace_bytes(options, tensors),
                                        conv_backward_workspace_bytes(options, gradients)));
     const deltic_workspace w = workspace.c();

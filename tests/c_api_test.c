@@ -2,9 +2,12 @@
 #include <deltic/deltic.h>
 #include <math.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "c_tensor.h"
 
 static int failures = 0;
 
@@ -18,26 +21,6 @@ static int failures = 0;
   } while (0)
 
 enum { T = 4, H = 1, K = 8, V = 8 };
-
-static deltic_tensor tensor(void* data, int32_t dtype, int32_t rank, const int64_t* shape) {
-  deltic_tensor t;
-  int64_t stride = 1;
-  memset(&t, 0, sizeof t);
-  t.data = data;
-  t.dtype = dtype;
-  t.rank = rank;
-  for (int32_t i = rank - 1; i >= 0; --i) {
-    t.shape[i] = shape[i];
-    t.strides[i] = stride;
-    stride *= shape[i];
-  }
-  return t;
-}
-
-/* aligned_alloc wants a multiple of the alignment. */
-static void* workspace_memory(uint64_t bytes) {
-  return bytes > 0 ? aligned_alloc(64, (size_t)((bytes + 63) / 64 * 64)) : NULL;
-}
 
 static const int64_t kRow[4] = {1, T, H, K}, kGate[3] = {1, T, H}, kState[4] = {1, H, K, V};
 
@@ -62,8 +45,8 @@ static void make_problem(Problem* p) {
     p->before[i] = 0.01f * (float)i;
     p->after[i] = NAN;
   }
-  deltic_options_init(&p->options);
-  deltic_tensors_init(&p->tensors);
+  deltic_options_init(&p->options, sizeof p->options);
+  deltic_tensors_init(&p->tensors, sizeof p->tensors);
   p->tensors.q = tensor(p->q, DELTIC_F32, 4, kRow);
   p->tensors.k = tensor(p->k, DELTIC_F32, 4, kRow);
   p->tensors.v = tensor(p->v, DELTIC_F32, 4, kRow);
@@ -79,7 +62,7 @@ static void test_versions(void) {
   EXPECT(deltic_abi_version() == DELTIC_ABI_VERSION);
   EXPECT(deltic_check_abi(DELTIC_ABI_VERSION) == DELTIC_OK);
   EXPECT(deltic_check_abi(DELTIC_ABI_VERSION + 1) == DELTIC_ABI_MISMATCH);
-  EXPECT(strcmp(deltic_last_error(), "check_abi: header: expected ABI 1, got 2") == 0);
+  EXPECT(strcmp(deltic_last_error(), "check_abi: header: expected ABI 2, got 3") == 0);
   EXPECT(strcmp(deltic_status_name(DELTIC_OK), "ok") == 0);
   EXPECT(strcmp(deltic_status_name(DELTIC_INVALID_ARGUMENT), "invalid argument") == 0);
   EXPECT(strcmp(deltic_status_name((deltic_status)99), "unknown status") == 0);
@@ -97,13 +80,13 @@ static void test_init(void) {
   memset(&tensors, 0xFF, sizeof tensors);
   memset(&blocks, 0xFF, sizeof blocks);
   memset(&gradients, 0xFF, sizeof gradients);
-  deltic_options_init(&options);
-  deltic_tensors_init(&tensors);
-  deltic_block_tensors_init(&blocks);
-  deltic_block_backward_tensors_init(&gradients);
-  deltic_block_backward_tensors_init(NULL);
+  deltic_options_init(&options, sizeof options);
+  deltic_tensors_init(&tensors, sizeof tensors);
+  deltic_block_tensors_init(&blocks, sizeof blocks);
+  deltic_block_backward_tensors_init(&gradients, sizeof gradients);
+  deltic_block_backward_tensors_init(NULL, sizeof gradients);
   EXPECT(gradients.size == sizeof gradients && gradients.ddt_bias.rank == 0);
-  EXPECT(gradients.forward.size == sizeof gradients.forward && gradients.forward.q.rank == 0);
+  EXPECT(gradients.forward == NULL);
   EXPECT(options.size == sizeof options && options.chunk == 0 && options.impl == NULL);
   EXPECT(tensors.size == sizeof tensors && tensors.q.rank == 0 && tensors.ckpt_states.rank == 0);
   EXPECT(blocks.size == sizeof blocks && blocks.rstd.rank == 0);
@@ -142,7 +125,7 @@ static double distance(const float* a, const float* b, int count) {
   return worst;
 }
 
-typedef deltic_status (*query_fn)(const deltic_options*, const deltic_tensors*, uint64_t*);
+typedef deltic_status (*query_fn)(const deltic_options*, const deltic_tensors*, void*, uint64_t*);
 typedef deltic_status (*run_fn)(const deltic_options*, const deltic_tensors*,
                                 const deltic_workspace*, void*);
 
@@ -152,7 +135,7 @@ static void test_call(query_fn query, run_fn run) {
   uint64_t bytes = 0;
   make_problem(&p);
   by_hand(&p, o, state);
-  EXPECT(query(&p.options, &p.tensors, &bytes) == DELTIC_OK);
+  EXPECT(query(&p.options, &p.tensors, NULL, &bytes) == DELTIC_OK);
   deltic_workspace workspace = {workspace_memory(bytes), bytes};
   EXPECT(run(&p.options, &p.tensors, &workspace, NULL) == DELTIC_OK);
   EXPECT(distance(p.o, o, T * V) < 1e-5);
@@ -169,11 +152,11 @@ static void test_block(void) {
   deltic_block_tensors tensors;
   uint64_t bytes = 0;
   for (int i = 0; i < T * K; ++i) x[i] = (float)(i % 9) - 4.0f;
-  deltic_block_tensors_init(&tensors);
+  deltic_block_tensors_init(&tensors, sizeof tensors);
   tensors.x = tensor(x, DELTIC_F32, 4, kRow);
   tensors.out = tensor(out, DELTIC_F32, 4, kRow);
   tensors.rstd = tensor(rstd, DELTIC_F32, 3, kGate);
-  EXPECT(deltic_block_workspace(DELTIC_L2NORM, NULL, &tensors, &bytes) == DELTIC_OK);
+  EXPECT(deltic_block_workspace(DELTIC_L2NORM, NULL, &tensors, NULL, &bytes) == DELTIC_OK);
   deltic_workspace workspace = {workspace_memory(bytes), bytes};
   EXPECT(deltic_block(DELTIC_L2NORM, NULL, &tensors, &workspace, NULL) == DELTIC_OK);
   for (int t = 0; t < T; ++t) {
@@ -205,11 +188,14 @@ static void test_block_backward(void) {
   uint64_t bytes = 0;
   int chosen = 0;
   for (int i = 0; i < T * K; ++i) x[i] = (float)(i % 9) - 4.0f, dy[i] = (float)(i % 7) - 2.0f;
-  deltic_block_backward_tensors_init(&tensors);
-  tensors.forward.x = tensor(x, DELTIC_F32, 4, kRow);
+  deltic_block_tensors inputs;
+  deltic_block_tensors_init(&inputs, sizeof inputs);
+  deltic_block_backward_tensors_init(&tensors, sizeof tensors);
+  tensors.forward = &inputs;
+  inputs.x = tensor(x, DELTIC_F32, 4, kRow);
   tensors.d_out = tensor(dy, DELTIC_F32, 4, kRow);
   tensors.dx = tensor(dx, DELTIC_F32, 4, kRow);
-  EXPECT(deltic_block_backward_workspace(DELTIC_L2NORM, NULL, &tensors, &bytes) == DELTIC_OK);
+  EXPECT(deltic_block_backward_workspace(DELTIC_L2NORM, NULL, &tensors, NULL, &bytes) == DELTIC_OK);
   EXPECT(deltic_block_backward_explain(DELTIC_L2NORM, NULL, &tensors, count_choice, &chosen) ==
          DELTIC_OK);
   EXPECT(chosen == 1);
@@ -288,7 +274,7 @@ static void* run_in_thread(void* argument) {
   Problem* p = argument;
   uint64_t bytes = 0;
   for (int i = 0; i < 20; ++i) {
-    if (deltic_forward_workspace(&p->options, &p->tensors, &bytes) != DELTIC_OK) return NULL;
+    if (deltic_forward_workspace(&p->options, &p->tensors, NULL, &bytes) != DELTIC_OK) return NULL;
     deltic_workspace workspace = {workspace_memory(bytes), bytes};
     const deltic_status status = deltic_forward(&p->options, &p->tensors, &workspace, NULL);
     free(workspace.data);
@@ -348,10 +334,10 @@ static void test_backward_explain(void) {
   deltic_backward_tensors t;
   deltic_memory_plan plan;
   make_problem(&p);
-  deltic_backward_tensors_init(&t);
-  t.forward = p.tensors;
-  memset(&t.forward.o, 0, sizeof t.forward.o);
-  memset(&t.forward.final_state, 0, sizeof t.forward.final_state);
+  deltic_backward_tensors_init(&t, sizeof t);
+  memset(&p.tensors.o, 0, sizeof p.tensors.o);
+  memset(&p.tensors.final_state, 0, sizeof p.tensors.final_state);
+  t.forward = &p.tensors;
   EXPECT(deltic_backward_explain(&p.options, &t, on_choice, &seen) == DELTIC_OK);
   while (deltic_implementation(DELTIC_BACKWARD, DELTIC_CPU, count) != NULL) ++count;
   EXPECT(seen.calls == count);
@@ -361,13 +347,15 @@ static void test_backward_explain(void) {
   EXPECT(deltic_backward_explain(&p.options, NULL, on_choice, &seen) == DELTIC_INVALID_ARGUMENT);
 
   memset(&plan, 0xFF, sizeof plan);
-  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_STATES, &plan) == DELTIC_INVALID_ARGUMENT);
-  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_STATES, NULL) == DELTIC_INVALID_ARGUMENT);
-  deltic_memory_plan_init(NULL);
-  deltic_memory_plan_init(&plan);
+  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_STATES, NULL, &plan) ==
+         DELTIC_INVALID_ARGUMENT);
+  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_STATES, NULL, NULL) ==
+         DELTIC_INVALID_ARGUMENT);
+  deltic_memory_plan_init(NULL, sizeof plan);
+  deltic_memory_plan_init(&plan, sizeof plan);
   EXPECT(plan.size == sizeof plan && plan.saved_bytes == 0);
-  EXPECT(deltic_backward_memory(NULL, &t, 3, &plan) == DELTIC_INVALID_ARGUMENT);
-  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_ALL, &plan) == DELTIC_OK);
+  EXPECT(deltic_backward_memory(NULL, &t, 3, NULL, &plan) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_ALL, NULL, &plan) == DELTIC_OK);
   EXPECT(plan.chunks == 1 && plan.segment_chunks == 1 && plan.saved_states == 1);
   EXPECT(plan.saved_bytes > 0 && plan.workspace_bytes > 0);
 }
@@ -406,9 +394,72 @@ static void test_log(void) {
   uint64_t bytes = 0;
   make_problem(&p);
   EXPECT(deltic_set_log(on_line, &lines) == DELTIC_OK);
-  EXPECT(deltic_decode_workspace(&p.options, &p.tensors, &bytes) == DELTIC_OK);
+  EXPECT(deltic_decode_workspace(&p.options, &p.tensors, NULL, &bytes) == DELTIC_OK);
   EXPECT(lines > 0);
   EXPECT(deltic_set_log(NULL, NULL) == DELTIC_OK);
+}
+
+/* A callback may call the library: what it decides is not logged, and the log may be ended there.
+ */
+typedef struct Nested {
+  Problem* problem;
+  deltic_status status;
+  int lines;
+} Nested;
+static void on_line_call(void* user, const char* line) {
+  Nested* nested = user;
+  uint64_t bytes = 0;
+  (void)line;
+  ++nested->lines;
+  nested->status =
+      deltic_decode_workspace(&nested->problem->options, &nested->problem->tensors, NULL, &bytes);
+  EXPECT(deltic_set_log(NULL, NULL) == DELTIC_OK);
+}
+static void test_log_calls_the_library(void) {
+  Problem p;
+  Nested nested = {&p, DELTIC_RUNTIME_ERROR, 0};
+  uint64_t bytes = 0;
+  make_problem(&p);
+  EXPECT(deltic_set_log(on_line_call, &nested) == DELTIC_OK);
+  EXPECT(deltic_decode_workspace(&p.options, &p.tensors, NULL, &bytes) == DELTIC_OK);
+  EXPECT(nested.lines == 1 && nested.status == DELTIC_OK);
+}
+
+/* A callback may wait for a thread that is in the library; and when the log has changed, the former
+ * callback runs nowhere. */
+typedef struct Meeting {
+  Problem* problem;
+  pthread_barrier_t both;
+  int lines, is_over;
+} Meeting;
+static void on_line_meet(void* user, const char* line) {
+  Meeting* meeting = user;
+  (void)line;
+  if (__atomic_fetch_add(&meeting->lines, 1, __ATOMIC_SEQ_CST) < 2)
+    pthread_barrier_wait(&meeting->both);
+  EXPECT(!__atomic_load_n(&meeting->is_over, __ATOMIC_SEQ_CST));
+}
+static void* query_logged(void* user) {
+  Meeting* meeting = user;
+  uint64_t bytes = 0;
+  EXPECT(deltic_decode_workspace(&meeting->problem->options, &meeting->problem->tensors, NULL,
+                                 &bytes) == DELTIC_OK);
+  return NULL;
+}
+static void test_log_on_two_threads(void) {
+  Problem p;
+  Meeting meeting = {.problem = &p};
+  pthread_t threads[2];
+  make_problem(&p);
+  EXPECT(pthread_barrier_init(&meeting.both, NULL, 2) == 0);
+  EXPECT(deltic_set_log(on_line_meet, &meeting) == DELTIC_OK);
+  for (int i = 0; i < 2; ++i)
+    EXPECT(pthread_create(&threads[i], NULL, query_logged, &meeting) == 0);
+  while (__atomic_load_n(&meeting.lines, __ATOMIC_SEQ_CST) < 2) sched_yield();
+  EXPECT(deltic_set_log(NULL, NULL) == DELTIC_OK);
+  __atomic_store_n(&meeting.is_over, 1, __ATOMIC_SEQ_CST);
+  for (int i = 0; i < 2; ++i) EXPECT(pthread_join(threads[i], NULL) == 0);
+  pthread_barrier_destroy(&meeting.both);
 }
 
 int main(void) {
@@ -426,6 +477,8 @@ int main(void) {
   test_backward_explain();
   test_info_and_settings();
   test_log();
+  test_log_calls_the_library();
+  test_log_on_two_threads();
   if (failures == 0) puts("all passed");
   return failures == 0 ? 0 : 1;
 }

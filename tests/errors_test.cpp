@@ -57,8 +57,8 @@ struct World {
   const deltic_workspace* workspace_pointer = &workspace;
 
   World() {
-    deltic_options_init(&options);
-    deltic_tensors_init(&t);
+    deltic_options_init(&options, sizeof options);
+    deltic_tensors_init(&t, sizeof t);
     t.q = memory.zeros(DType::f32, {1, 8, 2, 16}).view();
     t.k = memory.zeros(DType::f32, {1, 8, 2, 16}).view();
     t.v = memory.zeros(DType::f32, {1, 8, 4, 16}).view();
@@ -98,21 +98,23 @@ struct World {
   deltic_status query(deltic_op op) const {
     uint64_t bytes = 0;
     const auto fn = op == DELTIC_FORWARD ? deltic_forward_workspace : deltic_decode_workspace;
-    return fn(options_pointer, tensors_pointer, &bytes);
+    return fn(options_pointer, tensors_pointer, nullptr, &bytes);
   }
 };
 
 // A sound call of backward, with an initial state and every gradient, made from forward's.
 struct BackwardWorld : World {
+  deltic_tensors inputs;  // b.forward points here
   deltic_backward_tensors b;
   const deltic_backward_tensors* backward_pointer = &b;
 
   BackwardWorld() {
-    deltic_backward_tensors_init(&b);
+    deltic_backward_tensors_init(&b, sizeof b);
     states(1);
     softplus();
-    b.forward = t;
-    b.forward.o = b.forward.final_state = none();
+    inputs = t;
+    inputs.o = inputs.final_state = none();
+    b.forward = &inputs;
     const auto like = [&](const deltic_tensor& of) {
       return memory.make(DType::f32, std::vector<int64_t>(of.shape, of.shape + of.rank)).view();
     };
@@ -126,7 +128,7 @@ struct BackwardWorld : World {
   }
   deltic_status query(deltic_op) const {
     uint64_t bytes = 0;
-    return deltic_backward_workspace(options_pointer, backward_pointer, &bytes);
+    return deltic_backward_workspace(options_pointer, backward_pointer, nullptr, &bytes);
   }
 };
 
@@ -142,9 +144,9 @@ struct BlockWorld {
   const deltic_workspace* workspace_pointer = &workspace;
 
   explicit BlockWorld(deltic_op op) {
-    deltic_options_init(&options);
+    deltic_options_init(&options, sizeof options);
     options.chunk = 16;
-    deltic_block_tensors_init(&t);
+    deltic_block_tensors_init(&t, sizeof t);
     const deltic_tensor key = memory.zeros(DType::f32, {1, 8, 2, 16}).view();
     switch (op) {
       case DELTIC_CUMSUM:
@@ -185,17 +187,18 @@ struct BlockWorld {
   }
   deltic_status query(deltic_op op) const {
     uint64_t bytes = 0;
-    return deltic_block_workspace(op, options_pointer, tensors_pointer, &bytes);
+    return deltic_block_workspace(op, options_pointer, tensors_pointer, nullptr, &bytes);
   }
 };
 
 // A sound call of each building block's gradient, made from the block's.
 struct GradientWorld : BlockWorld {
+  deltic_block_tensors inputs;  // b.forward points here
   deltic_block_backward_tensors b;
   const deltic_block_backward_tensors* backward_pointer = &b;
 
   explicit GradientWorld(deltic_op op) : BlockWorld(op) {
-    deltic_block_backward_tensors_init(&b);
+    deltic_block_backward_tensors_init(&b, sizeof b);
     const auto like = [&](const deltic_tensor& of, bool zeros) {
       const std::vector<int64_t> shape(of.shape, of.shape + of.rank);
       return of.rank == 0 ? none()
@@ -204,7 +207,8 @@ struct GradientWorld : BlockWorld {
     };
     b.d_out = like(t.out, true), b.d_w = like(t.w, true);
     t.out = t.w = none();
-    b.forward = t;
+    inputs = t;
+    b.forward = &inputs;
     b.dq = like(t.q, false), b.dk = like(t.k, false), b.dx = like(t.x, false);
     b.dg = like(t.g, false), b.da = like(t.a, false);
   }
@@ -213,7 +217,7 @@ struct GradientWorld : BlockWorld {
   }
   deltic_status query(deltic_op op) const {
     uint64_t bytes = 0;
-    return deltic_block_backward_workspace(op, options_pointer, backward_pointer, &bytes);
+    return deltic_block_backward_workspace(op, options_pointer, backward_pointer, nullptr, &bytes);
   }
 };
 
@@ -257,15 +261,25 @@ void set_shape(deltic_tensor& t, std::initializer_list<int64_t> shape) {
   t = TensorView(t.data, static_cast<DType>(t.dtype), shape);
 }
 
+// A struct smaller than the first version of this ABI.
+std::string too_small(const std::string& argument, int first, int got, const std::string& name) {
+  return argument + ".size: expected at least " + std::to_string(first) + ", got " +
+         std::to_string(got) + " (sizeof the struct: see deltic_" + name + "_init)";
+}
+
 const Wrong kTensorErrors[] = {
     {"null_tensors", F, [](World& w) { w.tensors_pointer = nullptr; },
      "tensors: expected a struct, got a null pointer"},
     {"tensors_size_zero", F, [](World& w) { w.t.size = 0; },
-     "tensors.size: expected " + std::to_string(sizeof(deltic_tensors)) +
-         ", got 0 (set it with deltic_tensors_init)"},
-    {"options_size_small", D, [](World& w) { w.options.size = sizeof(deltic_options) - 8; },
-     "options.size: expected " + std::to_string(sizeof(deltic_options)) + ", got " +
-         std::to_string(sizeof(deltic_options) - 8) + " (set it with deltic_options_init)"},
+     too_small("tensors", 2424, 0, "tensors")},
+    {"options_size_small", D, [](World& w) { w.options.size = 80; },
+     too_small("options", 88, 80, "options")},
+    {"tensors_size_large", F, [](World& w) { w.t.size = sizeof(deltic_tensors) + 4097; },
+     "tensors.size: expected at most " + std::to_string(sizeof(deltic_tensors) + 4096) + ", got " +
+         std::to_string(sizeof(deltic_tensors) + 4097) +
+         " (sizeof the struct: see deltic_tensors_init)"},
+    {"options_reserved", F, [](World& w) { w.options.reserved = 1; },
+     "reserved: expected 0, got 1"},
     {"no_q", F, [](World& w) { w.t.q = none(); }, "q: expected a tensor, got none"},
     {"no_k", F, [](World& w) { w.t.k = none(); }, "k: expected a tensor, got none"},
     {"no_v", D, [](World& w) { w.t.v = none(); }, "v: expected a tensor, got none"},
@@ -1159,7 +1173,7 @@ class WorkspaceError : public testing::TestWithParam<deltic_op> {
     w_.t.read_index = w_.memory.list({1});
     const auto fn =
         GetParam() == DELTIC_FORWARD ? deltic_forward_workspace : deltic_decode_workspace;
-    ASSERT_EQ(fn(&w_.options, &w_.t, &needed_), DELTIC_OK) << deltic_last_error();
+    ASSERT_EQ(fn(&w_.options, &w_.t, nullptr, &needed_), DELTIC_OK) << deltic_last_error();
     ASSERT_GT(needed_, 0u);
     ASSERT_LE(needed_, sizeof w_.scratch);
     expected_ = std::string(deltic_op_name(GetParam())) + ": workspace: expected ";
@@ -1198,7 +1212,7 @@ TEST_P(WorkspaceError, ExactSizeIsEnough) {
 }
 TEST_P(WorkspaceError, QueryWithoutResult) {
   const auto fn = GetParam() == DELTIC_FORWARD ? deltic_forward_workspace : deltic_decode_workspace;
-  EXPECT_EQ(fn(&w_.options, &w_.t, nullptr), DELTIC_INVALID_ARGUMENT);
+  EXPECT_EQ(fn(&w_.options, &w_.t, nullptr, nullptr), DELTIC_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(deltic_last_error()),
             std::string(deltic_op_name(GetParam())) + ": bytes: expected a pointer, got null");
 }
@@ -1209,7 +1223,7 @@ TEST_P(WorkspaceError, QueryNeedsNoData) {
     t->data = nullptr;
   const auto fn = GetParam() == DELTIC_FORWARD ? deltic_forward_workspace : deltic_decode_workspace;
   uint64_t bytes = 0;
-  EXPECT_EQ(fn(&w_.options, &w_.t, &bytes), DELTIC_OK) << deltic_last_error();
+  EXPECT_EQ(fn(&w_.options, &w_.t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
   EXPECT_EQ(bytes, with_data);
 }
 INSTANTIATE_TEST_SUITE_P(Ops, WorkspaceError, testing::Values(DELTIC_FORWARD, DELTIC_DECODE),
@@ -1238,9 +1252,11 @@ TEST_P(Allowed, LargerStructWithZeroTail) {
   expect_ok();
   larger.tail = 1;  // a field this library does not know
   expect_error(w_, GetParam(), DELTIC_INVALID_ARGUMENT,
-               std::string(deltic_op_name(GetParam())) + ": options.size: expected " +
-                   std::to_string(sizeof(deltic_options)) + ", got " +
-                   std::to_string(sizeof larger) + " with fields this library does not know");
+               std::string(deltic_op_name(GetParam())) +
+                   ": options.size: expected zeros behind the " +
+                   std::to_string(sizeof(deltic_options)) + " bytes that deltic " +
+                   deltic_version() + " knows, got " + std::to_string(sizeof larger) +
+                   " bytes with a later version's field set");
 }
 TEST_P(Allowed, QAndKShareMemory) {
   w_.t.k = w_.t.q;
@@ -1379,8 +1395,7 @@ const WrongBlock kBlockErrors[] = {
     {"null_tensors", DELTIC_KKT, [](BlockWorld& w) { w.tensors_pointer = nullptr; },
      "tensors: expected a struct, got a null pointer"},
     {"size", DELTIC_KKT, [](BlockWorld& w) { w.t.size = 8; },
-     "block_tensors.size: expected " + std::to_string(sizeof(deltic_block_tensors)) +
-         ", got 8 (set it with deltic_block_tensors_init)"},
+     too_small("tensors", 2048, 8, "block_tensors")},
     {"cumsum_with_k", DELTIC_CUMSUM,
      [](BlockWorld& w) {
        w.t.k = w.memory.zeros(DType::f32, {1, 8, 2, 16}).view();
@@ -1580,22 +1595,21 @@ const WrongGradient kGradientErrors[] = {
     {"null_tensors", DELTIC_KKT, [](G& w) { w.backward_pointer = nullptr; },
      "tensors: expected a struct, got a null pointer"},
     {"size", DELTIC_KKT, [](G& w) { w.b.size = 8; },
-     "block_backward_tensors.size: expected " +
-         std::to_string(sizeof(deltic_block_backward_tensors)) +
-         ", got 8 (set it with deltic_block_backward_tensors_init)"},
-    {"forward_size", DELTIC_KKT, [](G& w) { w.b.forward.size = 8; },
-     "block_tensors.size: expected " + std::to_string(sizeof(deltic_block_tensors)) +
-         ", got 8 (set it with deltic_block_tensors_init)"},
+     too_small("tensors", 1696, 8, "block_backward_tensors")},
+    {"no_forward", DELTIC_KKT, [](G& w) { w.b.forward = nullptr; },
+     "forward: expected a struct, got a null pointer"},
+    {"forward_size", DELTIC_KKT, [](G& w) { w.inputs.size = 8; },
+     too_small("forward", 2048, 8, "block_tensors")},
     {"no_d_out", DELTIC_SCORES, [](G& w) { w.b.d_out = none(); },
      "d_out: expected a tensor, got none"},
-    {"no_k", DELTIC_KKT, [](G& w) { w.b.forward.k = none(); }, "k: expected a tensor, got none"},
-    {"with_out", DELTIC_KKT, [](G& w) { w.b.forward.out = w.b.d_out; },
+    {"no_k", DELTIC_KKT, [](G& w) { w.inputs.k = none(); }, "k: expected a tensor, got none"},
+    {"with_out", DELTIC_KKT, [](G& w) { w.inputs.out = w.b.d_out; },
      "out: expected none in a gradient's call, got a tensor"},
-    {"with_w", DELTIC_WY, [](G& w) { w.b.forward.w = w.b.d_w; },
+    {"with_w", DELTIC_WY, [](G& w) { w.inputs.w = w.b.d_w; },
      "w: expected none in a gradient's call, got a tensor"},
     {"with_rstd", DELTIC_L2NORM,
      [](G& w) {
-       w.b.forward.rstd = w.memory.zeros(DType::f32, {1, 8, 2}).view();
+       w.inputs.rstd = w.memory.zeros(DType::f32, {1, 8, 2}).view();
      },
      "rstd: expected none in a gradient's call, got a tensor"},
     {"with_d_w", DELTIC_KKT, [](G& w) { w.b.d_w = w.b.d_out; }, "d_w: expected none, got a tensor"},
@@ -1654,23 +1668,23 @@ const WrongGradient kGradientErrors[] = {
     {"dk_strides", DELTIC_KKT, [](G& w) { w.b.dk.strides[1] = 0; },
      "dk: expected strides that give every element a place of its own, got [256, 0, 16, 1] for "
      "shape [1, 8, 2, 16]"},
-    {"dk_is_k", DELTIC_KKT, [](G& w) { w.b.dk.data = w.b.forward.k.data; },
+    {"dk_is_k", DELTIC_KKT, [](G& w) { w.b.dk.data = w.inputs.k.data; },
      "dk: expected memory of its own, got an overlap with k"},
     {"dx_is_d_out", DELTIC_L2NORM, [](G& w) { w.b.dx.data = w.b.d_out.data; },
      "dx: expected memory of its own, got an overlap with d_out"},
     {"dq_is_dk", DELTIC_SCORES, [](G& w) { w.b.dk.data = w.b.dq.data; },
      "dk: expected memory of its own, got an overlap with dq"},
-    {"inverse_of_nothing", DELTIC_INVERSE, [](G& w) { w.b.forward.a = none(); },
+    {"inverse_of_nothing", DELTIC_INVERSE, [](G& w) { w.inputs.a = none(); },
      "out: expected a tensor (or a), got none"},
     {"inverse_of_both", DELTIC_INVERSE,
      [](G& w) {
-       w.b.forward.out = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+       w.inputs.out = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
      },
      "out: expected none with a (one of them is enough), got a tensor"},
     {"inverse_width", DELTIC_INVERSE,
      [](G& w) {
-       w.b.forward.a = none();
-       w.b.forward.out = w.memory.zeros(DType::f32, {1, 8, 4, 24}).view();
+       w.inputs.a = none();
+       w.inputs.out = w.memory.zeros(DType::f32, {1, 8, 4, 24}).view();
      },
      "out: expected a width of 16, 32 or 64, got 24"},
     {"reverse", DELTIC_GATE, [](G& w) { w.options.reverse = 1; },
@@ -1696,17 +1710,17 @@ const WrongGradient kGradientErrors[] = {
            w.options.impl = "cpu.plain";
            w.options.num_threads = 1;
            uint64_t bytes = 0;
-           deltic_block_backward_workspace(DELTIC_KKT, &w.options, &w.b, &bytes);
+           deltic_block_backward_workspace(DELTIC_KKT, &w.options, &w.b, nullptr, &bytes);
            return std::to_string(bytes);
          }() +
          " bytes, got 64"},
     {"workspace_is_a_gradient", DELTIC_KKT, [](G& w) { w.b.dk.data = w.scratch; },
      "workspace: expected memory of its own, got an overlap with a tensor"},
-    {"workspace_is_an_input", DELTIC_KKT, [](G& w) { w.b.forward.k.data = w.scratch; },
+    {"workspace_is_an_input", DELTIC_KKT, [](G& w) { w.inputs.k.data = w.scratch; },
      "workspace: expected memory of its own, got an overlap with a tensor"},
     {"cu_seqlens", DELTIC_CUMSUM,
      [](G& w) {
-       w.b.forward.cu_seqlens = w.memory.list({0, 9});
+       w.inputs.cu_seqlens = w.memory.list({0, 9});
      },
      "cu_seqlens: expected a last offset of at most T = 8, got 9"},
 };
@@ -1810,7 +1824,7 @@ TEST_P(BackwardError, NamesArgumentExpectedAndGot) {
 TEST(BackwardWorkspace, TooSmallOrAbsent) {
   const auto w = std::make_unique<BackwardWorld>();
   uint64_t bytes = 0;
-  ASSERT_EQ(deltic_backward_workspace(&w->options, &w->b, &bytes), DELTIC_OK);
+  ASSERT_EQ(deltic_backward_workspace(&w->options, &w->b, nullptr, &bytes), DELTIC_OK);
   const std::string needed = "backward: workspace: expected at least " + std::to_string(bytes);
   w->workspace.bytes = bytes - 1;
   expect_error(*w, DELTIC_BACKWARD, DELTIC_INVALID_ARGUMENT,
@@ -1823,27 +1837,29 @@ using BW = BackwardWorld;
 const WrongBackward kBackwardErrors[] = {
     {"null_tensors", [](BW& w) { w.backward_pointer = nullptr; },
      "tensors: expected a struct, got a null pointer"},
-    {"size", [](BW& w) { w.b.size = 8; },
-     "backward_tensors.size: expected " + std::to_string(sizeof(deltic_backward_tensors)) +
-         ", got 8 (set it with deltic_backward_tensors_init)"},
-    {"forward_size", [](BW& w) { w.b.forward.size = 8; },
-     "tensors.size: expected " + std::to_string(sizeof(deltic_tensors)) +
-         ", got 8 (set it with deltic_tensors_init)"},
-    {"no_k", [](BW& w) { w.b.forward.k = none(); }, "k: expected a tensor, got none"},
-    {"with_o", [](BW& w) { w.b.forward.o = w.t.o; },
+    {"size", [](BW& w) { w.b.size = 8; }, too_small("tensors", 1336, 8, "backward_tensors")},
+    {"no_forward", [](BW& w) { w.b.forward = nullptr; },
+     "forward: expected a struct, got a null pointer"},
+    {"forward_size", [](BW& w) { w.inputs.size = 8; }, too_small("forward", 2424, 8, "tensors")},
+    {"forward_size_large", [](BW& w) { w.inputs.size = sizeof(deltic_tensors) + 8192; },
+     "forward.size: expected at most " + std::to_string(sizeof(deltic_tensors) + 4096) + ", got " +
+         std::to_string(sizeof(deltic_tensors) + 8192) +
+         " (sizeof the struct: see deltic_tensors_init)"},
+    {"no_k", [](BW& w) { w.inputs.k = none(); }, "k: expected a tensor, got none"},
+    {"with_o", [](BW& w) { w.inputs.o = w.t.o; },
      "o: expected none in a backward call, got a tensor"},
-    {"with_final_state", [](BW& w) { w.b.forward.final_state = w.t.final_state; },
+    {"with_final_state", [](BW& w) { w.inputs.final_state = w.t.final_state; },
      "final_state: expected none in a backward call, got a tensor"},
     {"with_pool",
      [](BW& w) {
        w.pool(2);
-       w.b.forward.state_pool = w.t.state_pool;
+       w.inputs.state_pool = w.t.state_pool;
      },
      "state_pool: expected none in a backward call: pools are not differentiable, got a tensor"},
     {"with_checkpoints",
      [](BW& w) {
        w.checkpoints({0, 1}, {4}, {0}, 1);
-       w.b.forward.ckpt_states = w.t.ckpt_states;
+       w.inputs.ckpt_states = w.t.ckpt_states;
      },
      "ckpt_states: expected none in a backward call: checkpoints are not differentiable, got a "
      "tensor"},
@@ -1860,13 +1876,13 @@ const WrongBackward kBackwardErrors[] = {
      "dq: expected shape [1, 8, 2, 16] as q, got [1, 8, 1, 16]"},
     {"dv_dtype", [](BW& w) { w.b.dv.dtype = DELTIC_F16; }, "dv: expected fp32 as v, got fp16"},
     {"dg_null", [](BW& w) { w.b.dg.data = nullptr; }, "dg: expected data, got a null pointer"},
-    {"dbeta_without_beta", [](BW& w) { w.b.forward.beta = none(); },
+    {"dbeta_without_beta", [](BW& w) { w.inputs.beta = none(); },
      "dbeta: expected none without beta, got a tensor"},
     {"dgv_without_gv", [](BW& w) { w.b.dgv = w.b.dv; },
      "dgv: expected none without gv, got a tensor"},
     {"ddt_bias_without_dt_bias", [](BW& w) { w.b.ddt_bias = w.b.dA_log; },
      "ddt_bias: expected none without dt_bias, got a tensor"},
-    {"d_initial_without_initial", [](BW& w) { w.b.forward.initial_state = none(); },
+    {"d_initial_without_initial", [](BW& w) { w.inputs.initial_state = none(); },
      "d_initial_state: expected none without initial_state, got a tensor"},
     {"d_final_dtype", [](BW& w) { w.b.d_final_state.dtype = DELTIC_BF16; },
      "d_final_state: expected fp32, got bf16"},
@@ -1881,27 +1897,27 @@ const WrongBackward kBackwardErrors[] = {
      "dk: expected memory of its own, got an overlap with dq"},
     {"saved_with_value_wise_beta",
      [](BW& w) {
-       w.b.forward.beta = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+       w.inputs.beta = w.memory.zeros(DType::f32, {1, 8, 4, 16}).view();
        w.b.dbeta = none();
-       w.b.forward.saved = {w.scratch, 64};
+       w.inputs.saved = {w.scratch, 64};
      },
      "saved: expected none with a value-wise beta or gv (decode keeps nothing), got 64 bytes"},
     {"saved_in_the_workspace",
      [](BW& w) {
-       w.b.forward.saved = {w.scratch + 64, 64};
+       w.inputs.saved = {w.scratch + 64, 64};
      },
      "saved: expected memory of its own, got an overlap with the workspace"},
     {"saved_misaligned",
      [](BW& w) {
-       w.b.forward.saved = {w.scratch + 8, 64};
+       w.inputs.saved = {w.scratch + 8, 64};
      },
      "saved: expected memory aligned to 64 bytes, got a misaligned pointer"},
     {"saved_null",
      [](BW& w) {
-       w.b.forward.saved = {nullptr, 64};
+       w.inputs.saved = {nullptr, 64};
      },
      "saved: expected 64 bytes, got a null pointer"},
-    {"softplus_without_A_log", [](BW& w) { w.b.forward.A_log = none(); },
+    {"softplus_without_A_log", [](BW& w) { w.inputs.A_log = none(); },
      "A_log: expected a tensor with the gate form softplus, got none"},
     {"chunk", [](BW& w) { w.options.chunk = 48; }, "chunk: expected 16, 32 or 64, got 48"},
     {"misaligned_workspace",
@@ -1910,7 +1926,7 @@ const WrongBackward kBackwardErrors[] = {
     {"lengths",
      [](BW& w) {
        w.pack({0, 9});
-       w.b.forward.cu_seqlens = w.t.cu_seqlens;
+       w.inputs.cu_seqlens = w.t.cu_seqlens;
      },
      "cu_seqlens: expected a last offset of at most T = 8, got 9"},
     {"d_o_nan",
@@ -1928,7 +1944,7 @@ const WrongBackward kBackwardErrors[] = {
     {"A_log_infinite",
      [](BW& w) {
        w.options.checked = 1;
-       put(w.b.forward.A_log, 2, kInfinity);
+       put(w.inputs.A_log, 2, kInfinity);
      },
      "A_log: expected finite values, got inf at head 2"},
 };

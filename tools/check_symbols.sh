@@ -25,8 +25,9 @@ fi
 
 dynamic=$(readelf --dynamic "$library")
 soname=$(sed -nE 's/.*\(SONAME\).*\[(.*)\]/\1/p' <<<"$dynamic")
-if [ "$soname" != libdeltic.so.0 ]; then
-  echo "symbols: soname: expected libdeltic.so.0, got '$soname'"
+expected=libdeltic.so.$(sed -nE 's/^#define DELTIC_ABI_VERSION ([0-9]+)$/\1/p' include/deltic/deltic.h)
+if [ "$soname" != "$expected" ]; then
+  echo "symbols: soname: expected $expected, got '$soname'"
   status=1
 fi
 while IFS= read -r needed; do

@@ -4,6 +4,7 @@ import ctypes as c
 
 import torch
 
+ABI = 2
 MAX_RANK = 6
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int32: 4, torch.int64: 5}
 
@@ -40,6 +41,7 @@ class Options(c.Structure):
         ("save", c.c_int32),
         ("impl", c.c_char_p),
         ("activation", c.c_int32),
+        ("reserved", c.c_int32),
     ]
 
 
@@ -63,7 +65,7 @@ class Tensors(c.Structure):
 
 
 class BackwardTensors(c.Structure):
-    _fields_ = [("size", c.c_uint64), ("forward", Tensors)] + [
+    _fields_ = [("size", c.c_uint64), ("forward", c.POINTER(Tensors))] + [
         (name, Tensor)
         for name in (
             "d_o d_final_state dq dk dv dbeta dg dgv dA_log ddt_bias d_initial_state"
@@ -82,16 +84,8 @@ class Library:
         self.lib.deltic_last_error.restype = c.c_char_p
         self.lib.deltic_version.restype = c.c_char_p
         self.version = self.lib.deltic_version().decode()
-        # The structs above must be those of the library.
-        for struct, init in (
-            (Options, self.lib.deltic_options_init),
-            (Tensors, self.lib.deltic_tensors_init),
-            (BackwardTensors, self.lib.deltic_backward_tensors_init),
-        ):
-            memory = (c.c_uint64 * 4096)()  # room, in case the library's struct is larger
-            init(c.byref(memory))
-            if memory[0] != c.sizeof(struct):
-                raise RuntimeError(f"{struct.__name__}: {memory[0]} bytes, here {c.sizeof(struct)}")
+        # The structs above are those of this ABI; the library's own may have grown since.
+        self.check(self.lib.deltic_check_abi(ABI))
 
     def check(self, status):
         if status != 0:
@@ -144,7 +138,7 @@ class Call:
         if save:
             self.saved = Memory(self.query(lib.deltic_forward_saved))
             self.tensors.saved = self.saved.buffer
-        self.workspace = Memory(self.query(getattr(lib, f"deltic_{op}_workspace")))
+        self.workspace = Memory(self.query(getattr(lib, f"deltic_{op}_workspace"), None))
         self.impl = None
 
         def note(_, name, accepts, chosen, sentence):
@@ -157,9 +151,11 @@ class Call:
             )
         )
 
-    def query(self, function):
+    def query(self, function, *stream):
         need = c.c_uint64()
-        self.library.check(function(c.byref(self.options), c.byref(self.tensors), c.byref(need)))
+        self.library.check(
+            function(c.byref(self.options), c.byref(self.tensors), *stream, c.byref(need))
+        )
         return need.value
 
     def __call__(self):
@@ -184,11 +180,11 @@ class Training:
         back.keep = (d_o, gradients)
         back.options = Options(size=c.sizeof(Options), qk_l2norm=1, num_threads=threads)
         back.tensors = BackwardTensors(size=c.sizeof(BackwardTensors))
-        back.tensors.forward.size = c.sizeof(Tensors)
-        fill(back.tensors.forward, {n: t for n, t in tensors.items() if n != "o"})
-        back.tensors.forward.saved = self.forward.saved.buffer
+        back.inputs = Tensors(size=c.sizeof(Tensors), saved=self.forward.saved.buffer)
+        fill(back.inputs, {n: t for n, t in tensors.items() if n != "o"})
+        back.tensors.forward = c.pointer(back.inputs)
         fill(back.tensors, {"d_o": d_o} | {f"d{name}": t for name, t in gradients.items()})
-        back.workspace = Memory(back.query(library.lib.deltic_backward_workspace))
+        back.workspace = Memory(back.query(library.lib.deltic_backward_workspace, None))
         self.impl = self.forward.impl
 
     @property

@@ -19,7 +19,7 @@ struct Block {
       : op(which),
         name(deltic_op_name(which)),
         options(deltic_op_name(which), words, scale, lower_bound) {
-    deltic_block_tensors_init(&t);
+    deltic_block_tensors_init(&t, sizeof t);
   }
 
   void sequences(const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu) {
@@ -46,9 +46,9 @@ struct Block {
     return plan({t.k.shape[0], t.k.shape[1], heads, width}, dtype_of(name, dtype, wide(t.k)), t.k);
   }
 
-  uint64_t workspace_bytes() const {
+  uint64_t workspace_bytes(const deltic_tensor& where) const {
     uint64_t bytes = 0;
-    check(deltic_block_workspace(op, &options.c, &t, &bytes));
+    check(deltic_block_workspace(op, &options.c, &t, stream_of(where), &bytes));
     return bytes;
   }
   void run(uint64_t bytes, const deltic_tensor& where) const {
@@ -57,7 +57,7 @@ struct Block {
   }
   // Of the blocks with one output, `out`, already planned.
   Tensor run_for_out(const deltic_tensor& where) {
-    const uint64_t bytes = workspace_bytes();
+    const uint64_t bytes = workspace_bytes(where);
     Tensor out = allocate(t.out, where);
     run(bytes, where);
     return out;
@@ -102,7 +102,7 @@ std::tuple<Tensor, Tensor> l2norm(const Tensor& x, const MaybeTensor& cu_seqlens
   b.t.out = plan_like(b.t.x);
   b.t.out.dtype = dtype_of(b.name, dtype, b.t.x.dtype);
   b.t.rstd = plan({b.t.x.shape[0], b.t.x.shape[1], b.t.x.shape[2]}, wide(b.t.x), b.t.x);
-  const uint64_t bytes = b.workspace_bytes();
+  const uint64_t bytes = b.workspace_bytes(b.t.x);
   Tensor out = allocate(b.t.out, b.t.x), rstd = allocate(b.t.rstd, b.t.x);
   b.run(bytes, b.t.x);
   return {out, rstd};
@@ -149,7 +149,7 @@ std::tuple<Tensor, Tensor> scores_inverse(const Tensor& q, const Tensor& k, cons
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = b.plan_square(dtype);
   b.t.a = b.t.out;
-  const uint64_t bytes = b.workspace_bytes();
+  const uint64_t bytes = b.workspace_bytes(b.t.k);
   Tensor out = allocate(b.t.out, b.t.k), inverse = allocate(b.t.a, b.t.k);
   b.run(bytes, b.t.k);
   return {out, inverse};
@@ -173,8 +173,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> wy(const Tensor& k, const Tensor& a,
   if (b.t.v.rank != 0) b.t.u = plan({B, T, HV, b.t.v.shape[3]}, type, b.t.k);
   if (output_kg) b.t.kg = b.t.w;
   if (b.t.q.rank != 0) b.t.qg = b.t.w;
-  const uint64_t bytes = b.workspace_bytes();
   const deltic_tensor& where = b.t.k;
+  const uint64_t bytes = b.workspace_bytes(where);
   Tensor w = allocate(b.t.w, where), u = allocate(b.t.u, where), kg = allocate(b.t.kg, where),
          qg = allocate(b.t.qg, where);
   b.run(bytes, where);
@@ -208,8 +208,8 @@ Gradients block_backward(int64_t op, const MaybeTensor& q, const MaybeTensor& k,
   if (in.op == DELTIC_WY) in.options.c.chunk = width_of(t.a);
 
   deltic_block_backward_tensors b;
-  deltic_block_backward_tensors_init(&b);
-  b.forward = t;
+  deltic_block_backward_tensors_init(&b, sizeof b);
+  b.forward = &t;
   b.d_out = packed_view(in.name, "d_out", d_out), b.d_w = packed_view(in.name, "d_w", d_w);
   b.d_u = packed_view(in.name, "d_u", d_u), b.d_kg = packed_view(in.name, "d_kg", d_kg);
   b.d_qg = packed_view(in.name, "d_qg", d_qg);
@@ -225,13 +225,14 @@ Gradients block_backward(int64_t op, const MaybeTensor& q, const MaybeTensor& k,
     if ((want >> i & 1) != 0) *pairs[i].first = plan_like(*pairs[i].second);
   }
   uint64_t bytes = 0;
-  check(deltic_block_backward_workspace(in.op, &in.options.c, &b, &bytes));
+  void* const stream = where == nullptr ? nullptr : stream_of(*where);
+  check(deltic_block_backward_workspace(in.op, &in.options.c, &b, stream, &bytes));
   const auto make = [&](deltic_tensor& planned) { return allocate(planned, *where); };
   Gradients gradients{make(b.dq),    make(b.dk), make(b.dv),     make(b.dx),      make(b.dg),
                       make(b.dbeta), make(b.da), make(b.dA_log), make(b.ddt_bias)};
   const Workspace workspace(bytes, *where);
-  check_call(deltic_block_backward(in.op, &in.options.c, &b, workspace.c(), stream_of(*where)),
-             workspace, *where);
+  check_call(deltic_block_backward(in.op, &in.options.c, &b, workspace.c(), stream), workspace,
+             *where);
   return gradients;
 }
 

@@ -227,7 +227,7 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where) {
 
 Options::Options(const char* op, const std::string& words, MaybeFloat scale,
                  MaybeFloat lower_bound) {
-  deltic_options_init(&c);
+  deltic_options_init(&c, sizeof c);
   c.num_threads = num_threads();
   c.has_scale = scale.has_value() ? 1 : 0;
   c.scale = static_cast<float>(scale.value_or(0.0));
@@ -284,12 +284,12 @@ bool Options::take(std::string_view key, std::string_view value) {
   return false;
 }
 
-ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors) {
+ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors, void* stream) {
   ForwardBytes bytes;
-  deltic_status status = deltic_forward_workspace(&options, &tensors, &bytes.workspace);
+  deltic_status status = deltic_forward_workspace(&options, &tensors, stream, &bytes.workspace);
   if (status == DELTIC_UNSUPPORTED && options.save != DELTIC_SAVE_NONE) {
     options.save = DELTIC_SAVE_NONE;
-    status = deltic_forward_workspace(&options, &tensors, &bytes.workspace);
+    status = deltic_forward_workspace(&options, &tensors, stream, &bytes.workspace);
   }
   check(status);
   if (options.save != DELTIC_SAVE_NONE) {
@@ -347,7 +347,7 @@ DELTIC_API int64_t deltic_torch_saved_bytes(int32_t device, int32_t is_f64, int6
                                             int32_t packed, int32_t chunk, int32_t save,
                                             const char* impl) {
   deltic_options options;
-  deltic_options_init(&options);
+  deltic_options_init(&options, sizeof options);
   options.chunk = chunk;
   options.save = save;
   options.impl = impl;
@@ -355,12 +355,12 @@ DELTIC_API int64_t deltic_torch_saved_bytes(int32_t device, int32_t is_f64, int6
   where.device_type = device;
   const int32_t dtype = is_f64 ? DELTIC_F64 : DELTIC_F32;
   deltic_tensors t;
-  deltic_tensors_init(&t);
+  deltic_tensors_init(&t, sizeof t);
   t.q = t.k = bridge::plan({B, T, H, K}, dtype, where);
   t.v = t.o = bridge::plan({B, T, HV, V}, dtype, where);
   if (packed) t.cu_seqlens = bridge::plan({N + 1}, DELTIC_I64, where);
   try {
-    return static_cast<int64_t>(bridge::forward_bytes(options, t).saved);
+    return static_cast<int64_t>(bridge::forward_bytes(options, t, nullptr).saved);
   } catch (const std::exception&) {
     return 0;
   }

@@ -96,7 +96,7 @@ struct ForwardBytes {
   uint64_t workspace = 0;
   uint64_t saved = 0;
 };
-ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors);
+ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors, void* stream);
 
 // The status of a call that had this workspace. On a GPU in checked mode the checks run there:
 // waits for the call and fails with what they found. One under capture cannot be waited for.

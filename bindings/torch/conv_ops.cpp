@@ -34,7 +34,7 @@ struct Inputs {
   Inputs(const std::string& words, const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
          const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu)
       : options(kOp, words, {}, {}) {
-    deltic_conv_tensors_init(&t);
+    deltic_conv_tensors_init(&t, sizeof t);
     t.x = view(kOp, "x", x), t.weight = without_groups(view(kOp, "weight", weight));
     t.bias = view(kOp, "bias", bias);
     t.cu_seqlens = view(kOp, "cu_seqlens", cu_seqlens);
@@ -52,7 +52,7 @@ struct Inputs {
   }
   uint64_t workspace_bytes() const {
     uint64_t bytes = 0;
-    check(deltic_conv_workspace(&options.c, &t, &bytes));
+    check(deltic_conv_workspace(&options.c, &t, stream_of(t.x), &bytes));
     return bytes;
   }
   void run(uint64_t bytes) const {
@@ -100,8 +100,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(
   Inputs in(options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
   in.t.initial_state = view(kOp, "initial_state", initial_state);
   deltic_conv_backward_tensors b;
-  deltic_conv_backward_tensors_init(&b);
-  b.forward = in.t;
+  deltic_conv_backward_tensors_init(&b, sizeof b);
+  b.forward = &in.t;
   b.d_out = packed_view(kOp, "d_out", d_out);
   b.d_final_state = view(kOp, "d_final_state", d_final_state);
   // The weight's own shape, which the library sees without groups.
@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(
       *pairs[i].first = plan_like(*pairs[i].second);
   }
   uint64_t bytes = 0;
-  check(deltic_conv_backward_workspace(&in.options.c, &b, &bytes));
+  check(deltic_conv_backward_workspace(&in.options.c, &b, stream_of(in.t.x), &bytes));
   if (b.dweight.rank == 0) dweight.rank = 0;
   Tensor dw = allocate(dweight, in.t.x);
   b.dweight.data = dweight.data;

@@ -17,7 +17,7 @@ struct Inputs {
 
   Inputs(const char* name, const std::string& words, MaybeFloat scale, MaybeFloat lower_bound)
       : op(name), options(name, words, scale, lower_bound) {
-    deltic_tensors_init(&t);
+    deltic_tensors_init(&t, sizeof t);
   }
 
   void rows(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
@@ -59,8 +59,8 @@ struct Inputs {
   // Checks everything but values, before any memory is taken.
   uint64_t workspace_bytes(bool is_decode) const {
     uint64_t bytes = 0;
-    check(is_decode ? deltic_decode_workspace(&options.c, &t, &bytes)
-                    : deltic_forward_workspace(&options.c, &t, &bytes));
+    const auto function = is_decode ? deltic_decode_workspace : deltic_forward_workspace;
+    check(function(&options.c, &t, stream_of(t.q), &bytes));
     return bytes;
   }
   void run(bool is_decode, uint64_t bytes) const {
@@ -107,7 +107,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_save(
   in.t.initial_state = view(in.op, "initial_state", initial_state);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
   in.plan_outputs();
-  const ForwardBytes bytes = forward_bytes(in.options.c, in.t);
+  const ForwardBytes bytes = forward_bytes(in.options.c, in.t, stream_of(in.t.q));
 
   Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
   Tensor saved = zeroed_bytes(bytes.saved, in.t.q);
@@ -191,8 +191,8 @@ Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, 
     in.t.saved = {saved->data_ptr(), static_cast<uint64_t>(saved->numel())};
   }
   deltic_backward_tensors b;
-  deltic_backward_tensors_init(&b);
-  b.forward = in.t;
+  deltic_backward_tensors_init(&b, sizeof b);
+  b.forward = &in.t;
   b.d_o = packed_view(in.op, "d_o", d_o);
   b.d_final_state = packed_view(in.op, "d_final_state", d_final_state);
   const deltic_tensor& where = in.t.q;
@@ -213,7 +213,7 @@ Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, 
       *pairs[i].first = plan_like(*pairs[i].second);
   }
   uint64_t bytes = 0;
-  check(deltic_backward_workspace(&in.options.c, &b, &bytes));
+  check(deltic_backward_workspace(&in.options.c, &b, stream_of(where), &bytes));
   const auto make = [&](deltic_tensor& planned) { return allocate(planned, where); };
   Gradients gradients{make(b.dq),     make(b.dk),       make(b.dv),
                       make(b.dbeta),  make(b.dg),       make(b.dgv),

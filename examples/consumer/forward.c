@@ -57,9 +57,9 @@ int main(void) {
   double sum = 0.0;
   int i, failed = 1;
 
-  deltic_options_init(&options);
+  deltic_options_init(&options, sizeof options);
   options.qk_l2norm = 1;
-  deltic_tensors_init(&tensors);
+  deltic_tensors_init(&tensors, sizeof tensors);
   tensors.q = tensor(q, 4, 1, T, H, K);
   tensors.k = tensor(k, 4, 1, T, H, K);
   tensors.v = tensor(v, 4, 1, T, H, V);
@@ -68,7 +68,7 @@ int main(void) {
   tensors.beta = tensor(beta, 3, 1, T, H, 0);
 
   if (!check("abi", deltic_check_abi(DELTIC_ABI_VERSION))) goto done;
-  if (!check("workspace", deltic_forward_workspace(&options, &tensors, &workspace.bytes)))
+  if (!check("workspace", deltic_forward_workspace(&options, &tensors, NULL, &workspace.bytes)))
     goto done;
   /* The workspace is aligned to 64 bytes; aligned_alloc wants a multiple of that. */
   workspace.bytes = (workspace.bytes + 63) / 64 * 64;

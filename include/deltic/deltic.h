@@ -15,10 +15,13 @@
  * Contract of every call
  *  - Threads: all functions are thread-safe; two calls may run at once if neither writes what the
  *    other touches (workspaces included). Nothing is kept between calls but the process-wide
- *    defaults. OpenMP's threads do not survive a fork: the child's calls run on one thread.
- *  - Memory: a run function allocates nothing but the text of an error. Scratch comes from the
- *    caller's workspace; its size comes from the workspace query, which looks at shapes, dtypes and
- *    options only (data pointers may be null there).
+ *    defaults and OpenMP's threads. Where the system has fewer (tried when a thread first asks for
+ *    so many), a call runs on fewer. After a fork the child's calls run on one thread.
+ *  - Memory: a run function allocates nothing but the text of an error and, the first time, OpenMP's
+ *    threads. Scratch comes from the caller's workspace; its size comes from the workspace query,
+ *    which looks at shapes, dtypes, options and the stream only (data pointers may be null there).
+ *  - Callbacks run on the caller's thread, before the function returns; the texts they get are gone
+ *    afterwards. They may call the library, and must return: no exception, no longjmp.
  *  - Alignment: data pointers are aligned to their element, the workspace to 64 bytes.
  *  - Strides: in elements, any non-negative value for every dimension but the last, which is 1.
  *    Outputs need distinct elements. No input is ever copied as a whole.
@@ -31,6 +34,12 @@
  *    lengths and slots there give undefined results, but no access outside of the tensors.
  *  - Results: the same bits for any number of threads and in every run; a sequence's result does not
  *    depend on what else is in the batch; later tokens never change a bit of an earlier output.
+ *  - Growth: within one DELTIC_ABI_VERSION functions and enumerators (statuses too) are only added,
+ *    and a struct that begins with `size` only gets fields at its end, whose zero means what was
+ *    before. `size` is sizeof the struct in the caller's header: a program runs with an older or a
+ *    newer library. Fields that the caller does not have count as zero; fields that the library
+ *    does not have must be zero, else the call fails. Nothing behind `size` bytes is read or
+ *    written. deltic_tensor and deltic_buffer have no size and never change.
  */
 /* clang-format on */
 #ifndef DELTIC_DELTIC_H_
@@ -40,11 +49,12 @@
 #include <stdint.h>
 
 #define DELTIC_VERSION_MAJOR 0
-#define DELTIC_VERSION_MINOR 1
+#define DELTIC_VERSION_MINOR 2
 #define DELTIC_VERSION_PATCH 0
-#define DELTIC_VERSION_STRING "0.1.0"
-/* Changes when a struct or a function of this header changes other than by growing at its end. */
-#define DELTIC_ABI_VERSION 1
+#define DELTIC_VERSION_STRING "0.2.0"
+/* The number in the library's file name (libdeltic.so.2). It changes when a program that is not
+ * compiled again would no longer run: see `Growth` above for what may change without it. */
+#define DELTIC_ABI_VERSION 2
 
 #if defined(_WIN32)
 #define DELTIC_API
@@ -60,7 +70,7 @@ typedef enum deltic_status {
   DELTIC_OK = 0,
   DELTIC_INVALID_ARGUMENT = 1, /* the call is wrong: shape, dtype, value, option, workspace */
   DELTIC_UNSUPPORTED = 2,      /* the call is right, no implementation here takes it */
-  DELTIC_OUT_OF_MEMORY = 3,    /* an error text or a thread could not be allocated */
+  DELTIC_OUT_OF_MEMORY = 3,    /* no memory for a text or a list of the library's own */
   DELTIC_RUNTIME_ERROR = 4,    /* the device or the system failed */
   DELTIC_ABI_MISMATCH = 5      /* header and library do not belong together */
 } deltic_status;
@@ -89,7 +99,7 @@ typedef enum deltic_op {
   DELTIC_BACKWARD = 9, /* the gradients of forward */
   DELTIC_CONV = 10,    /* causal depthwise convolution of a few taps, in front of the delta rule */
   DELTIC_SCORES_INVERSE = 11, /* scores, and (I + A)^-1 of kkt's A, in one pass */
-  DELTIC_NUM_OPS = 12
+  DELTIC_NUM_OPS = 12         /* in this header; a newer library has more */
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -135,7 +145,7 @@ typedef enum deltic_activation {
 
 #define DELTIC_MAX_RANK 6
 
-/* A tensor that somebody else owns. rank 0 means absent. Inputs are never written. */
+/* A tensor that somebody else owns. rank 0 means absent. Inputs are never written. Never grows. */
 typedef struct deltic_tensor {
   void* data;
   int32_t dtype;       /* deltic_dtype */
@@ -146,10 +156,10 @@ typedef struct deltic_tensor {
   int64_t strides[DELTIC_MAX_RANK]; /* elements */
 } deltic_tensor;
 
-/* All options of the family. Zero-initialise, set `size` (or call deltic_options_init): zero is the
- * default everywhere. */
+/* All options of the family. Zero-initialise and set `size`, as deltic_options_init does: zero is
+ * the default everywhere. */
 typedef struct deltic_options {
-  uint64_t size;          /* sizeof(deltic_options) */
+  uint64_t size;          /* sizeof(deltic_options), the caller's */
   int32_t gate_form;      /* deltic_gate_form */
   int32_t beta_form;      /* deltic_beta_form */
   int32_t state_layout;   /* deltic_state_layout, of every state tensor of the call */
@@ -167,10 +177,11 @@ typedef struct deltic_options {
   int32_t save;        /* deltic_save, forward only: what goes into tensors.saved */
   const char* impl;   /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
   int32_t activation; /* deltic_activation, conv only */
+  int32_t reserved;   /* 0. No struct ends in bytes that have no name: they may become a field */
 } deltic_options;
 
 /* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
- */
+ * Never grows. */
 typedef struct deltic_buffer {
   void* data;
   uint64_t bytes;
@@ -187,8 +198,8 @@ typedef struct deltic_tensors {
   deltic_tensor beta;  /* [B,T,HV] any float dtype; absent: 1. Except in forward also [B,T,HV,V] */
   deltic_tensor g;     /* [B,T,HV] or [B,T,HV,K] any float dtype, natural log; absent: no gate */
   deltic_tensor gv;    /* value-wise log decay [B,T,HV,V]; not in forward */
-  deltic_tensor A_log; /* HV elements in any shape */
-  deltic_tensor dt_bias; /* HV elements (gate per head), HV*K elements (per channel), any shape */
+  deltic_tensor A_log; /* HV elements in any shape, any float dtype */
+  deltic_tensor dt_bias; /* likewise; HV elements (gate per head) or HV*K (per channel) */
   /* Packed sequences: B = 1, sequence n is tokens [cu[n], cu[n+1]). Rows from cu[N] on are padding:
    * o = 0. */
   deltic_tensor cu_seqlens;      /* [N+1] int32 or int64, on the device of q */
@@ -200,13 +211,13 @@ typedef struct deltic_tensors {
    * slot write_index[n] (-1: nowhere); both -1: the sequence is skipped and its o is 0. One list
    * serves for both if only one is given; none: slot n. decode also takes write_index [N,T'], T' at
    * least the longest length: the slot of the state after every token. */
-  deltic_tensor state_pool; /* in and out [slots,HV,K,V] or [slots,HV,V,K] */
-  deltic_tensor read_index; /* [N] int32 or int64 */
-  deltic_tensor write_index;
+  deltic_tensor state_pool;  /* in and out [slots,HV,K,V] or [slots,HV,V,K] */
+  deltic_tensor read_index;  /* [N] int32 or int64 */
+  deltic_tensor write_index; /* likewise */
   /* Checkpoints: entries ckpt_cu[n] .. ckpt_cu[n+1]-1 belong to sequence n; entry m stores the
    * state after the first ckpt_tokens[m] tokens of this call (0: the initial state) in slot
    * ckpt_slots[m] of ckpt_states (-1: unused). */
-  deltic_tensor ckpt_cu;     /* [N+1] */
+  deltic_tensor ckpt_cu;     /* [N+1] int32 or int64, as the next two */
   deltic_tensor ckpt_tokens; /* [M] */
   deltic_tensor ckpt_slots;  /* [M] */
   deltic_tensor ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32 or bf16 */
@@ -219,12 +230,12 @@ typedef struct deltic_tensors {
  * asked for. With a value-wise beta or decay the recurrent implementation runs.
  * States are differentiable as initial_state and final_state; pools and checkpoints are not. */
 typedef struct deltic_backward_tensors {
-  uint64_t size;               /* sizeof(deltic_backward_tensors) */
-  deltic_tensors forward;      /* inputs as in the forward call and `saved` as it left it; no o,
-                                  final_state, pool or checkpoints. Without `saved` (bytes 0) the
-                                  states are computed again from the first token on */
-  deltic_tensor d_o;           /* [B,T,HV,V] q's dtype; absent: 0 */
-  deltic_tensor d_final_state; /* as final_state, fp32; absent: 0 */
+  uint64_t size;                 /* sizeof(deltic_backward_tensors) */
+  const deltic_tensors* forward; /* inputs as in the forward call and `saved` as it left it; no o,
+                                    final_state, pool or checkpoints. Without `saved` (bytes 0) the
+                                    states are computed again from the first token on */
+  deltic_tensor d_o;             /* [B,T,HV,V] q's dtype; absent: 0 */
+  deltic_tensor d_final_state;   /* as final_state, fp32; absent: 0 */
   /* Out, each where asked for (rank > 0). Rows of padding get 0. */
   deltic_tensor dq, dk;           /* as q, k: sums over the group of value heads */
   deltic_tensor dv;               /* as v */
@@ -283,7 +294,7 @@ typedef struct deltic_block_tensors {
 /* clang-format on */
 typedef struct deltic_block_backward_tensors {
   uint64_t size;                             /* sizeof(deltic_block_backward_tensors) */
-  deltic_block_tensors forward;              /* the inputs; no outputs, but `out` of inverse */
+  const deltic_block_tensors* forward;       /* the inputs; no outputs, but `out` of inverse */
   deltic_tensor d_out, d_w, d_u, d_kg, d_qg; /* as out, w, u, kg, qg */
   deltic_tensor dq, dk, dv, dx, dg, dbeta, da, dA_log, ddt_bias; /* out */
 } deltic_block_backward_tensors;
@@ -317,11 +328,11 @@ typedef struct deltic_conv_tensors {
  * with its input's shape and a float dtype of its own. dweight and dbias are fp32 sums over blocks
  * of 256 rows (of B*T), added up in fp64 in order. Pools are not differentiable. */
 typedef struct deltic_conv_backward_tensors {
-  uint64_t size;               /* sizeof(deltic_conv_backward_tensors) */
-  deltic_conv_tensors forward; /* the inputs; no out, final_state or pool */
-  deltic_tensor d_out;         /* [B,T,D] x's dtype; absent: 0 */
-  deltic_tensor d_final_state; /* [N,D,S] any float dtype; absent: 0 */
-  deltic_tensor dx;            /* out, as x and of its dtype */
+  uint64_t size;                      /* sizeof(deltic_conv_backward_tensors) */
+  const deltic_conv_tensors* forward; /* the inputs; no out, final_state or pool */
+  deltic_tensor d_out;                /* [B,T,D] x's dtype; absent: 0 */
+  deltic_tensor d_final_state;        /* [N,D,S] any float dtype; absent: 0 */
+  deltic_tensor dx;                   /* out, as x and of its dtype */
   deltic_tensor dweight, dbias;
   deltic_tensor d_initial_state;
 } deltic_conv_backward_tensors;
@@ -348,7 +359,8 @@ DELTIC_API const char* deltic_version(void);
 DELTIC_API uint32_t deltic_abi_version(void);
 /* DELTIC_OK if a program compiled with this header may use the library it found. */
 DELTIC_API deltic_status deltic_check_abi(uint32_t header_abi_version);
-/* The text of this thread's last failed call; "" if there is none. Valid until its next failure. */
+/* The text of this thread's last failed call; "" if there is none. Valid until the thread's next
+ * failure or its end. */
 DELTIC_API const char* deltic_last_error(void);
 DELTIC_API const char* deltic_status_name(int32_t status);
 DELTIC_API const char* deltic_op_name(int32_t op);
@@ -364,18 +376,26 @@ DELTIC_API deltic_status deltic_set_checked(int32_t on);
 /* 0, 1, or -1: DELTIC_CHECKED is asked and is neither. */
 DELTIC_API int32_t deltic_get_checked(void);
 /* Receives what DELTIC_LOG asks for (`dispatch`: one line per decision) instead of stderr; with a
- * callback set, `dispatch` is on. NULL goes back to the environment. Process-wide. */
+ * callback set, `dispatch` is on. NULL goes back to the environment. Process-wide: several threads
+ * may be in the callback at once. It may call the library; what those calls decide is not logged.
+ * When deltic_set_log returns, the former callback runs on no other thread, unless it was called
+ * from a callback, where it does not wait. */
 typedef void (*deltic_log_fn)(void* user, const char* line);
 DELTIC_API deltic_status deltic_set_log(deltic_log_fn fn, void* user);
 
-DELTIC_API void deltic_options_init(deltic_options* options);
-DELTIC_API void deltic_tensors_init(deltic_tensors* tensors);
-DELTIC_API void deltic_backward_tensors_init(deltic_backward_tensors* tensors);
-DELTIC_API void deltic_block_tensors_init(deltic_block_tensors* tensors);
-DELTIC_API void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors);
-DELTIC_API void deltic_memory_plan_init(deltic_memory_plan* plan);
-DELTIC_API void deltic_conv_tensors_init(deltic_conv_tensors* tensors);
-DELTIC_API void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors);
+/* `size` is sizeof the struct: deltic_options_init(&options, sizeof options). So many bytes become
+ * zero, then the field `size` is set; with a null pointer or fewer than 8 bytes nothing is. The
+ * `forward` of a gradient's tensors is then null: point it to a struct with a size of its own. */
+DELTIC_API void deltic_options_init(deltic_options* options, uint64_t size);
+DELTIC_API void deltic_tensors_init(deltic_tensors* tensors, uint64_t size);
+DELTIC_API void deltic_backward_tensors_init(deltic_backward_tensors* tensors, uint64_t size);
+DELTIC_API void deltic_block_tensors_init(deltic_block_tensors* tensors, uint64_t size);
+DELTIC_API void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors,
+                                                   uint64_t size);
+DELTIC_API void deltic_memory_plan_init(deltic_memory_plan* plan, uint64_t size);
+DELTIC_API void deltic_conv_tensors_init(deltic_conv_tensors* tensors, uint64_t size);
+DELTIC_API void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors,
+                                                  uint64_t size);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -393,16 +413,17 @@ typedef void (*deltic_explain_fn)(void* user, const char* name, int32_t accepts,
 DELTIC_API deltic_status deltic_explain(int32_t op, const deltic_options* options,
                                         const deltic_tensors* tensors, deltic_explain_fn fn,
                                         void* user);
-/* Called once per way to divide a forward's work over a GPU of num_sms SMs (0: the call's device;
- * else no GPU is needed): the chosen one first, each with a predicted time in microseconds and
- * where it comes from. num_sms: 0, or 4 to 1024. An implementation that has a choice, but not for
- * this call, is named once: `what` is empty, the time 0, and `reason` the sentence why. Not called
- * for CPU tensors, and for an implementation without a choice that was named. */
+/* Called once per way to divide a forward's work over a GPU of num_sms SMs (0: those that `stream`
+ * may use on the call's device; else no GPU is needed): the chosen one first, each with a predicted
+ * time in microseconds and where it comes from. num_sms: 0, or 4 to 1024. An implementation that
+ * has a choice, but not for this call, is named once: `what` is empty, the time 0, and `reason` the
+ * sentence why. Not called for CPU tensors, and for an implementation without a choice that was
+ * named. */
 typedef void (*deltic_division_fn)(void* user, const char* impl, const char* what,
                                    double predicted_us, int32_t chosen, const char* reason);
 DELTIC_API deltic_status deltic_explain_division(const deltic_options* options,
                                                  const deltic_tensors* tensors, int32_t num_sms,
-                                                 deltic_division_fn fn, void* user);
+                                                 void* stream, deltic_division_fn fn, void* user);
 DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                               const deltic_block_tensors* tensors,
                                               deltic_explain_fn fn, void* user);
@@ -419,60 +440,66 @@ DELTIC_API deltic_status deltic_conv_backward_explain(const deltic_options* opti
                                                       const deltic_conv_backward_tensors* tensors,
                                                       deltic_explain_fn fn, void* user);
 
-/* The memory that backward needs, and forward keeps for it, under a deltic_save. */
+/* The memory that backward needs, and forward keeps for it, under a deltic_save. What the tensors
+ * have of `saved` does not matter; `plan` comes with its size. */
 DELTIC_API deltic_status deltic_backward_memory(const deltic_options* options,
                                                 const deltic_backward_tensors* tensors,
-                                                int32_t save, deltic_memory_plan* plan);
-/* Facts about build and machine, one call per fact, for example ("cpu.features", "avx2 avx512
- * ..."). */
+                                                int32_t save, void* stream,
+                                                deltic_memory_plan* plan);
+/* Facts about build and machine, one call per fact, for example ("cpu.found", "avx2, avx512f"). */
 typedef void (*deltic_info_fn)(void* user, const char* key, const char* value);
 DELTIC_API deltic_status deltic_info(deltic_info_fn fn, void* user);
 
 /* ---- Operations ---------------------------------------------------------------------------- */
 
-/* `options` may be NULL: all defaults. `stream` is a cudaStream_t for CUDA tensors; the CPU
- * ignores it. */
+/* `options` may be NULL: all defaults. `stream` is a cudaStream_t for CUDA tensors (null: the
+ * default stream); the CPU ignores it. A workspace query takes the stream of the call that it is
+ * for: how the work is divided depends on the SMs that the stream may use. A call whose stream
+ * needs more than its workspace has fails. */
 DELTIC_API deltic_status deltic_forward_workspace(const deltic_options* options,
-                                                  const deltic_tensors* tensors, uint64_t* bytes);
+                                                  const deltic_tensors* tensors, void* stream,
+                                                  uint64_t* bytes);
 DELTIC_API deltic_status deltic_forward(const deltic_options* options,
                                         const deltic_tensors* tensors,
                                         const deltic_workspace* workspace, void* stream);
-/* Bytes of tensors.saved for options.save. */
+/* Bytes of tensors.saved for options.save: the same on every stream. */
 DELTIC_API deltic_status deltic_forward_saved(const deltic_options* options,
                                               const deltic_tensors* tensors, uint64_t* bytes);
 DELTIC_API deltic_status deltic_backward_workspace(const deltic_options* options,
                                                    const deltic_backward_tensors* tensors,
-                                                   uint64_t* bytes);
+                                                   void* stream, uint64_t* bytes);
 DELTIC_API deltic_status deltic_backward(const deltic_options* options,
                                          const deltic_backward_tensors* tensors,
                                          const deltic_workspace* workspace, void* stream);
 DELTIC_API deltic_status deltic_decode_workspace(const deltic_options* options,
-                                                 const deltic_tensors* tensors, uint64_t* bytes);
+                                                 const deltic_tensors* tensors, void* stream,
+                                                 uint64_t* bytes);
 DELTIC_API deltic_status deltic_decode(const deltic_options* options, const deltic_tensors* tensors,
                                        const deltic_workspace* workspace, void* stream);
 /* op: a building block: one of DELTIC_CUMSUM .. DELTIC_WY, or DELTIC_SCORES_INVERSE. */
 DELTIC_API deltic_status deltic_block_workspace(int32_t op, const deltic_options* options,
-                                                const deltic_block_tensors* tensors,
+                                                const deltic_block_tensors* tensors, void* stream,
                                                 uint64_t* bytes);
 DELTIC_API deltic_status deltic_block(int32_t op, const deltic_options* options,
                                       const deltic_block_tensors* tensors,
                                       const deltic_workspace* workspace, void* stream);
 /* The gradient of the same operation, under the same options. */
-DELTIC_API deltic_status
-deltic_block_backward_workspace(int32_t op, const deltic_options* options,
-                                const deltic_block_backward_tensors* tensors, uint64_t* bytes);
+DELTIC_API deltic_status deltic_block_backward_workspace(
+    int32_t op, const deltic_options* options, const deltic_block_backward_tensors* tensors,
+    void* stream, uint64_t* bytes);
 DELTIC_API deltic_status deltic_block_backward(int32_t op, const deltic_options* options,
                                                const deltic_block_backward_tensors* tensors,
                                                const deltic_workspace* workspace, void* stream);
 /* The causal depthwise convolution, of whole sequences or of a few tokens, and its gradient. */
 DELTIC_API deltic_status deltic_conv_workspace(const deltic_options* options,
-                                               const deltic_conv_tensors* tensors, uint64_t* bytes);
+                                               const deltic_conv_tensors* tensors, void* stream,
+                                               uint64_t* bytes);
 DELTIC_API deltic_status deltic_conv(const deltic_options* options,
                                      const deltic_conv_tensors* tensors,
                                      const deltic_workspace* workspace, void* stream);
 DELTIC_API deltic_status deltic_conv_backward_workspace(const deltic_options* options,
                                                         const deltic_conv_backward_tensors* tensors,
-                                                        uint64_t* bytes);
+                                                        void* stream, uint64_t* bytes);
 DELTIC_API deltic_status deltic_conv_backward(const deltic_options* options,
                                               const deltic_conv_backward_tensors* tensors,
                                               const deltic_workspace* workspace, void* stream);

@@ -192,8 +192,8 @@ struct Options {
 
   // Valid while this object lives (impl).
   deltic_options c() const {
-    deltic_options o;
-    deltic_options_init(&o);
+    deltic_options o{};
+    o.size = sizeof(o);
     o.gate_form = static_cast<int32_t>(gate_form);
     o.beta_form = static_cast<int32_t>(beta_form);
     o.state_layout = static_cast<int32_t>(state_layout);
@@ -254,9 +254,11 @@ struct BackwardTensors {
   TensorView d_o{}, d_final_state{}, dq{}, dk{}, dv{}, dbeta{}, dg{}, dgv{}, dA_log{}, ddt_bias{},
       d_initial_state{};
 
-  deltic_backward_tensors c() const {
+  // Points to `forward_c`, which receives the C form of the forward call's tensors.
+  deltic_backward_tensors c(deltic_tensors& forward_c) const {
+    forward_c = forward.c();
     return {sizeof(deltic_backward_tensors),
-            forward.c(),
+            &forward_c,
             d_o,
             d_final_state,
             dq,
@@ -304,9 +306,11 @@ struct BlockBackwardTensors {
   TensorView d_out{}, d_w{}, d_u{}, d_kg{}, d_qg{}, dq{}, dk{}, dv{}, dx{}, dg{}, dbeta{}, da{},
       dA_log{}, ddt_bias{};
 
-  deltic_block_backward_tensors c() const {
+  // Points to `forward_c`, which receives the C form of the forward call's tensors.
+  deltic_block_backward_tensors c(deltic_block_tensors& forward_c) const {
+    forward_c = forward.c();
     return {sizeof(deltic_block_backward_tensors),
-            forward.c(),
+            &forward_c,
             d_out,
             d_w,
             d_u,
@@ -350,9 +354,11 @@ struct ConvBackwardTensors {
   ConvTensors forward{};  // the inputs; no outputs
   TensorView d_out{}, d_final_state{}, dx{}, dweight{}, dbias{}, d_initial_state{};
 
-  deltic_conv_backward_tensors c() const {
+  // Points to `forward_c`, which receives the C form of the forward call's tensors.
+  deltic_conv_backward_tensors c(deltic_conv_tensors& forward_c) const {
+    forward_c = forward.c();
     return {sizeof(deltic_conv_backward_tensors),
-            forward.c(),
+            &forward_c,
             d_out,
             d_final_state,
             dx,
@@ -386,18 +392,29 @@ class Workspace {
 
 namespace detail {
 // A C function on the C forms of options and tensors, with its operation where it takes one.
+template <class T, class F>
+void with_c(const Options& options, const T& tensors, const F& function) {
+  const deltic_options o = options.c();
+  if constexpr (requires { tensors.forward; }) {
+    decltype(tensors.forward.c()) forward;
+    const auto t = tensors.c(forward);
+    check(function(&o, &t));
+  } else {
+    const auto t = tensors.c();
+    check(function(&o, &t));
+  }
+}
 template <class F, class T, class... Rest>
 void call(F function, const Options& options, const T& tensors, Rest... rest) {
-  const deltic_options o = options.c();
-  const auto t = tensors.c();
-  check(function(&o, &t, rest...));
+  with_c(options, tensors, [&](const auto* o, const auto* t) { return function(o, t, rest...); });
 }
 template <class F, class T, class... Rest>
 void call(F function, Op op, const Options& options, const T& tensors, Rest... rest) {
-  const deltic_options o = options.c();
-  const auto t = tensors.c();
-  check(function(static_cast<deltic_op>(op), &o, &t, rest...));
+  with_c(options, tensors, [&](const auto* o, const auto* t) {
+    return function(static_cast<deltic_op>(op), o, t, rest...);
+  });
 }
+// A query: it ends with a pointer for the answer.
 template <class F, class... Call>
 size_t bytes(F function, const Call&... of_call) {
   uint64_t found = 0;
@@ -406,33 +423,41 @@ size_t bytes(F function, const Call&... of_call) {
 }
 }  // namespace detail
 
-inline size_t forward_workspace_bytes(const Options& options, const Tensors& tensors) {
-  return detail::bytes(deltic_forward_workspace, options, tensors);
+// `stream` is the one that the call will have, for CUDA tensors.
+inline size_t forward_workspace_bytes(const Options& options, const Tensors& tensors,
+                                      void* stream = nullptr) {
+  return detail::bytes(deltic_forward_workspace, options, tensors, stream);
 }
 // Bytes of Tensors::saved for Options::save.
 inline size_t forward_saved_bytes(const Options& options, const Tensors& tensors) {
   return detail::bytes(deltic_forward_saved, options, tensors);
 }
-inline size_t backward_workspace_bytes(const Options& options, const BackwardTensors& tensors) {
-  return detail::bytes(deltic_backward_workspace, options, tensors);
+inline size_t backward_workspace_bytes(const Options& options, const BackwardTensors& tensors,
+                                       void* stream = nullptr) {
+  return detail::bytes(deltic_backward_workspace, options, tensors, stream);
 }
-inline size_t decode_workspace_bytes(const Options& options, const Tensors& tensors) {
-  return detail::bytes(deltic_decode_workspace, options, tensors);
+inline size_t decode_workspace_bytes(const Options& options, const Tensors& tensors,
+                                     void* stream = nullptr) {
+  return detail::bytes(deltic_decode_workspace, options, tensors, stream);
 }
-inline size_t block_workspace_bytes(Op op, const Options& options, const BlockTensors& tensors) {
-  return detail::bytes(deltic_block_workspace, op, options, tensors);
+inline size_t block_workspace_bytes(Op op, const Options& options, const BlockTensors& tensors,
+                                    void* stream = nullptr) {
+  return detail::bytes(deltic_block_workspace, op, options, tensors, stream);
 }
 inline size_t block_backward_workspace_bytes(Op op, const Options& options,
-                                             const BlockBackwardTensors& tensors) {
-  return detail::bytes(deltic_block_backward_workspace, op, options, tensors);
+                                             const BlockBackwardTensors& tensors,
+                                             void* stream = nullptr) {
+  return detail::bytes(deltic_block_backward_workspace, op, options, tensors, stream);
 }
 
-inline size_t conv_workspace_bytes(const Options& options, const ConvTensors& tensors) {
-  return detail::bytes(deltic_conv_workspace, options, tensors);
+inline size_t conv_workspace_bytes(const Options& options, const ConvTensors& tensors,
+                                   void* stream = nullptr) {
+  return detail::bytes(deltic_conv_workspace, options, tensors, stream);
 }
 inline size_t conv_backward_workspace_bytes(const Options& options,
-                                            const ConvBackwardTensors& tensors) {
-  return detail::bytes(deltic_conv_backward_workspace, options, tensors);
+                                            const ConvBackwardTensors& tensors,
+                                            void* stream = nullptr) {
+  return detail::bytes(deltic_conv_backward_workspace, options, tensors, stream);
 }
 
 inline void forward(const Options& options, const Tensors& tensors,
@@ -563,15 +588,16 @@ struct Division {
   bool chosen = false;
   std::string reason;
 };
-// The chosen way first, then the others; num_sms 0: those of the call's device.
+// The chosen way first, then the others; num_sms 0: those that the stream may use on the call's
+// device.
 inline std::vector<Division> explain_division(const Options& options, const Tensors& tensors,
-                                              int32_t num_sms = 0) {
+                                              int32_t num_sms = 0, void* stream = nullptr) {
   std::vector<Division> found;
   const deltic_division_fn collect = [](void* user, const char* impl, const char* what, double us,
                                         int32_t chosen, const char* reason) {
     static_cast<std::vector<Division>*>(user)->push_back({impl, what, us, chosen != 0, reason});
   };
-  detail::call(deltic_explain_division, options, tensors, num_sms, collect, &found);
+  detail::call(deltic_explain_division, options, tensors, num_sms, stream, collect, &found);
   return found;
 }
 inline std::vector<Choice> explain(Op op, const Options& options, const BlockTensors& tensors) {
@@ -593,10 +619,10 @@ inline std::vector<Choice> explain(const Options& options, const ConvBackwardTen
 }
 // What backward needs, and forward keeps for it, under a Save; see deltic_memory_plan.
 inline deltic_memory_plan backward_memory(const Options& options, const BackwardTensors& tensors,
-                                          Save save) {
-  deltic_memory_plan plan;
-  deltic_memory_plan_init(&plan);
-  detail::call(deltic_backward_memory, options, tensors, static_cast<int32_t>(save), &plan);
+                                          Save save, void* stream = nullptr) {
+  deltic_memory_plan plan{};
+  plan.size = sizeof(plan);
+  detail::call(deltic_backward_memory, options, tensors, static_cast<int32_t>(save), stream, &plan);
   return plan;
 }
 

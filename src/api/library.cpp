@@ -9,13 +9,12 @@ namespace {
 // A fixed buffer: reporting an error may not fail for want of memory. Longer texts are cut.
 thread_local char t_last_error[4096] = "";
 
-// All zero, with its size; so is the struct of the forward call inside of it, if there is one.
+// All zero and its size, as the caller knows the struct: nothing behind it is written.
 template <class Struct>
-void init(Struct* s) {
-  if (s == nullptr) return;
-  *s = {};
-  s->size = sizeof(*s);
-  if constexpr (requires { s->forward; }) s->forward.size = sizeof(s->forward);
+void init(Struct* s, uint64_t size) {
+  if (s == nullptr || size < sizeof(s->size)) return;
+  std::memset(static_cast<void*>(s), 0, size);
+  s->size = size;
 }
 }  // namespace
 
@@ -49,11 +48,19 @@ const char* deltic_op_name(int32_t op) {
   return known ? name_of(static_cast<deltic_op>(op)) : "unknown operation";
 }
 
-void deltic_options_init(deltic_options* options) { init(options); }
-void deltic_tensors_init(deltic_tensors* tensors) { init(tensors); }
-void deltic_backward_tensors_init(deltic_backward_tensors* tensors) { init(tensors); }
-void deltic_conv_tensors_init(deltic_conv_tensors* tensors) { init(tensors); }
-void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors) { init(tensors); }
-void deltic_memory_plan_init(deltic_memory_plan* plan) { init(plan); }
-void deltic_block_tensors_init(deltic_block_tensors* tensors) { init(tensors); }
-void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors) { init(tensors); }
+void deltic_options_init(deltic_options* options, uint64_t size) { init(options, size); }
+void deltic_tensors_init(deltic_tensors* tensors, uint64_t size) { init(tensors, size); }
+void deltic_backward_tensors_init(deltic_backward_tensors* tensors, uint64_t size) {
+  init(tensors, size);
+}
+void deltic_conv_tensors_init(deltic_conv_tensors* tensors, uint64_t size) { init(tensors, size); }
+void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors, uint64_t size) {
+  init(tensors, size);
+}
+void deltic_memory_plan_init(deltic_memory_plan* plan, uint64_t size) { init(plan, size); }
+void deltic_block_tensors_init(deltic_block_tensors* tensors, uint64_t size) {
+  init(tensors, size);
+}
+void deltic_block_backward_tensors_init(deltic_block_backward_tensors* tensors, uint64_t size) {
+  init(tensors, size);
+}

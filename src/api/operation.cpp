@@ -5,8 +5,10 @@
 
 #include "api/dispatch.h"
 #include "api/settings.h"
+#include "api/threads.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/structs.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
 #include "reference/reference.h"
@@ -15,11 +17,6 @@ namespace deltic {
 namespace {
 
 constexpr uint64_t kWorkspaceAlign = 64;
-
-const char* named_in(const deltic_options* options) {
-  // Read before the struct is checked: only a struct that is large enough has the field.
-  return options != nullptr && options->size >= sizeof(deltic_options) ? options->impl : nullptr;
-}
 
 // The tensors of a call's struct, which stand side by side in it.
 std::span<const deltic_tensor> tensors_of(const deltic_tensors& t) {
@@ -44,12 +41,11 @@ std::span<const deltic_tensor> tensors_of(const deltic_conv_backward_tensors& t)
 // The device of the first tensor, which the others must share: who can be named depends on it, and
 // the checks on who was named.
 template <class Tensors>
-deltic_device_type device_in(const Tensors* tensors) {
-  if (tensors == nullptr || tensors->size < sizeof(Tensors)) return DELTIC_CPU;
-  if constexpr (requires { tensors->forward; }) {
-    return device_in(&tensors->forward);
+deltic_device_type device_in(const Tensors& tensors) {
+  if constexpr (requires { tensors.forward; }) {
+    return device_in(*tensors.forward);
   } else {
-    for (const deltic_tensor& t : tensors_of(*tensors)) {
+    for (const deltic_tensor& t : tensors_of(tensors)) {
       if (t.rank > 0) return t.device_type == DELTIC_CUDA ? DELTIC_CUDA : DELTIC_CPU;
     }
     return DELTIC_CPU;
@@ -58,17 +54,22 @@ deltic_device_type device_in(const Tensors* tensors) {
 
 template <class Tensors>
 struct Call {
+  const deltic_options options;
+  const GivenTensors<Tensors> given;
   Problem problem;
   const Implementation* named = nullptr;
 
-  Call(deltic_op op, const deltic_options* options, const Tensors* tensors, bool query) {
-    named = named_implementation(op, device_in(tensors), named_in(options));
+  Call(deltic_op op, const deltic_options* caller_options, const Tensors* caller_tensors,
+       void* stream, bool query)
+      : options(read_options(name_of(op), caller_options)), given(name_of(op), caller_tensors) {
+    named = named_implementation(op, device_in(given.tensors), options.impl);
     CheckContext context;
     context.query = query;
     context.allow_f64 = named != nullptr && named == &reference::implementation(op);
     context.threads = default_threads();
     context.checked = default_checked(name_of(op));
-    problem = check_call(op, options, tensors, context);
+    problem = check_call(op, options, given.tensors, context);
+    problem.stream = stream;
     if (is_forked_child()) problem.threads = 1;
   }
 };
@@ -139,8 +140,8 @@ void check_saved(const Problem& p, const Tensors& tensors, const deltic_workspac
 
 template <class Tensors>
 void workspace_query(deltic_op op, const deltic_options* options, const Tensors* tensors,
-                     uint64_t* bytes) {
-  const Call<Tensors> call(op, options, tensors, true);
+                     void* stream, uint64_t* bytes) {
+  const Call<Tensors> call(op, options, tensors, stream, true);
   if (bytes == nullptr) {
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": bytes: expected a pointer, got null");
   }
@@ -148,7 +149,7 @@ void workspace_query(deltic_op op, const deltic_options* options, const Tensors*
 }
 
 void saved_query(const deltic_options* options, const deltic_tensors* tensors, uint64_t* bytes) {
-  const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, true);
+  const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, nullptr, true);
   if (bytes == nullptr) {
     fail(DELTIC_INVALID_ARGUMENT, "forward: bytes: expected a pointer, got null");
   }
@@ -156,46 +157,42 @@ void saved_query(const deltic_options* options, const deltic_tensors* tensors, u
 }
 
 void memory_query(const deltic_options* options, const deltic_backward_tensors* tensors,
-                  int32_t save, deltic_memory_plan* plan) {
-  Call<deltic_backward_tensors> call(DELTIC_BACKWARD, options, tensors, true);
+                  int32_t save, void* stream, deltic_memory_plan* plan) {
+  Call<deltic_backward_tensors> call(DELTIC_BACKWARD, options, tensors, stream, true);
   Problem& p = call.problem;
   if (save < DELTIC_SAVE_NONE || save > DELTIC_SAVE_ALL) {
     fail(DELTIC_INVALID_ARGUMENT, "backward: save: expected none (0), states (1) or all (2), got ",
          save);
   }
-  if (plan == nullptr) {
-    fail(DELTIC_INVALID_ARGUMENT, "backward: plan: expected a struct, got a null pointer");
-  }
-  if (plan->size != sizeof(*plan)) {
-    fail(DELTIC_INVALID_ARGUMENT, "backward: plan.size: expected ", sizeof(*plan), ", got ",
-         plan->size, " (set it with deltic_memory_plan_init)");
-  }
+  deltic_memory_plan result = read_struct("backward", "plan", plan);
   const SavedSizes sizes = saved_sizes(p, static_cast<deltic_save>(save));
   p.saved.bytes = sizes.bytes;
-  plan->chunks = (p.T + p.chunk - 1) / p.chunk;
-  plan->segment_chunks = sizes.segment;
-  plan->saved_states = sizes.states;
-  plan->saved_bytes = sizes.bytes;
-  plan->workspace_bytes = needed_bytes(p, choose(p, call.named));
+  result.chunks = (p.T + p.chunk - 1) / p.chunk;
+  result.segment_chunks = sizes.segment;
+  result.saved_states = sizes.states;
+  result.saved_bytes = sizes.bytes;
+  result.workspace_bytes = needed_bytes(p, choose(p, call.named));
+  write_struct(result, plan->size, plan);
 }
 
 template <class Tensors>
 void run_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                    const deltic_workspace* workspace, void* stream) {
-  const Call<Tensors> call(op, options, tensors, false);
-  const Problem& p = call.problem;
+  Call<Tensors> call(op, options, tensors, stream, false);
+  Problem& p = call.problem;
   if (p.device == DELTIC_CUDA) gpu::check_device(name_of(op), p.device_index);
   const Implementation& chosen = choose(p, call.named);
   const uint64_t needed = needed_bytes(p, chosen);
   const deltic_workspace given = workspace != nullptr ? *workspace : deltic_workspace{nullptr, 0};
   check_buffer(op, "workspace", given, needed);
+  const Tensors& own = call.given.tensors;
   if (needed > 0) {
-    check_alone(op, "workspace", given, needed, tensors_of(*tensors));
-    if constexpr (requires { tensors->forward; }) {
-      check_alone(op, "workspace", given, needed, tensors_of(tensors->forward));
+    check_alone(op, "workspace", given, needed, tensors_of(own));
+    if constexpr (requires { own.forward; }) {
+      check_alone(op, "workspace", given, needed, tensors_of(*own.forward));
     }
   }
-  check_saved(p, *tensors, given, needed);
+  check_saved(p, own, given, needed);
   const std::span<std::byte> memory(static_cast<std::byte*>(given.data), needed);
   if (p.device == DELTIC_CUDA) {
     check_host_lengths(p);
@@ -208,6 +205,11 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   }
   check_values(p, memory);
   if (p.checked) check_finite(p);
+  const int threads = p.threads;
+  p.threads = threads_to_be_had(p.threads);
+  // The workspace was sized for more. Fewer may cut the work otherwise and need more of it; one
+  // never does.
+  while (p.threads > 1 && p.threads < threads && needed_bytes(p, chosen) > needed) --p.threads;
   chosen.run(p, memory, stream);
 }
 
@@ -221,7 +223,7 @@ void device_error(const deltic_workspace* workspace, void* stream) {
 template <class Tensors>
 void explain_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                        deltic_explain_fn fn, void* user) {
-  const Call<Tensors> call(op, options, tensors, true);
+  const Call<Tensors> call(op, options, tensors, nullptr, true);
   const Problem& p = call.problem;
   if (fn == nullptr)
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": fn: expected a function, got null");
@@ -251,8 +253,8 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
 }
 
 void explain_division(const deltic_options* options, const deltic_tensors* tensors, int32_t num_sms,
-                      deltic_division_fn fn, void* user) {
-  const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, true);
+                      void* stream, deltic_division_fn fn, void* user) {
+  const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, stream, true);
   if (fn == nullptr) fail(DELTIC_INVALID_ARGUMENT, "forward: fn: expected a function, got null");
   constexpr int32_t kFewest = 4, kMost = 1024;
   if (num_sms != 0 && (num_sms < kFewest || num_sms > kMost)) {
@@ -261,7 +263,7 @@ void explain_division(const deltic_options* options, const deltic_tensors* tenso
   }
   const Problem& p = call.problem;
   if (p.device != DELTIC_CUDA) return;
-  const int sms = num_sms > 0 ? num_sms : gpu::num_sms(p.device_index);
+  const int sms = num_sms > 0 ? num_sms : gpu::num_sms(p.device_index, stream);
   if (sms == 0) {
     fail(DELTIC_INVALID_ARGUMENT,
          "forward: num_sms: expected a number of SMs without a GPU, got 0");
@@ -280,8 +282,9 @@ void explain_division(const deltic_options* options, const deltic_tensors* tenso
   }
 }
 
-template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*, uint64_t*);
-template void workspace_query(deltic_op, const deltic_options*, const deltic_block_tensors*,
+template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*, void*,
+                              uint64_t*);
+template void workspace_query(deltic_op, const deltic_options*, const deltic_block_tensors*, void*,
                               uint64_t*);
 template void run_operation(deltic_op, const deltic_options*, const deltic_tensors*,
                             const deltic_workspace*, void*);
@@ -293,20 +296,20 @@ template void explain_operation(deltic_op, const deltic_options*, const deltic_b
                                 deltic_explain_fn, void*);
 
 template void workspace_query(deltic_op, const deltic_options*, const deltic_backward_tensors*,
-                              uint64_t*);
+                              void*, uint64_t*);
 template void run_operation(deltic_op, const deltic_options*, const deltic_backward_tensors*,
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*, const deltic_backward_tensors*,
                                 deltic_explain_fn, void*);
 
 template void workspace_query(deltic_op, const deltic_options*,
-                              const deltic_block_backward_tensors*, uint64_t*);
+                              const deltic_block_backward_tensors*, void*, uint64_t*);
 template void run_operation(deltic_op, const deltic_options*, const deltic_block_backward_tensors*,
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*,
                                 const deltic_block_backward_tensors*, deltic_explain_fn, void*);
 
-template void workspace_query(deltic_op, const deltic_options*, const deltic_conv_tensors*,
+template void workspace_query(deltic_op, const deltic_options*, const deltic_conv_tensors*, void*,
                               uint64_t*);
 template void run_operation(deltic_op, const deltic_options*, const deltic_conv_tensors*,
                             const deltic_workspace*, void*);
@@ -314,7 +317,7 @@ template void explain_operation(deltic_op, const deltic_options*, const deltic_c
                                 deltic_explain_fn, void*);
 
 template void workspace_query(deltic_op, const deltic_options*, const deltic_conv_backward_tensors*,
-                              uint64_t*);
+                              void*, uint64_t*);
 template void run_operation(deltic_op, const deltic_options*, const deltic_conv_backward_tensors*,
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*,

@@ -7,12 +7,12 @@ namespace deltic {
 
 template <class Tensors>
 void workspace_query(deltic_op op, const deltic_options* options, const Tensors* tensors,
-                     uint64_t* bytes);
+                     void* stream, uint64_t* bytes);
 // Bytes of tensors.saved for options.save.
 void saved_query(const deltic_options* options, const deltic_tensors* tensors, uint64_t* bytes);
 // What backward needs and forward keeps for it with a deltic_save.
 void memory_query(const deltic_options* options, const deltic_backward_tensors* tensors,
-                  int32_t save, deltic_memory_plan* plan);
+                  int32_t save, void* stream, deltic_memory_plan* plan);
 template <class Tensors>
 void run_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                    const deltic_workspace* workspace, void* stream);
@@ -22,12 +22,12 @@ template <class Tensors>
 void explain_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                        deltic_explain_fn fn, void* user);
 void explain_division(const deltic_options* options, const deltic_tensors* tensors, int32_t num_sms,
-                      deltic_division_fn fn, void* user);
+                      void* stream, deltic_division_fn fn, void* user);
 
-extern template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*,
+extern template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*, void*,
                                      uint64_t*);
 extern template void workspace_query(deltic_op, const deltic_options*, const deltic_block_tensors*,
-                                     uint64_t*);
+                                     void*, uint64_t*);
 extern template void run_operation(deltic_op, const deltic_options*, const deltic_tensors*,
                                    const deltic_workspace*, void*);
 extern template void run_operation(deltic_op, const deltic_options*, const deltic_block_tensors*,
@@ -38,7 +38,7 @@ extern template void explain_operation(deltic_op, const deltic_options*,
                                        const deltic_block_tensors*, deltic_explain_fn, void*);
 
 extern template void workspace_query(deltic_op, const deltic_options*,
-                                     const deltic_backward_tensors*, uint64_t*);
+                                     const deltic_backward_tensors*, void*, uint64_t*);
 
 extern template void run_operation(deltic_op, const deltic_options*, const deltic_backward_tensors*,
                                    const deltic_workspace*, void*);
@@ -47,7 +47,7 @@ extern template void explain_operation(deltic_op, const deltic_options*,
                                        const deltic_backward_tensors*, deltic_explain_fn, void*);
 
 extern template void workspace_query(deltic_op, const deltic_options*,
-                                     const deltic_block_backward_tensors*, uint64_t*);
+                                     const deltic_block_backward_tensors*, void*, uint64_t*);
 extern template void run_operation(deltic_op, const deltic_options*,
                                    const deltic_block_backward_tensors*, const deltic_workspace*,
                                    void*);
@@ -56,14 +56,14 @@ extern template void explain_operation(deltic_op, const deltic_options*,
                                        void*);
 
 extern template void workspace_query(deltic_op, const deltic_options*, const deltic_conv_tensors*,
-                                     uint64_t*);
+                                     void*, uint64_t*);
 extern template void run_operation(deltic_op, const deltic_options*, const deltic_conv_tensors*,
                                    const deltic_workspace*, void*);
 extern template void explain_operation(deltic_op, const deltic_options*, const deltic_conv_tensors*,
                                        deltic_explain_fn, void*);
 
 extern template void workspace_query(deltic_op, const deltic_options*,
-                                     const deltic_conv_backward_tensors*, uint64_t*);
+                                     const deltic_conv_backward_tensors*, void*, uint64_t*);
 extern template void run_operation(deltic_op, const deltic_options*,
                                    const deltic_conv_backward_tensors*, const deltic_workspace*,
                                    void*);

@@ -38,8 +38,8 @@ deltic_op main_op(int32_t op) {
 }  // namespace
 
 deltic_status deltic_forward_workspace(const deltic_options* options, const deltic_tensors* tensors,
-                                       uint64_t* bytes) {
-  return guard([&] { workspace_query(DELTIC_FORWARD, options, tensors, bytes); });
+                                       void* stream, uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_FORWARD, options, tensors, stream, bytes); });
 }
 deltic_status deltic_forward(const deltic_options* options, const deltic_tensors* tensors,
                              const deltic_workspace* workspace, void* stream) {
@@ -50,24 +50,26 @@ deltic_status deltic_forward_saved(const deltic_options* options, const deltic_t
   return guard([&] { saved_query(options, tensors, bytes); });
 }
 deltic_status deltic_backward_workspace(const deltic_options* options,
-                                        const deltic_backward_tensors* tensors, uint64_t* bytes) {
-  return guard([&] { workspace_query(DELTIC_BACKWARD, options, tensors, bytes); });
+                                        const deltic_backward_tensors* tensors, void* stream,
+                                        uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_BACKWARD, options, tensors, stream, bytes); });
 }
 deltic_status deltic_backward(const deltic_options* options, const deltic_backward_tensors* tensors,
                               const deltic_workspace* workspace, void* stream) {
   return guard([&] { run_operation(DELTIC_BACKWARD, options, tensors, workspace, stream); });
 }
 deltic_status deltic_decode_workspace(const deltic_options* options, const deltic_tensors* tensors,
-                                      uint64_t* bytes) {
-  return guard([&] { workspace_query(DELTIC_DECODE, options, tensors, bytes); });
+                                      void* stream, uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_DECODE, options, tensors, stream, bytes); });
 }
 deltic_status deltic_decode(const deltic_options* options, const deltic_tensors* tensors,
                             const deltic_workspace* workspace, void* stream) {
   return guard([&] { run_operation(DELTIC_DECODE, options, tensors, workspace, stream); });
 }
 deltic_status deltic_block_workspace(int32_t op, const deltic_options* options,
-                                     const deltic_block_tensors* tensors, uint64_t* bytes) {
-  return guard([&] { workspace_query(block_op(op), options, tensors, bytes); });
+                                     const deltic_block_tensors* tensors, void* stream,
+                                     uint64_t* bytes) {
+  return guard([&] { workspace_query(block_op(op), options, tensors, stream, bytes); });
 }
 deltic_status deltic_block(int32_t op, const deltic_options* options,
                            const deltic_block_tensors* tensors, const deltic_workspace* workspace,
@@ -82,8 +84,9 @@ deltic_status deltic_explain(int32_t op, const deltic_options* options,
   return guard([&] { explain_operation(main_op(op), options, tensors, fn, user); });
 }
 deltic_status deltic_explain_division(const deltic_options* options, const deltic_tensors* tensors,
-                                      int32_t num_sms, deltic_division_fn fn, void* user) {
-  return guard([&] { explain_division(options, tensors, num_sms, fn, user); });
+                                      int32_t num_sms, void* stream, deltic_division_fn fn,
+                                      void* user) {
+  return guard([&] { explain_division(options, tensors, num_sms, stream, fn, user); });
 }
 deltic_status deltic_backward_explain(const deltic_options* options,
                                       const deltic_backward_tensors* tensors, deltic_explain_fn fn,
@@ -92,8 +95,8 @@ deltic_status deltic_backward_explain(const deltic_options* options,
 }
 deltic_status deltic_backward_memory(const deltic_options* options,
                                      const deltic_backward_tensors* tensors, int32_t save,
-                                     deltic_memory_plan* plan) {
-  return guard([&] { memory_query(options, tensors, save, plan); });
+                                     void* stream, deltic_memory_plan* plan) {
+  return guard([&] { memory_query(options, tensors, save, stream, plan); });
 }
 deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                    const deltic_block_tensors* tensors, deltic_explain_fn fn,
@@ -102,8 +105,8 @@ deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
 }
 deltic_status deltic_block_backward_workspace(int32_t op, const deltic_options* options,
                                               const deltic_block_backward_tensors* tensors,
-                                              uint64_t* bytes) {
-  return guard([&] { workspace_query(block_gradient_op(op), options, tensors, bytes); });
+                                              void* stream, uint64_t* bytes) {
+  return guard([&] { workspace_query(block_gradient_op(op), options, tensors, stream, bytes); });
 }
 deltic_status deltic_block_backward(int32_t op, const deltic_options* options,
                                     const deltic_block_backward_tensors* tensors,
@@ -116,8 +119,9 @@ deltic_status deltic_block_backward_explain(int32_t op, const deltic_options* op
   return guard([&] { explain_operation(block_gradient_op(op), options, tensors, fn, user); });
 }
 deltic_status deltic_conv_workspace(const deltic_options* options,
-                                    const deltic_conv_tensors* tensors, uint64_t* bytes) {
-  return guard([&] { workspace_query(DELTIC_CONV, options, tensors, bytes); });
+                                    const deltic_conv_tensors* tensors, void* stream,
+                                    uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_CONV, options, tensors, stream, bytes); });
 }
 deltic_status deltic_conv(const deltic_options* options, const deltic_conv_tensors* tensors,
                           const deltic_workspace* workspace, void* stream) {
@@ -129,8 +133,8 @@ deltic_status deltic_conv_explain(const deltic_options* options, const deltic_co
 }
 deltic_status deltic_conv_backward_workspace(const deltic_options* options,
                                              const deltic_conv_backward_tensors* tensors,
-                                             uint64_t* bytes) {
-  return guard([&] { workspace_query(DELTIC_CONV, options, tensors, bytes); });
+                                             void* stream, uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_CONV, options, tensors, stream, bytes); });
 }
 deltic_status deltic_conv_backward(const deltic_options* options,
                                    const deltic_conv_backward_tensors* tensors,

@@ -2,38 +2,65 @@
 #include "api/settings.h"
 
 #include <omp.h>
-#include <pthread.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include "api/guard.h"
+#include "api/threads.h"
 #include "core/error.h"
 
 namespace deltic {
 namespace {
 std::atomic<int> g_threads{0};   // 0: OpenMP's default
 std::atomic<int> g_checked{-1};  // -1: DELTIC_CHECKED
-std::mutex g_log_mutex;          // orders lines, and a change of the callback with them
-std::atomic<deltic_log_fn> g_log{nullptr};
-void* g_log_user = nullptr;
 
-// A forked child has none of its parent's OpenMP threads, but their runtime believes that it has:
-// a parallel region would wait for them forever.
-std::atomic<bool> g_is_forked{false};
-[[maybe_unused]] const int g_fork_handler =
-    pthread_atfork(nullptr, nullptr, [] { g_is_forked = true; });
+// The log's callback. No lock is held while it runs: it may call the library, and may wait for a
+// thread that does.
+struct Log {
+  deltic_log_fn fn;
+  void* user;
+  int inside = 0;  // threads in the callback
+};
+std::mutex g_log_mutex;
+std::condition_variable g_log_left;
+std::shared_ptr<Log> g_log;             // null: stderr
+std::atomic<bool> g_has_log{false};     // the same, without the lock
+thread_local bool t_is_in_log = false;  // this thread logs nothing meanwhile
+
+// Runs the callback; false if there is none.
+bool call_log(const char* line) {
+  struct Inside {
+    std::shared_ptr<Log> log;
+    Inside() {
+      const std::lock_guard<std::mutex> lock(g_log_mutex);
+      log = g_log;
+      if (log != nullptr) ++log->inside, t_is_in_log = true;
+    }
+    ~Inside() {
+      if (log == nullptr) return;
+      const std::lock_guard<std::mutex> lock(g_log_mutex);
+      --log->inside, t_is_in_log = false;
+      g_log_left.notify_all();
+    }
+  };
+  const Inside inside;
+  if (inside.log == nullptr) return false;
+  inside.log->fn(inside.log->user, line);
+  return true;
+}
 }  // namespace
 
 int default_threads() {
   const int n = g_threads.load();
   return is_forked_child() ? 1 : n > 0 ? n : omp_get_max_threads();
 }
-
-bool is_forked_child() { return g_is_forked.load(); }
 
 int32_t checked_setting() {
   const int on = g_checked.load();
@@ -53,7 +80,8 @@ bool default_checked(const char* op) {
 }
 
 bool logs_dispatch(const char* op) {
-  if (g_log.load() != nullptr) return true;
+  if (t_is_in_log) return false;
+  if (g_has_log.load()) return true;
   const char* text = std::getenv("DELTIC_LOG");
   if (text == nullptr || text[0] == '\0') return false;
   if (std::strcmp(text, "dispatch") != 0) {
@@ -63,13 +91,9 @@ bool logs_dispatch(const char* op) {
 }
 
 void log_line(const std::string& line) {
-  const std::lock_guard<std::mutex> lock(g_log_mutex);
-  const deltic_log_fn fn = g_log.load();
-  if (fn != nullptr) {
-    fn(g_log_user, line.c_str());
-  } else {
-    std::fprintf(stderr, "%s\n", line.c_str());
-  }
+  if (call_log(line.c_str())) return;
+  // Where the callback was taken away in the middle of a call, nobody asked for the rest of it.
+  if (std::getenv("DELTIC_LOG") != nullptr) std::fprintf(stderr, "%s\n", line.c_str());
 }
 
 }  // namespace deltic
@@ -98,8 +122,13 @@ int32_t deltic_get_checked(void) { return checked_setting(); }
 
 deltic_status deltic_set_log(deltic_log_fn fn, void* user) {
   return guard([&] {
-    const std::lock_guard<std::mutex> lock(g_log_mutex);
-    g_log_user = user;
-    g_log = fn;
+    std::shared_ptr<Log> log;
+    if (fn != nullptr) log = std::make_shared<Log>(Log{fn, user});
+    std::unique_lock<std::mutex> lock(g_log_mutex);
+    std::swap(log, g_log);
+    g_has_log = fn != nullptr;
+    // In a callback it does not wait: two that did would wait for each other.
+    if (log == nullptr || t_is_in_log) return;
+    g_log_left.wait(lock, [&] { return log->inside == 0; });
   });
 }

@@ -6,7 +6,6 @@
 
 namespace deltic {
 int default_threads();
-bool is_forked_child();                // where one thread must do
 int32_t checked_setting();             // 0, 1, or -1: DELTIC_CHECKED is neither
 bool default_checked(const char* op);  // fails in the name of `op` on a wrong DELTIC_CHECKED
 bool logs_dispatch(const char* op);    // likewise on a wrong DELTIC_LOG

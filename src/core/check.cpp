@@ -138,13 +138,11 @@ void check_split(const Checker& c) {
 
 }  // namespace
 
-Problem check_call(deltic_op op, const deltic_options* options, const deltic_tensors* given,
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_tensors& t,
                    const CheckContext& context) {
   Checker c(op, context);
   Problem& p = c.p_;
-  if (given == nullptr) c.bad("tensors", "expected a struct, got a null pointer");
-  const deltic_tensors t = read_struct(c.op_, "tensors", given);
-  c.options(read_struct(c.op_, "options", options));
+  c.options(options);
   check_inputs(c, t);
   c.required(t.o, "o", true);
   c.same_dtype(t.o, "o", t.q, "q");
@@ -178,14 +176,12 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_ten
   return p;
 }
 
-Problem check_call(deltic_op op, const deltic_options* options,
-                   const deltic_backward_tensors* given, const CheckContext& context) {
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_backward_tensors& b,
+                   const CheckContext& context) {
   Checker c(op, context);
   Problem& p = c.p_;
-  if (given == nullptr) c.bad("tensors", "expected a struct, got a null pointer");
-  const deltic_backward_tensors b = read_struct(c.op_, "backward_tensors", given);
-  const deltic_tensors t = read_struct(c.op_, "tensors", &b.forward);
-  c.options(read_struct(c.op_, "options", options));
+  const deltic_tensors& t = *b.forward;
+  c.options(options);
   check_inputs(c, t);
   c.absent(t.o, "o", "in a backward call");
   c.absent(t.final_state, "final_state", "in a backward call");

@@ -21,20 +21,21 @@ struct CheckContext {
   bool checked = false;    // default of checked mode
 };
 
-// Shapes, dtypes, strides, devices, alignment, aliasing, option conflicts. Throws Failure.
-Problem check_call(deltic_op op, const deltic_options* options, const deltic_tensors* tensors,
+// Shapes, dtypes, strides, devices, alignment, aliasing, option conflicts. Throws Failure. Of
+// complete structs (core/structs.h).
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_tensors& tensors,
                    const CheckContext& context);
-Problem check_call(deltic_op op, const deltic_options* options,
-                   const deltic_backward_tensors* tensors, const CheckContext& context);
-Problem check_call(deltic_op op, const deltic_options* options, const deltic_block_tensors* tensors,
+Problem check_call(deltic_op op, const deltic_options& options,
+                   const deltic_backward_tensors& tensors, const CheckContext& context);
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_block_tensors& tensors,
                    const CheckContext& context);
-Problem check_call(deltic_op op, const deltic_options* options,
-                   const deltic_block_backward_tensors* tensors, const CheckContext& context);
+Problem check_call(deltic_op op, const deltic_options& options,
+                   const deltic_block_backward_tensors& tensors, const CheckContext& context);
 
-Problem check_call(deltic_op op, const deltic_options* options, const deltic_conv_tensors* tensors,
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_conv_tensors& tensors,
                    const CheckContext& context);
-Problem check_call(deltic_op op, const deltic_options* options,
-                   const deltic_conv_backward_tensors* tensors, const CheckContext& context);
+Problem check_call(deltic_op op, const deltic_options& options,
+                   const deltic_conv_backward_tensors& tensors, const CheckContext& context);
 
 // Whether a view shares a byte with memory [data, data + bytes).
 bool overlaps(const deltic_tensor& t, const void* data, uint64_t bytes);

@@ -159,13 +159,11 @@ void check_inputs_alone(const Checker& c, const deltic_block_tensors& t) {
 
 }  // namespace
 
-Problem check_call(deltic_op op, const deltic_options* options, const deltic_block_tensors* given,
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_block_tensors& t,
                    const CheckContext& context) {
   Checker c(op, context);
   Problem& p = c.p_;
-  if (given == nullptr) c.bad("tensors", "expected a struct, got a null pointer");
-  const deltic_block_tensors t = read_struct(c.op_, "block_tensors", given);
-  c.options(read_struct(c.op_, "options", options));
+  c.options(options);
   const BlockUse use = block_use(op);
   take_inputs(c, t, use);
   take(c, t.out, "out", use.out, true);
@@ -201,15 +199,13 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_blo
   return p;
 }
 
-Problem check_call(deltic_op op, const deltic_options* options,
-                   const deltic_block_backward_tensors* given, const CheckContext& context) {
+Problem check_call(deltic_op op, const deltic_options& options,
+                   const deltic_block_backward_tensors& b, const CheckContext& context) {
   Checker c(op, context);
   Problem& p = c.p_;
   p.is_gradient = true;
-  if (given == nullptr) c.bad("tensors", "expected a struct, got a null pointer");
-  const deltic_block_backward_tensors b = read_struct(c.op_, "block_backward_tensors", given);
-  const deltic_block_tensors t = read_struct(c.op_, "block_tensors", &b.forward);
-  c.options(read_struct(c.op_, "options", options));
+  const deltic_block_tensors& t = *b.forward;
+  c.options(options);
   const bool is_inverse = op == DELTIC_INVERSE;
   BlockUse use = block_use(op);
   if (is_inverse) use.a = kMay;

@@ -90,13 +90,11 @@ void check_inputs_alone(const Checker& c, const deltic_conv_tensors& t) {
 
 }  // namespace
 
-Problem check_call(deltic_op op, const deltic_options* options, const deltic_conv_tensors* given,
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_conv_tensors& t,
                    const CheckContext& context) {
   Checker c(op, context);
   Problem& p = c.p_;
-  if (given == nullptr) c.bad("tensors", "expected a struct, got a null pointer");
-  const deltic_conv_tensors t = read_struct(c.op_, "conv_tensors", given);
-  c.options(read_struct(c.op_, "options", options));
+  c.options(options);
   check_inputs(c, t);
   check_pool(c, t);
   if (!p.is_pool) {
@@ -122,15 +120,13 @@ Problem check_call(deltic_op op, const deltic_options* options, const deltic_con
   return p;
 }
 
-Problem check_call(deltic_op op, const deltic_options* options,
-                   const deltic_conv_backward_tensors* given, const CheckContext& context) {
+Problem check_call(deltic_op op, const deltic_options& options,
+                   const deltic_conv_backward_tensors& b, const CheckContext& context) {
   Checker c(op, context);
   Problem& p = c.p_;
   p.is_gradient = true;
-  if (given == nullptr) c.bad("tensors", "expected a struct, got a null pointer");
-  const deltic_conv_backward_tensors b = read_struct(c.op_, "conv_backward_tensors", given);
-  const deltic_conv_tensors t = read_struct(c.op_, "conv_tensors", &b.forward);
-  c.options(read_struct(c.op_, "options", options));
+  const deltic_conv_tensors& t = *b.forward;
+  c.options(options);
   check_inputs(c, t);
   c.absent(t.out, "out", "in a gradient's call");
   c.absent(t.final_state, "final_state", "in a gradient's call");

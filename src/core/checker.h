@@ -31,27 +31,6 @@ inline bool is_empty(const deltic_tensor& t) {
   return false;
 }
 
-// Copies a versioned struct of the caller's size over a zeroed one of ours.
-template <class Struct>
-Struct read_struct(const char* op, const char* what, const Struct* given) {
-  Struct s{};
-  if (given == nullptr) return s;
-  const uint64_t size = given->size;
-  if (size < sizeof(Struct) || size > sizeof(Struct) + 4096) {
-    fail(DELTIC_INVALID_ARGUMENT, op, ": ", what, ".size: expected ", sizeof(Struct), ", got ",
-         size, " (set it with deltic_", what, "_init)");
-  }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  for (uint64_t i = sizeof(Struct); i < size; ++i) {
-    if (bytes[i] != 0) {
-      fail(DELTIC_INVALID_ARGUMENT, op, ": ", what, ".size: expected ", sizeof(Struct), ", got ",
-           size, " with fields this library does not know");
-    }
-  }
-  std::memcpy(&s, given, sizeof(Struct));
-  return s;
-}
-
 class Checker {
  public:
   Checker(deltic_op op, const CheckContext& context) : context_(context) {
@@ -107,6 +86,7 @@ class Checker {
     if (o.save != DELTIC_SAVE_NONE && p_.op != DELTIC_FORWARD) {
       bad("save", "expected none (forward alone saves), got ", o.save);
     }
+    if (o.reserved != 0) bad("reserved", "expected 0, got ", o.reserved);
     p_.save = static_cast<deltic_save>(o.save);
     one_of("activation", o.activation, DELTIC_ACTIVATION_SILU, "none (0) or silu (1)");
     if (o.activation != DELTIC_ACTIVATION_NONE && p_.op != DELTIC_CONV) {

@@ -93,6 +93,7 @@ struct Problem {
   deltic_split split = DELTIC_SPLIT_AUTO;
   int64_t segment_length = 0;  // tokens, with DELTIC_SPLIT_SEGMENTS
   int32_t threads = 1;
+  void* stream = nullptr;  // of the call, or of the one that a query is for
 
   Rows q, k, v, o, beta, g, gv;        // forward, decode
   Rows x, a, out, w, u, kg, qg, rstd;  // building blocks

@@ -11,7 +11,7 @@ std::string build_facts() { return "no"; }
 std::string driver_version() { return "none"; }
 std::vector<std::string> devices_found() { return {}; }
 
-int num_sms(int32_t) { return 0; }
+int num_sms(int32_t, void*) { return 0; }
 
 void check_device(const char* op, int32_t) {
   fail(DELTIC_UNSUPPORTED, op, ": no implementation takes this call: ", kNotBuilt);

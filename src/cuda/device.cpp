@@ -113,7 +113,7 @@ std::string driver_version() {
   return "none";
 }
 
-int num_sms(int32_t device_index) {
+int num_sms(int32_t device_index, void* /*stream*/) {
   const Device* d = device(device_index);
   return d != nullptr ? d->num_sms : 0;
 }

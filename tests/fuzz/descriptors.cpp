@@ -222,7 +222,7 @@ deltic_options draw_options(Bytes& b, const Sizes& s) {
                                        "reference", "cpu.avx2", "cpu.avx512", "cpu.amx",
                                        "cpu.sse4",  "",         "x"};
   deltic_options o;
-  deltic_options_init(&o);
+  deltic_options_init(&o, sizeof o);
   o.chunk = s.chunk;
   o.num_threads = static_cast<int32_t>(1 + b.below(2));
   o.impl = kNames[b.below(11)];
@@ -316,7 +316,7 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
   Sizes s = draw_sizes(b);
   deltic_options options = draw_options(b, s);
   deltic_tensors t;
-  deltic_tensors_init(&t);
+  deltic_tensors_init(&t, sizeof t);
   const bool packed = b.below(2) == 0;
   if (packed) {
     s.B = 1;
@@ -388,8 +388,8 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
   call(
       b, t, fields, s, t.cu_seqlens_host.rank != 0,
       [&](const deltic_tensors* x, uint64_t* bytes) {
-        return op == DELTIC_FORWARD ? deltic_forward_workspace(given, x, bytes)
-                                    : deltic_decode_workspace(given, x, bytes);
+        return op == DELTIC_FORWARD ? deltic_forward_workspace(given, x, nullptr, bytes)
+                                    : deltic_decode_workspace(given, x, nullptr, bytes);
       },
       [&](const deltic_tensors* x, int* chosen) {
         return deltic_explain(op, given, x, on_choice, chosen);
@@ -404,9 +404,9 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
 void fuzz_block_backward(Bytes& b, deltic_op op, const deltic_options& options, const Sizes& s,
                          const deltic_block_tensors& block) {
   deltic_block_backward_tensors t;
-  deltic_block_backward_tensors_init(&t);
-  deltic_block_tensors& f = t.forward;
-  f = block;
+  deltic_block_backward_tensors_init(&t, sizeof t);
+  deltic_block_tensors f = block;
+  t.forward = &f;
   t.d_out = f.out, t.d_w = f.w, t.d_u = f.u, t.d_kg = f.kg, t.d_qg = f.qg;
   f.out = f.w = f.u = f.kg = f.qg = f.rstd = {};
   if (op == DELTIC_INVERSE && b.below(2) == 0) std::swap(f.a, f.out);
@@ -429,7 +429,7 @@ void fuzz_block_backward(Bytes& b, deltic_op op, const deltic_options& options, 
   call(
       b, t, fields, s, false,
       [&](const deltic_block_backward_tensors* x, uint64_t* bytes) {
-        return deltic_block_backward_workspace(op, &options, x, bytes);
+        return deltic_block_backward_workspace(op, &options, x, nullptr, bytes);
       },
       [&](const deltic_block_backward_tensors* x, int* chosen) {
         return deltic_block_backward_explain(op, &options, x, on_choice, chosen);
@@ -450,7 +450,7 @@ void fuzz_block(Bytes& b, deltic_op op) {
     }
   }
   deltic_block_tensors t;
-  deltic_block_tensors_init(&t);
+  deltic_block_tensors_init(&t, sizeof t);
   if (b.below(2) == 0) {
     s.B = 1;
     s.N = b.below(6);
@@ -521,7 +521,7 @@ void fuzz_block(Bytes& b, deltic_op op) {
   call(
       b, t, fields, s, false,
       [&](const deltic_block_tensors* x, uint64_t* bytes) {
-        return deltic_block_workspace(asked, given, x, bytes);
+        return deltic_block_workspace(asked, given, x, nullptr, bytes);
       },
       [&](const deltic_block_tensors* x, int* chosen) {
         return deltic_block_explain(asked, given, x, on_choice, chosen);
@@ -542,8 +542,10 @@ void fuzz_conv(Bytes& b) {
   }
   options.activation = static_cast<int32_t>(b.below(32) == 0 ? b.odd_number() : b.below(2));
   deltic_conv_backward_tensors t;
-  deltic_conv_backward_tensors_init(&t);
-  deltic_conv_tensors& f = t.forward;
+  deltic_conv_backward_tensors_init(&t, sizeof t);
+  deltic_conv_tensors f;
+  deltic_conv_tensors_init(&f, sizeof f);
+  t.forward = &f;
   if (b.below(2) == 0) {
     s.B = 1;
     s.N = b.below(6);
@@ -589,16 +591,16 @@ void fuzz_conv(Bytes& b) {
   call(
       b, t, fields, s, false,
       [&](const deltic_conv_backward_tensors* x, uint64_t* bytes) {
-        return is_backward ? deltic_conv_backward_workspace(given, x, bytes)
-                           : deltic_conv_workspace(given, &x->forward, bytes);
+        return is_backward ? deltic_conv_backward_workspace(given, x, nullptr, bytes)
+                           : deltic_conv_workspace(given, x->forward, nullptr, bytes);
       },
       [&](const deltic_conv_backward_tensors* x, int* chosen) {
         return is_backward ? deltic_conv_backward_explain(given, x, on_choice, chosen)
-                           : deltic_conv_explain(given, &x->forward, on_choice, chosen);
+                           : deltic_conv_explain(given, x->forward, on_choice, chosen);
       },
       [&](const deltic_conv_backward_tensors* x, const deltic_workspace* w) {
         return is_backward ? deltic_conv_backward(given, x, w, nullptr)
-                           : deltic_conv(given, &x->forward, w, nullptr);
+                           : deltic_conv(given, x->forward, w, nullptr);
       });
 }
 
