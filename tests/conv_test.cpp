@@ -642,6 +642,7 @@ struct World {
     all.final_state = call.final_state.view(), all.out = call.out.view();
     return all.c();
   }();
+  deltic_conv_tensors inputs;  // b.forward points here
   deltic_conv_backward_tensors b = [this] {
     return ConvBackwardTensors{.forward = call.inputs(),
                                .d_out = call.d_out.view(),
@@ -650,7 +651,7 @@ struct World {
                                .dweight = call.dweight.view(),
                                .dbias = call.dbias.view(),
                                .d_initial_state = call.d_initial.view()}
-        .c();
+        .c(inputs);
   }();
   std::list<Buffer> more{};
   alignas(64) uint8_t scratch[1 << 17] = {};
@@ -775,9 +776,9 @@ TEST(ConvErrors, NameArgumentExpectedAndGot) {
        },
        "weight: expected finite values, got nan at channel 2"},
       {F, [](World& w) { w.workspace.bytes = 64; }, ""},
-      {Back, [](World& w) { w.b.forward.out = w.call.out.view(); },
+      {Back, [](World& w) { w.inputs.out = w.call.out.view(); },
        "out: expected none in a gradient's call, got a tensor"},
-      {Back, [](World& w) { w.b.forward.state_pool = w.call.final_state.view(); },
+      {Back, [](World& w) { w.inputs.state_pool = w.call.final_state.view(); },
        "state_pool: expected none in a gradient's call: pools are not differentiable, got a "
        "tensor"},
       {Back, [](World& w) { w.b.d_out.dtype = DELTIC_BF16; },
@@ -792,9 +793,9 @@ TEST(ConvErrors, NameArgumentExpectedAndGot) {
          reshape(w.b.dweight, {4, 6});
        },
        "dweight: expected shape [6, 4] as weight, got [4, 6]"},
-      {Back, [](World& w) { w.b.forward.bias = {}; },
+      {Back, [](World& w) { w.inputs.bias = {}; },
        "dbias: expected none without bias, got a tensor"},
-      {Back, [](World& w) { w.b.forward.initial_state = {}; },
+      {Back, [](World& w) { w.inputs.initial_state = {}; },
        "d_initial_state: expected none without initial_state, got a tensor"},
       {Back, [](World& w) { w.b.dx = w.b.d_out; },
        "dx: expected memory of its own, got an overlap with d_out"},
