@@ -25,7 +25,9 @@ std::string driver_version();  // of the kernel module; `none`
 // One line per GPU; without one a single line that says why.
 std::vector<std::string> devices_found();
 
-int num_sms(int32_t device_index, void* stream);  // that the stream may use; 0: no such device
+// SMs of the stream's context, which a green context or MPS makes fewer than the device has; 0: no
+// such device. Half a microsecond, no work on the stream: it may be capturing.
+int num_sms(int32_t device_index, void* stream);
 
 // Fails unless the device exists; in the name of `op`.
 void check_device(const char* op, int32_t device_index);

@@ -1,6 +1,9 @@
 // Devices: found once per process, without creating a context on any of them.
 #include "cuda/device.h"
 
+#include <cuda.h>
+
+#include <algorithm>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -71,6 +74,29 @@ const Found& found() {
   return all;
 }
 
+// A driver's function of the given version, or null: the runtime is linked statically, and a driver
+// older than the function is no error.
+template <class Function>
+Function driver_function(const char* name, unsigned version) {
+  void* f = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &f, version, cudaEnableDefault, &result);
+  static_cast<void>(cudaGetLastError());
+  return error == cudaSuccess && result == cudaDriverEntryPointSuccess
+             ? reinterpret_cast<Function>(f)
+             : nullptr;
+}
+// What says how many SMs a stream's context has.
+struct ContextFunctions {
+  using OfStream = CUresult(CUDAAPI*)(CUstream, CUcontext*, CUgreenCtx*);
+  using OfContext = CUresult(CUDAAPI*)(CUcontext, CUdevResource*, CUdevResourceType);
+  using OfGreen = CUresult(CUDAAPI*)(CUgreenCtx, CUdevResource*, CUdevResourceType);
+  OfStream of_stream = driver_function<OfStream>("cuStreamGetCtx", 12050);
+  OfContext of_context = driver_function<OfContext>("cuCtxGetDevResource", 12040);
+  OfGreen of_green = driver_function<OfGreen>("cuGreenCtxGetDevResource", 12040);
+};
+
 }  // namespace
 
 void check_cuda(cudaError_t error, const char* what) {
@@ -113,9 +139,22 @@ std::string driver_version() {
   return "none";
 }
 
-int num_sms(int32_t device_index, void* /*stream*/) {
+int num_sms(int32_t device_index, void* stream) {
   const Device* d = device(device_index);
-  return d != nullptr ? d->num_sms : 0;
+  if (d == nullptr) return 0;
+  static const ContextFunctions driver;
+  if (!driver.of_stream || !driver.of_context || !driver.of_green) return d->num_sms;
+  CUcontext context = nullptr;
+  CUgreenCtx green = nullptr;  // then `context` is that of the whole device
+  CUdevResource resource{};
+  // An error, such as that of a thread without a context, is the launch's to report.
+  if (driver.of_stream(static_cast<CUstream>(stream), &context, &green) != CUDA_SUCCESS)
+    return d->num_sms;
+  const CUresult error = green != nullptr
+                             ? driver.of_green(green, &resource, CU_DEV_RESOURCE_TYPE_SM)
+                             : driver.of_context(context, &resource, CU_DEV_RESOURCE_TYPE_SM);
+  return error == CUDA_SUCCESS ? std::min(d->num_sms, static_cast<int>(resource.sm.smCount))
+                               : d->num_sms;
 }
 
 void check_device(const char* op, int32_t device_index) {

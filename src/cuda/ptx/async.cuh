@@ -66,11 +66,10 @@ __device__ inline uint32_t load_relaxed(const uint32_t* p) {
 __device__ inline void store_relaxed(uint32_t* p, uint32_t v) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// The kernel ends instead of hanging when a flag never comes (after about two seconds).
-constexpr int kMaxPolls = 4000000;
+// Whoever sets the flag runs: all CTAs of the grid do (launch_after of tile/launch.h, kTogether).
 __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
-  for (int n = 0; load_acquire(p) < at_least; n++)
-    if (n > kMaxPolls) __trap();
+  while (load_acquire(p) < at_least) {
+  }
 }
 
 // --- bulk copies of contiguous bytes -------------------------------------------------------------

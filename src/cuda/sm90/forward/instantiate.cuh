@@ -25,9 +25,11 @@ void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t st
   check_cuda(launch_after(make_plan<kPlanThreads>, dim3(1 + row_ctas), kPlanThreads, 0, stream,
                           params, costs_of(kGate), num_sms),
              "forward: plan");
-  check_cuda(launch_after(kernel, dim3(unsigned(num_sms)), kThreads, kSmemBytes, stream, maps.q,
-                          maps.k, maps.v, maps.g, maps.o, params),
-             "forward");
+  const cudaError_t error =
+      launch_after<Ctas::kTogether>(kernel, dim3(unsigned(num_sms)), kThreads, kSmemBytes, stream,
+                                    maps.q, maps.k, maps.v, maps.g, maps.o, params);
+  if (error == cudaErrorCooperativeLaunchTooLarge) refuse_grid(num_sms);
+  check_cuda(error, "forward");
 }
 
 }  // namespace deltic::gpu::forward

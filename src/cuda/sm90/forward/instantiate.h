@@ -15,5 +15,7 @@ struct Maps {
 };
 template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
+// The driver does not run so many CTAs at once on the stream.
+[[noreturn]] void refuse_grid(int ctas);
 
 }  // namespace deltic::gpu::forward

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "cuda/cuda.h"
 #include "cuda/device.h"
 #include "cuda/set.h"
 #include "cuda/sm80/recurrence/launch.h"
@@ -16,6 +17,7 @@
 namespace deltic::gpu::forward {
 namespace {
 
+constexpr const char* kName = "cuda.sm90.forward";
 constexpr int kRing = 8;  // packets per carrier: 4 starve it, 32 leave L2
 constexpr int kMinSegmentChunks = 32;
 
@@ -37,10 +39,6 @@ bool has_gate_tiles(const Problem& p) {
 GateKind kind_of(const Problem& p) {
   return p.gate == Gate::channel ? GateKind::kChannel : GateKind::kHead;
 }
-int num_sms(const Problem& p) {
-  const Device* d = device(p.device_index);
-  return d ? d->num_sms : 1;
-}
 int64_t chunks_in(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 int64_t num_checkpoints(const Problem& p) { return p.ckpt ? p.ckpt_tokens.n0 : 0; }
@@ -51,9 +49,9 @@ struct Workspace {
   int64_t chunk_stash, ckpt_spans, ckpt_places, stash, bytes;  // checkpoints
   int max_pieces, segment;
 };
-Workspace workspace_of(const Problem& p) {
+Workspace workspace_of(const Problem& p, int64_t sms) {
   Workspace w{};
-  const int64_t sms = num_sms(p), state = kWidth * kWidth * 4;
+  const int64_t state = kWidth * kWidth * 4;
   w.segment = segment_chunks(p, int(sms));
   const int64_t chunks = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
   w.max_pieces = int(p.N + (w.segment > 0 ? chunks / w.segment + 1 : 0));
@@ -84,6 +82,10 @@ Workspace workspace_of(const Problem& p) {
   w.bytes = at;
   return w;
 }
+
+// A carrier and a preparer; a transfer has two states to carry. No green context of a Hopper GPU is
+// smaller than two SMs. Which implementation runs does not depend on it: the others' bits differ.
+constexpr int kFewestSms = 2, kFewestSmsSplit = 3;
 
 // (channel, head, token, batch); boxes of 64 channels and 64 tokens. What lies outside reads as 0
 // and is not written.
@@ -212,37 +214,38 @@ __global__ void write_header(const __grid_constant__ SavedHeader header, const u
 }
 
 template <class E, GateForm kForm, bool kTransfer>
-void launch_channel(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
+void launch_channel(const Problem& p, const Params& d, const Maps& maps, int sms,
+                    cudaStream_t stream) {
   if (has_gate_tiles(p))
-    launch<E, GateKind::kChannel, kForm, false, kTransfer>(d, maps, num_sms(p), stream);
+    launch<E, GateKind::kChannel, kForm, false, kTransfer>(d, maps, sms, stream);
   else
-    launch<E, GateKind::kChannel, kForm, true, kTransfer>(d, maps, num_sms(p), stream);
+    launch<E, GateKind::kChannel, kForm, true, kTransfer>(d, maps, sms, stream);
 }
 template <class E, bool kTransfer>
-void launch_gate(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
+void launch_gate(const Problem& p, const Params& d, const Maps& maps, int sms,
+                 cudaStream_t stream) {
   if (kind_of(p) == GateKind::kHead)
-    launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, num_sms(p), stream);
+    launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, sms, stream);
   else if (d.form == GateForm::kLogDecay)
-    launch_channel<E, GateForm::kLogDecay, kTransfer>(p, d, maps, stream);
+    launch_channel<E, GateForm::kLogDecay, kTransfer>(p, d, maps, sms, stream);
   else if (d.form == GateForm::kBounded)
-    launch_channel<E, GateForm::kBounded, kTransfer>(p, d, maps, stream);
+    launch_channel<E, GateForm::kBounded, kTransfer>(p, d, maps, sms, stream);
   else
-    launch_channel<E, GateForm::kSoftplus, kTransfer>(p, d, maps, stream);
+    launch_channel<E, GateForm::kSoftplus, kTransfer>(p, d, maps, sms, stream);
 }
 template <bool kTransfer>
-void launch_kind(const Problem& p, const Params& d, const Maps& maps, cudaStream_t stream) {
+void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
+                 cudaStream_t stream) {
   if constexpr (!kFullSet) {
     using E = __nv_bfloat16;
     if (kind_of(p) == GateKind::kHead)
-      launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, num_sms(p),
-                                                                        stream);
+      launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, sms, stream);
     else
-      launch<E, GateKind::kChannel, GateForm::kBounded, false, kTransfer>(d, maps, num_sms(p),
-                                                                          stream);
+      launch<E, GateKind::kChannel, GateForm::kBounded, false, kTransfer>(d, maps, sms, stream);
   } else if (p.q.dtype == DType::f16) {
-    launch_gate<__half, kTransfer>(p, d, maps, stream);
+    launch_gate<__half, kTransfer>(p, d, maps, sms, stream);
   } else {
-    launch_gate<__nv_bfloat16, kTransfer>(p, d, maps, stream);
+    launch_gate<__nv_bfloat16, kTransfer>(p, d, maps, sms, stream);
   }
 }
 
@@ -330,14 +333,15 @@ std::vector<Division> divisions(const Problem& p, int sms) {
   const char* sentence = refuse(p);
   const bool is_taken = sentence == nullptr || sentence == refuse_before_sm90(p) ||
                         std::string_view(sentence) == kNotInThisBuild;
-  if (!is_taken || p.N == 0 || p.T == 0) return {};
+  if (!is_taken || p.N == 0 || p.T == 0 || sms < kFewestSms) return {};
   const Costs c = measured_costs(kind_of(p)), shares = costs_of(kind_of(p));
   const Work work = work_of(p, sms);
   int chosen = segment_chunks(p, sms);
   if (chosen >= work.longest) chosen = 0;  // cuts nothing
   const auto by_length = [&](int segment) { return (work.longest + segment - 1) / segment; };
   std::vector<int> counts = {1};
-  for (int n = 2; n <= most_segments(work.longest); n *= 2) counts.push_back(n);
+  for (int n = 2; sms >= kFewestSmsSplit && n <= most_segments(work.longest); n *= 2)
+    counts.push_back(n);
   if (chosen > 0) counts.push_back(by_length(chosen));
   std::sort(counts.begin(), counts.end());
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
@@ -384,12 +388,27 @@ int segment_chunks(const Problem& p, int sms) {
   return choose_segment(measured_costs(kind_of(p)), work_of(p, sms), int(p.K));
 }
 
-size_t workspace_bytes(const Problem& p) { return size_t(workspace_of(p).bytes); }
+void refuse_grid(int ctas) {
+  static_cast<void>(cudaGetLastError());
+  fail(DELTIC_RUNTIME_ERROR, "forward: ", kName, " needs ", ctas,
+       " CTAs that run at once, one for each SM of the stream's context, and the driver finds room "
+       "for fewer; cuda.general needs none (options.impl or DELTIC_IMPL)");
+}
+
+size_t workspace_bytes(const Problem& p) {
+  return size_t(workspace_of(p, num_sms(p.device_index, p.stream)).bytes);
+}
 
 void run(const Problem& p, void* workspace, void* stream_handle) {
   if (p.N == 0 && p.T == 0) return;
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  const Workspace w = workspace_of(p);
+  const int sms = num_sms(p.device_index, stream_handle);
+  const Workspace w = workspace_of(p, sms);
+  if (const int fewest = w.segment > 0 ? kFewestSmsSplit : kFewestSms; sms < fewest) {
+    fail(DELTIC_UNSUPPORTED, "forward: ", kName, " needs ", fewest, " SMs",
+         w.segment > 0 ? " for sequences in segments" : "", ", the stream's context has ", sms,
+         "; cuda.general takes any number (options.impl or DELTIC_IMPL)");
+  }
   auto* const base = static_cast<uint8_t*>(workspace);
   Params d = params_of(p, w, base);
   add_checkpoints(p, w, base, d);
@@ -400,7 +419,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   if (w.segment > 0) {
     Params t = d;
     t.is_transfer = true, t.plan = reinterpret_cast<Plan*>(base + w.plan[1]);
-    launch_kind<true>(p, t, maps, stream);
+    launch_kind<true>(p, t, maps, sms, stream);
     check_cuda(cudaFuncSetAttribute(merge_segments, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     sizeof(MergeSmem)),
                "forward: shared memory");
@@ -410,7 +429,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
                             kWidth, int(sizeof(MergeSmem)), stream, d),
                "forward: states between segments");
   }
-  launch_kind<false>(p, d, maps, stream);
+  launch_kind<false>(p, d, maps, sms, stream);
   if (d.ckpt.count > 0) finish_checkpoints(p, d, stream);
   if (d.saved)
     check_cuda(launch_after(write_header, dim3(1), 1, 0, stream, saved_header(p, p.save), d.record,
@@ -419,7 +438,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
 }
 
 const Implementation& implementation() {
-  static const Implementation entry{"cuda.sm90.forward",
+  static const Implementation entry{kName,
                                     missing_sm90,
                                     refuse,
                                     workspace_bytes,

@@ -66,10 +66,8 @@ __device__ inline int packets_read(const Params& params, const Plan& plan, int c
 __device__ inline void wait_place(const Params& params, const Plan& plan, int carrier, int step,
                                   int count) {
 #pragma unroll 1
-  for (int n = 0; !__all_sync(~0u, count > step - params.ring_slots); n++) {
-    if (n > kMaxPolls) __trap();
+  while (!__all_sync(~0u, count > step - params.ring_slots))
     count = packets_read(params, plan, carrier);
-  }
 }
 // The thread that sent all of a packet by bulk copies, when they are in memory.
 __device__ inline void publish(const Params& params, int carrier, int step) {
