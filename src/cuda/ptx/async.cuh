@@ -57,14 +57,9 @@ __device__ inline uint32_t load_acquire(const uint32_t* p) {
 __device__ inline void store_release(uint32_t* p, uint32_t v) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// No order with anything else: enough where only the place of data is handed on, not data.
-__device__ inline uint32_t load_relaxed(const uint32_t* p) {
-  uint32_t v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-__device__ inline void store_relaxed(uint32_t* p, uint32_t v) {
-  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+// All threads that a barrier put before this one have written too.
+__device__ inline void add_release(uint32_t* p, uint32_t v) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 // Whoever sets the flag runs: all CTAs of the grid do (launch_after of tile/launch.h, kTogether).
 __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {

@@ -6,9 +6,9 @@
 namespace deltic::gpu {
 
 // A launch that may start before the one ahead of it on the stream ends: the kernel calls grid_wait
-// before it touches memory. Together: CTAs of the grid wait for one another, so that all of them run
-// at once, whatever else is on the GPU; a grid for which the stream's context is too small fails
-// with cudaErrorCooperativeLaunchTooLarge.
+// before it touches memory. Together: CTAs of the grid wait for one another, so that all of them
+// run at once, whatever else is on the GPU; a grid for which the stream's context is too small
+// fails with cudaErrorCooperativeLaunchTooLarge.
 enum class Ctas { kAlone, kTogether };
 template <Ctas kCtas = Ctas::kAlone, class... Parameters, class... Arguments>
 cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int smem,

@@ -33,7 +33,7 @@ __device__ inline void fill_rest(const Params& params, const Plan& plan) {
             piece.read_slot * in.s_slot + (j % hv) * in.s_head + k * in.s_k + v * in.s_v;
         const int64_t to =
             piece.write_slot * out.s_slot + (j % hv) * out.s_head + k * out.s_k + v * out.s_v;
-        const float x = piece.read_slot >= 0 ? load_number(in.data, in.type, from) : 0.f;
+        const float x = piece.read_slot >= 0 ? state_number(in, from) : 0.f;
         if (piece.end_stash >= 0)
           stash_at(params, piece.end_stash, int(j % hv))[v * kWidth + k] = x;
         if (piece.write_slot < 0) continue;

@@ -237,6 +237,14 @@ __device__ inline bool is_plain(const StateView& view, const Params& params) {
          (reinterpret_cast<uintptr_t>(view.data) | 4 * view.s_slot | 4 * view.s_head) % 8 == 0;
 }
 
+// A number of a state. The launch may write states in place, so this is no load of constant memory,
+// as that of the numbers below is.
+__device__ inline float state_number(const StateView& view, int64_t at) {
+  return view.type == Number::kF32
+             ? static_cast<const float*>(view.data)[at]
+             : __bfloat162float(static_cast<const __nv_bfloat16*>(view.data)[at]);
+}
+
 // A number's bits, and the number: apart, so that several loads are under way before one is used.
 __device__ inline uint32_t load_bits(const void* data, Number type, int64_t at) {
   return type == Number::kF32 ? __ldg(static_cast<const unsigned*>(data) + at)

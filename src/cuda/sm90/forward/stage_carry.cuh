@@ -226,7 +226,7 @@ __device__ inline int next_stop(const Params& params, int chunk, int own_chunk, 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int at = n + 32 * i + lane;
-      found[i] = at < end ? __ldg(params.ckpt.chunk_stash + chunk + at) >= 0 : 0;
+      found[i] = at < end ? params.ckpt.chunk_stash[chunk + at] >= 0 : 0;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -249,7 +249,7 @@ __device__ inline void keep_state(Part& part, const Params& params, int n, int h
                          saved_slot(layout, reread(part.batch), reread(part.token) + n * kChunk),
                          reread(part.head));
     } else if (params.ckpt.count > 0) {
-      const int place = __ldg(params.ckpt.chunk_stash + chunk + n);
+      const int place = params.ckpt.chunk_stash[chunk + n];
       if (place >= 0) to = stash_at(params, place, reread(part.head));
     }
     if (to)
@@ -313,9 +313,8 @@ __device__ inline void end_part(CarrySmem<kGate>& s, const Params& params, int j
   const auto [p, piece] = job_at(s, job);
   if (p.end < p.count) {
     store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, half, S);
-    __threadfence();
-    named_sync(1 + carry_tid() / 128, 128);
-    if (carry_tid() % 128 == 0) atomicAdd(handoff_flag(params, blockIdx.x), 1u);
+    named_sync(1 + carry_tid() / 128, 128);  // all of the warpgroup's rows are written
+    if (carry_tid() % 128 == 0) add_release(handoff_flag(params, blockIdx.x), 1u);
   } else if (kTransfer) {
     const int64_t which = is_identity<kTransfer>(parts) ? params.max_pieces : 0;
     store_state(

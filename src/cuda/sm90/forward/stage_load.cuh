@@ -40,7 +40,7 @@ __device__ inline Where where_is(Smem& s, const Params& params, const int* prefi
 }
 __device__ inline Span span_in_memory(const Params& params, int piece) {
   const Piece* p = params.pieces + piece;
-  return {__ldg(&p->token), __ldg(&p->length), __ldg(&p->batch)};
+  return {p->token, p->length, p->batch};
 }
 // One thread: raw tiles of an item into place st, which is free.
 template <bool kWideGate, bool kQueries>
@@ -59,7 +59,7 @@ __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const W
 // A warp: packets that the CTAs of a carrier have read, a lane for each CTA.
 __device__ inline int packets_read(const Params& params, const Plan& plan, int carrier) {
   const int group = group_of(params, reread(plan.parts)), lane = thread_index() % 32;
-  return lane < group ? int(load_relaxed(consumed_flag(params, group * carrier + lane)))
+  return lane < group ? int(load_acquire(consumed_flag(params, group * carrier + lane)))
                       : 0x7fffffff;
 }
 // All of them have read what was in a packet's place. count: packets_read() of some time before.
@@ -68,6 +68,8 @@ __device__ inline void wait_place(const Params& params, const Plan& plan, int ca
 #pragma unroll 1
   while (!__all_sync(~0u, count > step - params.ring_slots))
     count = packets_read(params, plan, carrier);
+  fence_async_proxy_all();  // read by bulk copies there, written by bulk copies here
+  __syncwarp();             // what one lane was told of orders what any of them writes
 }
 // The thread that sent all of a packet by bulk copies, when they are in memory.
 __device__ inline void publish(const Params& params, int carrier, int step) {

@@ -45,11 +45,10 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
 #pragma unroll
     for (int r = 0; r < kMergeRows; r++) {
       const StateView& in = p.state_in;
-      x[r] =
-          slot >= 0 && row + r < p.value_width && tid < p.key_width
-              ? load_number(in.data, in.type,
-                            slot * in.s_slot + head * in.s_head + tid * in.s_k + (row + r) * in.s_v)
-              : 0.f;
+      x[r] = slot >= 0 && row + r < p.value_width && tid < p.key_width
+                 ? state_number(
+                       in, slot * in.s_slot + head * in.s_head + tid * in.s_k + (row + r) * in.s_v)
+                 : 0.f;
     }
     for (int i = begin; i < end; i++) {
       const int64_t at = (i * hv + head) * size + row * kWidth + tid;

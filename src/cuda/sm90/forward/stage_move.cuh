@@ -143,7 +143,7 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
       barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
       if constexpr (kGate == GateKind::kChannel)
         barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
-      store_relaxed(consumed_flag(params, blockIdx.x), n - 1);
+      store_release(consumed_flag(params, blockIdx.x), n - 1);
     }
     wait_flag(ready_flag(params, carrier, n), n + 1);
     fence_async_proxy_all();  // parts of packets are written by ordinary stores
