@@ -185,6 +185,49 @@ TEST_F(Gpu, LaterTokensChangeNoBit) {
   }
 }
 
+// A gate that is NaN makes its head NaN from there on, and nothing else: a decay of 0 would hide
+// it.
+TEST_F(Gpu, ANanGateStaysNan) {
+  for (const char* line :
+       {"forward gate=head seqs=70,200 H=2 HV=4 K=128 V=128 dtype=bf16 init=1 split=off",
+        "forward gate=head form=softplus gates=softplus seqs=70,200 H=2 HV=4 K=128 V=128 "
+        "dtype=bf16 split=off",
+        "forward gate=head form=bounded seqs=70,200 H=2 HV=4 K=64 V=64 dtype=f16 split=off",
+        "forward gate=channel form=bounded seqs=70,200 H=2 HV=4 K=128 V=128 dtype=bf16 "
+        "gdtype=bf16 split=off",
+        "forward gate=channel seqs=70,200 H=2 HV=4 K=64 V=64 dtype=bf16 split=off"}) {
+    const Case c = cases::parse(line);
+    constexpr int64_t kToken = 70 + 80, kHead = 2;  // in the second chunk of the second sequence
+    for (const std::string& impl : takers(c)) {
+      Instance right(c, true, kGpu), spoiled(c, true, kGpu);
+      const int64_t per_head = per_token(right, "g") / c.HV;
+      spoiled.set("g", (kToken * c.HV + kHead) * per_head + per_head / 2, std::nan(""));
+      right.run({.impl = impl});
+      spoiled.run({.impl = impl});
+      const auto before = right.values("o"), after = spoiled.values("o");
+      for (int64_t token = 0; token < c.num_real_tokens(); ++token) {
+        for (int64_t head = 0; head < c.HV; ++head) {
+          // Of the chunk itself, tokens before may be NaN too.
+          if (head == kHead && token >= 70 + 64 && token < kToken) continue;
+          const bool is_nan = head == kHead && token >= kToken;
+          for (int64_t v = 0; v < c.V; ++v) {
+            const auto i = static_cast<size_t>((token * c.HV + head) * c.V + v);
+            ASSERT_TRUE(is_nan ? std::isnan(after[i]) : after[i] == before[i])
+                << impl << ": token " << token << ", head " << head << ": " << after[i] << "\n  "
+                << line;
+          }
+        }
+      }
+      const auto state = spoiled.values("final_state");
+      const auto size = static_cast<size_t>(c.K * c.V);
+      for (size_t i = 0; i < state.size(); ++i) {
+        ASSERT_EQ(std::isnan(state[i]), i / size == static_cast<size_t>(c.HV + kHead))
+            << impl << ": element " << i << " of final_state\n  " << line;
+      }
+    }
+  }
+}
+
 // The same call with and without checkpoints, several of them in one chunk.
 TEST_F(Gpu, CheckpointsChangeNoOtherBit) {
   for (const char* line : kLines) {

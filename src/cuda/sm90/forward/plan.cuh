@@ -170,7 +170,7 @@ __device__ inline float head_decay(const Params& p, float x, int head) {
     if (p.form == GateForm::kSoftplus)
       x = -rate * (fmaxf(x, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(x))));
   }
-  return fmaxf(x, -151.f);  // 2^-151 is 0; the sums keep their precision
+  return x < -151.f ? -151.f : x;  // 2^-151 is 0; the sums keep their precision; NaN stays
 }
 // Log2 decay and beta of every token and head, so that a chunk's lie next to each other. A warp has
 // 32 tokens and kRowHeads heads.
