@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# On a machine with a GPU: correctness against the oracle, Python, sanitizers, times; a short table last.
+# On a machine with a GPU: correctness against the oracle, calls beside what else runs, Python, sanitizers, times; a short
+# table last.
 #   bench/gpu.sh [--build FOLDER] [--out FOLDER] [STEP...]
 # FOLDER (default build/release) holds a build with DELTIC_CUDA=ON (step python: and DELTIC_BUILD_TORCH=ON),
 # or what `bench/gpu.sh [--build FOLDER] --pack TO` made of one for a machine that builds nothing.
-# Steps: verify tests python sanitize times (default: all). Results go to --out (default build/gpu): logs,
+# Steps: verify tests progress python sanitize times (default: all). Results go to --out (default build/gpu): logs,
 # verify.json, times.json and the page h200.md with h200.json; `bench/gpu_table.py OUT` writes both to docs.
 # DELTIC_COMMIT names the commit where there is no git; DELTIC_GPU_SUITES ("--suite NAME ...") and
 # DELTIC_GPU_SECONDS (default 420) are for the times, DELTIC_IMPL as everywhere, PYTHON is the interpreter.
@@ -25,12 +26,12 @@ while [ "$#" -gt 0 ]; do
       esac
       shift 2
       ;;
-    verify | tests | python | sanitize | times) steps+=("$1") && shift ;;
-    -h | --help) sed -n '2,10s/^# \{0,1\}//p' bench/gpu.sh && exit 0 ;;
-    *) echo "gpu.sh: expected verify, tests, python, sanitize or times, got $1" >&2 && exit 2 ;;
+    verify | tests | progress | python | sanitize | times) steps+=("$1") && shift ;;
+    -h | --help) sed -n '2,11s/^# \{0,1\}//p' bench/gpu.sh && exit 0 ;;
+    *) echo "gpu.sh: expected verify, tests, progress, python, sanitize or times, got $1" >&2 && exit 2 ;;
   esac
 done
-[ "${#steps[@]}" -gt 0 ] || steps=(verify tests python sanitize times)
+[ "${#steps[@]}" -gt 0 ] || steps=(verify tests progress python sanitize times)
 python=${PYTHON:-python3}
 commit=${DELTIC_COMMIT:-}
 if [ -z "$commit" ] && [ -f "$build/commit" ]; then commit=$(cat "$build/commit"); fi
@@ -81,12 +82,13 @@ lay_out_python() {
 if [ -n "$pack" ]; then
   program=$(need "the program" cli/deltic) || exit 2
   test=$(need "the GPU's tests" tests/gpu_test) || exit 2
+  progress=$(need "the test of progress" tests/gpu_progress) || exit 2
   library=$(need "the library" src/libdeltic.so) || exit 2
   writable --pack "$pack" || exit 2
-  cp "$program" "$test" "$pack" || exit 1
+  cp "$program" "$test" "$progress" "$pack" || exit 1
   soname=$(basename "$(readlink "$library")") || exit 1
   cp "$library" "$pack/$soname" || exit 1
-  strip --strip-debug "$pack/deltic" "$pack/gpu_test" "$pack/$soname" || exit 1
+  strip --strip-debug "$pack/deltic" "$pack/gpu_test" "$pack/gpu_progress" "$pack/$soname" || exit 1
   printf '%s\n' "$commit" >"$pack/commit"
   if [ -f "$build/bindings/torch/libdeltic_torch.so" ]; then
     lay_out_python "$pack/python" || exit 1
@@ -103,6 +105,9 @@ fi
 # A pack's file, or that of the build itself. What is missing is said before a minute is spent.
 program=$(need "the program" deltic cli/deltic) || exit 2
 if wants tests; then test=$(need "the GPU's tests" gpu_test tests/gpu_test) || exit 2; fi
+if wants progress; then
+  progress=$(need "the test of progress" gpu_progress tests/gpu_progress) || exit 2
+fi
 if wants python; then
   need "the torch operators (DELTIC_BUILD_TORCH=ON; steps other than python go without)" \
     python/deltic/libdeltic_torch.so bindings/torch/libdeltic_torch.so >/dev/null || exit 2
@@ -162,6 +167,13 @@ if wants tests; then
     code=1
   fi
   say tests "$code" "$text"
+fi
+
+if wants progress; then
+  timeout -k 5 180 "$progress" >"$out/progress.log" 2>&1
+  code=$?
+  cat "$out/progress.log"
+  say progress "$code" "$(last "$out/progress.log")"
 fi
 
 if wants python; then
