@@ -76,17 +76,21 @@ __host__ __device__ inline Roles choose_roles(Costs c, const Work& w) {
 }
 
 // a / b for 0 <= a / b < 2^22: a third of the instructions of an exact division.
-__device__ inline int divide(int a, int b) {
+__host__ __device__ inline int divide(int a, int b) {
+#ifndef __CUDA_ARCH__
+  return a / b;
+#else
   int q = int(float(a) * __frcp_rn(float(b)));
   const int r = a - q * b;
   if (r < 0) q--;
   if (r >= b) q++;
   return q;
+#endif
 }
 
 // table: of chunks before each piece, in shared or global memory.
-__device__ inline Place locate(const Plan& plan, const int* table, int jobs_per_piece,
-                               int position) {
+__host__ __device__ inline Place locate(const Plan& plan, const int* table, int jobs_per_piece,
+                                        int position) {
   const int q = divide(position, jobs_per_piece);
   int lo = 0, hi = plan.num_pieces;  // prefix[lo] <= q < prefix[hi]
   while (hi - lo > 1) {
@@ -120,13 +124,22 @@ __device__ inline Place place_of(const Params& params, const Plan& plan, int pos
 struct StepOf {
   int step, carrier;
 };
-__device__ inline StepOf item_at(const Plan& plan, int index) {
+__host__ __device__ inline StepOf item_at(const Plan& plan, int index) {
   const int full = divide(plan.total, plan.steps), more = plan.total - full * plan.steps;
   const int wide =
       more * (full + 1);  // packets of the steps in which the last carrier is there too
   const bool is_wide = index < wide;
   const int i = is_wide ? index : index - wide, n = is_wide ? full + 1 : full, step = divide(i, n);
   return {is_wide ? step : more + step, i - step * n};
+}
+
+// Of `preparers`, each takes every so many-th packet in this order.
+__host__ __device__ inline int num_items_of(int total, int preparer, int preparers) {
+  return (total - preparer + preparers - 1) / preparers;
+}
+__host__ __device__ inline int num_positions(const Plan& plan, int carrier) {
+  const int left = plan.total - carrier * plan.steps;
+  return left < 0 ? 0 : left < plan.steps ? left : plan.steps;
 }
 
 __device__ inline int64_t load_index(const IndexList& list, int64_t i) {

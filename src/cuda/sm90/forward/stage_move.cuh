@@ -12,9 +12,6 @@ template <bool kTransfer>
 __device__ inline bool is_identity(int parts) {
   return kTransfer && blockIdx.x / parts % 2 == 1;
 }
-__device__ inline int num_positions(const Plan& plan, int carrier) {
-  return max(0, min(plan.total - carrier * plan.steps, plan.steps));
-}
 template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
   for (int i = 0; i < kKeyStages; i++)

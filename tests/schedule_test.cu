@@ -1,0 +1,168 @@
+// The order of work of the forward on Hopper, on the host: every chunk is carried once and in
+// order, every packet has one owner, and nobody waits for ever, whatever the number of SMs.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda/sm90/forward/plan.cuh"
+
+namespace deltic::gpu::forward {
+namespace {
+
+constexpr int kRing = 8;  // as launch.cu's
+
+struct Mix {
+  const char* name;
+  std::vector<int> chunks;  // of every piece
+  int heads;
+};
+const std::vector<Mix>& mixes() {
+  static const std::vector<Mix> all = {
+      {"one chunk", {1}, 1},
+      {"one long sequence", {128}, 1},
+      {"one long sequence, three heads", {67}, 3},
+      {"long sequences", {32, 32, 32, 32}, 32},
+      {"short ones", std::vector<int>(40, 2), 5},
+      {"single chunks", std::vector<int>(300, 1), 2},
+      {"empty ones between", {0, 9, 0, 0, 1, 70, 0, 3, 0}, 6},
+      {"one long among short", {1, 2, 90, 1, 1, 3, 2}, 4},
+      {"odd", {13, 7, 29, 1, 17}, 7},
+  };
+  return all;
+}
+
+// As the planning kernel makes it.
+struct Schedule {
+  Plan plan{};
+  std::vector<int> prefix;
+  int heads = 0, preparers = 0;
+
+  Schedule(const Mix& mix, GateKind gate, int states, int rows, int ctas) : heads(mix.heads) {
+    prefix = {0};
+    int longest = 0, shortest = 1 << 30;
+    for (const int n : mix.chunks) {
+      prefix.push_back(prefix.back() + n);
+      longest = std::max(longest, n);
+      if (n > 0) shortest = std::min(shortest, n);
+    }
+    int short_jobs = 0;
+    for (const int n : mix.chunks) short_jobs += n > 0 && n < 2 * shortest;
+    const Work work = {prefix.back() * heads, longest, states, rows, ctas, shortest,
+                       short_jobs * heads};
+    const Roles roles = choose_roles(costs_of(gate), work);
+    plan.total = work.total, plan.carriers = roles.carriers, plan.parts = roles.parts;
+    plan.steps = std::max(steps_of(work.total, longest, roles.carriers), 1);
+    plan.num_pieces = int(mix.chunks.size());
+    preparers = ctas - work.group(roles.parts) * roles.carriers;
+  }
+  Place at(int carrier, int step) const {
+    return locate(plan, prefix.data(), heads, carrier * plan.steps + step);
+  }
+};
+
+// Every chunk of every job once; those of a job in a carrier one after the other; a job that two
+// carriers share begins at the start of the second and ends at the end of the first.
+void check_places(const Schedule& s) {
+  std::vector<int> seen(size_t(s.plan.total), 0);
+  int positions = 0;
+  for (int c = 0; c < s.plan.carriers; c++) {
+    const int count = num_positions(s.plan, c);
+    positions += count;
+    for (int n = 0; n < count; n++) {
+      const Place p = s.at(c, n);
+      ASSERT_TRUE(p.head >= 0 && p.head < s.heads && p.chunk >= p.begin && p.chunk < p.end &&
+                  p.end <= p.count);
+      seen[size_t(s.heads * p.first_chunk + p.head * p.count + p.chunk)]++;
+      if (p.chunk > p.begin) {
+        const Place before = s.at(c, n - 1);
+        ASSERT_TRUE(before.piece == p.piece && before.head == p.head &&
+                    before.chunk == p.chunk - 1);
+      }
+      if (p.begin > 0) {
+        const Place start = s.at(c + 1, 0);
+        ASSERT_TRUE(start.piece == p.piece && start.head == p.head && start.begin == 0 &&
+                    start.end == p.begin);
+      }
+    }
+  }
+  ASSERT_EQ(positions, s.plan.total);
+  for (const int n : seen) ASSERT_EQ(n, 1);
+}
+// Packets in the order of preparation: all of them, each once, never a step before the one ahead.
+void check_items(const Schedule& s) {
+  std::vector<std::vector<int>> seen(size_t(s.plan.carriers));
+  for (int c = 0; c < s.plan.carriers; c++)
+    seen[size_t(c)].assign(size_t(num_positions(s.plan, c)), 0);
+  int step = 0, owned = 0;
+  for (int i = 0; i < s.plan.total; i++) {
+    const StepOf item = item_at(s.plan, i);
+    ASSERT_GE(item.step, step);
+    step = item.step;
+    ASSERT_TRUE(item.carrier >= 0 && item.carrier < s.plan.carriers &&
+                item.step < num_positions(s.plan, item.carrier));
+    seen[size_t(item.carrier)][size_t(item.step)]++;
+  }
+  for (const auto& steps : seen)
+    for (const int n : steps) ASSERT_EQ(n, 1);
+  for (int p = 0; p < s.preparers; p++) owned += num_items_of(s.plan.total, p, s.preparers);
+  ASSERT_EQ(owned, s.plan.total);
+}
+// Who may go on goes on, until nobody may: is all done then? Stricter than the kernel: a CTA
+// prepares one packet at a time, and a place in the ring is free two steps after its packet.
+bool ends(const Schedule& s) {
+  std::vector<int> done(size_t(s.plan.carriers) + 1, 0), prepared(size_t(s.preparers), 0);
+  std::vector<std::vector<char>> ready(size_t(s.plan.carriers));
+  for (int c = 0; c < s.plan.carriers; c++)
+    ready[size_t(c)].assign(size_t(num_positions(s.plan, c)), 0);
+  for (bool is_moving = true; is_moving;) {
+    is_moving = false;
+    for (int p = 0; p < s.preparers; p++)
+      while (prepared[size_t(p)] < num_items_of(s.plan.total, p, s.preparers)) {
+        const StepOf item = item_at(s.plan, p + prepared[size_t(p)] * s.preparers);
+        if (done[size_t(item.carrier)] - 1 <= item.step - kRing && item.step >= kRing) break;
+        ready[size_t(item.carrier)][size_t(item.step)] = 1;
+        prepared[size_t(p)]++, is_moving = true;
+      }
+    for (int c = 0; c < s.plan.carriers; c++)
+      while (done[size_t(c)] < num_positions(s.plan, c) &&
+             ready[size_t(c)][size_t(done[size_t(c)])]) {
+        const Place p = s.at(c, done[size_t(c)]);
+        if (p.chunk == p.begin && p.begin > 0 && done[size_t(c) + 1] < p.begin) break;
+        done[size_t(c)]++, is_moving = true;
+      }
+  }
+  for (int c = 0; c < s.plan.carriers; c++)
+    if (done[size_t(c)] < num_positions(s.plan, c)) return false;
+  return true;
+}
+
+TEST(Schedule, EndsForEveryNumberOfSms) {
+  for (const Mix& mix : mixes())
+    for (const GateKind gate : {GateKind::kHead, GateKind::kChannel})
+      for (const int states : {1, 2})
+        for (const int rows : {64, 128})
+          for (int ctas = states + 1; ctas <= 148; ctas += ctas < 24 ? 1 : 4) {
+            SCOPED_TRACE(std::string(mix.name) + ", " + std::to_string(ctas) + " CTAs, " +
+                         std::to_string(states) + " states of " + std::to_string(rows) + " rows" +
+                         (gate == GateKind::kHead ? "" : ", gates per channel"));
+            const Schedule s(mix, gate, states, rows, ctas);
+            ASSERT_GE(s.plan.carriers, 1);
+            ASSERT_GE(s.preparers, 1);
+            ASSERT_NO_FATAL_FAILURE(check_places(s));
+            ASSERT_NO_FATAL_FAILURE(check_items(s));
+            ASSERT_TRUE(ends(s));
+          }
+}
+
+// A schedule that is wrong is seen: a job longer than a carrier's steps would wait for a part that
+// comes later than the ring reaches.
+TEST(Schedule, AWaitForALaterStepIsSeen) {
+  Schedule s({"", {40, 40, 40}, 1}, GateKind::kHead, 1, 128, 12);
+  EXPECT_TRUE(ends(s));
+  s.plan.carriers = 4, s.plan.steps = 30, s.preparers = 1;
+  EXPECT_FALSE(ends(s));
+}
+
+}  // namespace
+}  // namespace deltic::gpu::forward
