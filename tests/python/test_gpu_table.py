@@ -235,6 +235,16 @@ def test_skipped_tests_are_counted(fake):
     ]  # fmt: skip
 
 
+def test_progress_shows_its_scenarios(fake):
+    run, _ = fake
+    run("deltic", "", "verify")
+    log = "fail  streams, two    0.1 s  KDA: 7 words differ\n1 passed, 1 failed, 0 skipped, 3 s"
+    code, lines = run("gpu_progress", log, "progress")
+    assert code == 1 and lines[0] == log.splitlines()[0]
+    assert lines[-1].split(None, 2) == ["progress", "FAIL", "1 passed, 1 failed, 0 skipped, 3 s"]
+    assert run("gpu_progress", "skipped: there is no GPU", "progress", code=77)[0] == 1
+
+
 def test_a_missing_sanitizer_is_named(fake):
     run, _ = fake
     code, lines = run("deltic", "", "sanitize")
