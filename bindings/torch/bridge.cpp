@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <limits>
@@ -16,9 +17,18 @@ namespace {
 
 thread_local int32_t t_last_status = DELTIC_OK;
 
+std::atomic<int32_t> g_num_threads{0};  // 0: torch's
+
 int32_t num_threads() {
+  const int32_t n = g_num_threads.load(std::memory_order_relaxed);
+  if (n > 0) return n;
   return static_cast<int32_t>(std::min<uint32_t>(torch::stable::get_num_threads(), 4096));
 }
+
+// Where the library's lines go, and the tensors that this thread's call has been given: kept only
+// while somebody listens.
+std::atomic<deltic_torch_log_fn> g_log{nullptr};
+thread_local std::string t_tensors;
 
 struct TypePair {
   int32_t torch;
@@ -34,13 +44,43 @@ const int32_t kByte = aoti_torch_dtype_uint8();
 
 const char* foreign_type_name(int32_t type) {
   const std::pair<int32_t, const char*> names[] = {
-      {aoti_torch_dtype_uint8(), "uint8"},         {aoti_torch_dtype_int8(), "int8"},
-      {aoti_torch_dtype_int16(), "int16"},         {aoti_torch_dtype_bool(), "bool"},
-      {aoti_torch_dtype_complex64(), "complex64"}, {aoti_torch_dtype_complex128(), "complex128"}};
+      {aoti_torch_dtype_uint8(), "uint8"},
+      {aoti_torch_dtype_uint16(), "uint16"},
+      {aoti_torch_dtype_uint32(), "uint32"},
+      {aoti_torch_dtype_uint64(), "uint64"},
+      {aoti_torch_dtype_int8(), "int8"},
+      {aoti_torch_dtype_int16(), "int16"},
+      {aoti_torch_dtype_bool(), "bool"},
+      {aoti_torch_dtype_complex32(), "complex32"},
+      {aoti_torch_dtype_complex64(), "complex64"},
+      {aoti_torch_dtype_complex128(), "complex128"},
+      {aoti_torch_dtype_float8_e4m3fn(), "float8_e4m3fn"},
+      {aoti_torch_dtype_float8_e5m2(), "float8_e5m2"}};
   for (const auto& [known, name] : names) {
     if (known == type) return name;
   }
   return "another dtype";
+}
+
+// What the library would say to a dtype that it has no number for: it takes other dtypes for
+// numbers, indices and states.
+const char* types_of(std::string_view op, std::string_view name) {
+  if (name.starts_with("cu_seqlens") || name.ends_with("_index") || name == "ckpt_cu" ||
+      name == "ckpt_tokens" || name == "ckpt_slots") {
+    return "int32 or int64";
+  }
+  const bool is_state = name == "initial_state" || name == "state_pool" || name == "ckpt_states";
+  return is_state && op != "conv" ? "fp32 or bf16" : "fp32, bf16 or fp16";
+}
+
+void note(const char* name, const deltic_tensor& t) {
+  const char* types[] = {"fp32", "bf16", "fp16", "fp64", "int32", "int64"};  // as kTypes
+  t_tensors += t_tensors.empty() ? "" : ", ";
+  t_tensors += std::string(name) + " " + types[t.dtype] + " [";
+  for (int32_t i = 0; i < std::min<int32_t>(t.rank, DELTIC_MAX_RANK); ++i) {
+    t_tensors += (i > 0 ? "," : "") + std::to_string(t.shape[i]);
+  }
+  t_tensors += "]";
 }
 
 int32_t torch_device_type(const deltic_tensor& t) {
@@ -50,9 +90,18 @@ int32_t torch_device_type(const deltic_tensor& t) {
 Tensor empty(int32_t rank, const int64_t* shape, const int64_t* strides, int32_t type,
              const deltic_tensor& where) {
   AtenTensorHandle handle = nullptr;
-  DELTIC_TORCH_CHECK(aoti_torch_empty_strided(rank, shape, strides, type, torch_device_type(where),
-                                              where.device_index, &handle));
-  return Tensor(handle);
+  if (aoti_torch_empty_strided(rank, shape, strides, type, torch_device_type(where),
+                               where.device_index, &handle) == AOTI_TORCH_SUCCESS) {
+    return Tensor(handle);
+  }
+  // The call was checked, so memory is all that can be missing. torch's own text is a C++ stack.
+  uint64_t bytes = aoti_torch_dtype_element_size(type);
+  for (int32_t i = 0; i < rank; ++i) bytes *= static_cast<uint64_t>(shape[i]);
+  const std::string place = where.device_type == DELTIC_CPU
+                                ? "the CPU"
+                                : "CUDA device " + std::to_string(where.device_index);
+  fail(DELTIC_OUT_OF_MEMORY, "deltic: memory: expected " + std::to_string(bytes) + " bytes on " +
+                                 place + ", got none: out of memory");
 }
 
 Tensor bytes_tensor(uint64_t bytes, const deltic_tensor& where) {
@@ -104,9 +153,8 @@ deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
   const TypePair* pair = std::find_if(std::begin(kTypes), std::end(kTypes),
                                       [&](const TypePair& p) { return p.torch == type; });
   if (pair == std::end(kTypes)) {
-    fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": " + name +
-                                      ": expected fp32, bf16, fp16, fp64, int32 or int64, got " +
-                                      foreign_type_name(type));
+    fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": " + name + ": expected " +
+                                      types_of(op, name) + ", got " + foreign_type_name(type));
   }
   t.dtype = pair->deltic;
   if (device == kCuda) {
@@ -121,6 +169,7 @@ deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
   std::copy(sizes, sizes + held, t.shape);
   std::copy(strides, strides + held, t.strides);
   if (rank == 0) t.rank = 1, t.shape[0] = 1, t.strides[0] = 1;
+  if (g_log.load(std::memory_order_relaxed) != nullptr) note(name, t);
   return t;
 }
 
@@ -210,8 +259,8 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where) {
   constexpr size_t kAlign = 64;
   std::unique_ptr<void, decltype(&std::free)> block(std::calloc(bytes + kAlign, 1), &std::free);
   if (block == nullptr) {
-    fail(DELTIC_OUT_OF_MEMORY,
-         "forward: saved: expected " + std::to_string(bytes) + " bytes, got none from the system");
+    fail(DELTIC_OUT_OF_MEMORY, "deltic: memory: expected " + std::to_string(bytes) +
+                                   " bytes on the CPU, got none: out of memory");
   }
   const auto start = (reinterpret_cast<uintptr_t>(block.get()) + kAlign - 1) / kAlign * kAlign;
   const auto size = static_cast<int64_t>(bytes);
@@ -227,6 +276,7 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where) {
 
 Options::Options(const char* op, const std::string& words, MaybeFloat scale,
                  MaybeFloat lower_bound) {
+  t_tensors.clear();
   deltic_options_init(&c, sizeof c);
   c.num_threads = num_threads();
   c.has_scale = scale.has_value() ? 1 : 0;
@@ -341,11 +391,39 @@ DELTIC_API int32_t deltic_torch_has_cuda_backward() {
   return deltic_implementation(DELTIC_BACKWARD, DELTIC_CUDA, 0) != nullptr;
 }
 
+// Threads of a call: 0 for torch's number. Returns 0 where the number is refused.
+DELTIC_API int32_t deltic_torch_set_num_threads(int32_t n) {
+  if (n < 0 || n > 4096) return 0;
+  bridge::g_num_threads = n;
+  return 1;
+}
+DELTIC_API int32_t deltic_torch_get_num_threads() { return bridge::num_threads(); }
+
+// Lines about which implementation was chosen, and the tensors of the call that they are about.
+// Null goes back to what DELTIC_LOG says.
+DELTIC_API void deltic_torch_set_log(deltic_torch_log_fn fn) {
+  bridge::g_log = fn;
+  if (fn == nullptr) {
+    deltic_set_log(nullptr, nullptr);
+    return;
+  }
+  deltic_set_log(
+      [](void*, const char* line) {
+        const deltic_torch_log_fn listener = bridge::g_log;
+        if (listener != nullptr) listener(line, bridge::t_tensors.c_str());
+      },
+      nullptr);
+}
+
+// Facts about build and machine.
+DELTIC_API int32_t deltic_torch_info(deltic_info_fn fn) { return deltic_info(fn, nullptr); }
+
 // Bytes that forward keeps for these sizes (packed: B = 1, N sequences); 0 for a call it refuses.
 DELTIC_API int64_t deltic_torch_saved_bytes(int32_t device, int32_t is_f64, int64_t B, int64_t T,
                                             int64_t H, int64_t K, int64_t HV, int64_t V, int64_t N,
                                             int32_t packed, int32_t chunk, int32_t save,
                                             const char* impl) {
+  bridge::t_tensors.clear();
   deltic_options options;
   deltic_options_init(&options, sizeof options);
   options.chunk = chunk;

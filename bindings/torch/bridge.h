@@ -20,6 +20,10 @@
 #define DELTIC_TORCH_CHECK TORCH_ERROR_CODE_CHECK
 #endif
 
+extern "C" {
+typedef void (*deltic_torch_log_fn)(const char* line, const char* tensors);
+}
+
 namespace deltic::bridge {
 
 using torch::stable::Tensor;

@@ -1,9 +1,13 @@
 """deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, KDA) for torch."""
 
+import importlib
+from typing import Any
+
 from ._blocks import cumsum, gate, inverse, kkt, l2norm, scores, scores_inverse, wy
 from ._conv import causal_conv1d, causal_conv1d_update
 from ._library import LIBRARY as _LIBRARY
 from ._native import Checkpoints, decode, delta_rule, recurrent
+from ._settings import get_num_threads, info, set_num_threads
 
 __version__: str = _LIBRARY.deltic_torch_version().decode()
 
@@ -15,11 +19,26 @@ __all__ = [
     "decode",
     "delta_rule",
     "gate",
+    "get_num_threads",
+    "info",
     "inverse",
     "kkt",
     "l2norm",
     "recurrent",
     "scores",
     "scores_inverse",
+    "set_num_threads",
     "wy",
 ]
+# Imported when somebody asks for them: most programs need one of them, or none.
+_SUBMODULES = ("fla", "integrations", "layers")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_SUBMODULES})

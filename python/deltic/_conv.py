@@ -114,12 +114,14 @@ _conv = short_way(_CONV, _setup, _backward)
 # ---- Functions ----------------------------------------------------------------------------------
 
 
-def _words(activation: str | None, impl: str | None) -> str:
+def _words(function: str, activation: str | None, impl: str | None) -> str:
     try:
         words = _ACTIVATIONS[activation]
     except (KeyError, TypeError):
-        raise ValueError(f"conv: activation: expected None or 'silu', got {activation!r}") from None
-    return words if impl is None else words + name_word("conv", impl)
+        raise ValueError(
+            f"{function}: activation: expected None or 'silu', got {activation!r}"
+        ) from None
+    return words if impl is None else words + name_word(function, impl)
 
 
 def causal_conv1d(
@@ -172,8 +174,8 @@ def causal_conv1d(
     True
     """
     x = autocast(x)
-    words = _words(activation, impl)
-    words += flag_word("conv", "output_final_state", " final", output_final_state)
+    words = _words("causal_conv1d", activation, impl)
+    words += flag_word("causal_conv1d", "output_final_state", " final", output_final_state)
     tensors = (x, weight, bias, initial_state)
     plain = needs_grad(tensors) and not is_transformed()
     y, final_state = call(_conv if plain else _CONV, *tensors, cu_seqlens, cu_seqlens_cpu, words)
@@ -212,10 +214,10 @@ def causal_conv1d_update(
     x = autocast(x)
     if needs_grad((x, weight, bias, state)):
         raise ValueError(
-            "conv: state: expected no gradients to be asked for (a state in place is not "
-            "differentiable: use torch.no_grad(), or causal_conv1d), got a tensor that needs one"
+            "causal_conv1d_update: state: expected no gradients to be asked for (a state in place "
+            "is not differentiable: use torch.no_grad(), or causal_conv1d), got a tensor that "
+            "needs one"
         )
-    y: Tensor = call(
-        _CONV_, x, weight, bias, state, state_index, None, None, None, _words(activation, impl)
-    )
+    words = _words("causal_conv1d_update", activation, impl)
+    y: Tensor = call(_CONV_, x, weight, bias, state, state_index, None, None, None, words)
     return y

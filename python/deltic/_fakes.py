@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from ._library import argument_name, operation_of
+from ._library import argument_name, function_of, operation_of
 
 
 class _Shapes:
     """The shapes of one call's tensors, and the sizes that they gave to letters."""
 
-    def __init__(self, operation: str, given: dict[str, Any]) -> None:
-        self.operation = operation
+    def __init__(self, operation: str, function: str, given: dict[str, Any]) -> None:
+        self.operation, self.function = operation, function
         self.words = str(given.get("options", "")).split()
         # The library sees a tensor without dimensions as one of one element.
         self.shapes = {
@@ -27,7 +27,7 @@ class _Shapes:
 
     def refuse(self, name: str, text: str) -> NoReturn:
         argument = argument_name(self.operation, name)
-        raise ValueError(f"{self.operation}: {argument}: expected {text}")
+        raise ValueError(f"{self.function}: {argument}: expected {text}")
 
     def bind(self, letter: str, size: Any, name: str) -> None:
         """Gives a letter its size; value heads come in groups of the others."""
@@ -201,7 +201,7 @@ _CHECKS: dict[str, Callable[[_Shapes], None]] = {
 }
 
 
-def _check_devices(operation: str, given: dict[str, Any]) -> None:
+def _check_devices(function: str, given: dict[str, Any]) -> None:
     """A call with one meta tensor among others must not pass for a result."""
     first, where = "", None
     for name, x in given.items():
@@ -211,7 +211,7 @@ def _check_devices(operation: str, given: dict[str, Any]) -> None:
             first, where = name, x.device
         elif x.device.type != where.type:
             raise ValueError(
-                f"{operation}: {name}: expected device {where} as {first}, got {x.device}"
+                f"{function}: {name}: expected device {where} as {first}, got {x.device}"
             )
 
 
@@ -226,15 +226,16 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
         arguments = [x.name for x in schema.arguments]
         required = [x.name for x in schema.arguments if str(x.type) == "Tensor"]
         operation = "conv" if name.startswith("conv") else operation_of(name)
+        function = function_of(name)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(arguments, args, strict=False)), **kwargs}
             for argument in required:
                 if given.get(argument) is None:
-                    raise ValueError(f"{operation}: {argument}: expected a tensor, got none")
-            _check_devices(operation, given)
+                    raise ValueError(f"{function}: {argument}: expected a tensor, got none")
+            _check_devices(function, given)
             if name in _CHECKS:
-                _CHECKS[name](_Shapes(operation, given))
+                _CHECKS[name](_Shapes(operation, function, given))
             return fake(*args, **kwargs)
 
         torch.library.register_fake(f"deltic::{name}", checked)

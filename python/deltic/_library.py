@@ -28,7 +28,7 @@ _NAMES = {
 }
 # Patterns stay texts until the first error: compiled they would be a tenth of the import.
 _TEXT = r"(?P<op>[a-z0-9_]+): (?P<argument>\w+): (?P<rest>.*)$"
-_DTYPE = r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|an unknown dtype|another dtype)\b"
+_DTYPE = r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|float8_\w+|another dtype)\b"
 # What torch says of an argument of another type.
 _TYPE = (
     r"deltic::(?P<op>\w+)\(\) Expected a value of type '(?:Optional\[)?(?P<expected>\w+)\]?' for "
@@ -61,6 +61,9 @@ def load() -> ctypes.CDLL:
     library.deltic_torch_version.restype = ctypes.c_char_p
     library.deltic_torch_last_status.restype = ctypes.c_int32
     library.deltic_torch_has_cuda_backward.restype = ctypes.c_int32
+    library.deltic_torch_set_num_threads.argtypes = [ctypes.c_int32]
+    library.deltic_torch_get_num_threads.restype = ctypes.c_int32
+    library.deltic_torch_set_log.restype = None
     library.deltic_torch_saved_bytes.restype = ctypes.c_int64
     library.deltic_torch_saved_bytes.argtypes = (
         [ctypes.c_int32] * 2
@@ -97,6 +100,23 @@ def saved_bytes(
     )
 
 
+# The functions that call the operators, where they have other names.
+_FUNCTIONS = {
+    "forward": "delta_rule",
+    "forward_save": "delta_rule",
+    "forward_": "delta_rule",
+    "decode": "recurrent",
+    "decode_": "decode",
+    "conv": "causal_conv1d",
+    "conv_": "causal_conv1d_update",
+}
+
+
+def function_of(operator: str) -> str:
+    """The function that an error of an operator names: the one that was called."""
+    return _FUNCTIONS.get(operator, operator)
+
+
 def operation_of(operator: str) -> str:
     """The operation that an operator is a form of: `forward` of `forward_save`."""
     return operator.removesuffix("_save").removesuffix("_")
@@ -107,40 +127,85 @@ def argument_name(operation: str, name: str) -> str:
     return _NAMES.get(f"{operation}.{name}", _NAMES.get(name, name))
 
 
+def operator_name(op: Any) -> str:
+    """An operator's name; also of what stands for one, and has it in its attribute `operator`."""
+    op = getattr(getattr(op, "__self__", op), "operator", op)
+    return str(op.name()).partition("::")[2]
+
+
 def op_name(op: Any) -> str:
-    """An operator's operation."""
-    return operation_of(str(op.name()).partition("::")[2])
+    """The function that calls an operator."""
+    return function_of(operator_name(op))
 
 
-def translated(error: RuntimeError) -> Exception:
-    """The same text as the exception that a Python caller expects."""
+def got(value: Any) -> str:
+    """What an error says it got: a value that is short, else the name of its type."""
+    if value is None:
+        return "none"
+    return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+
+
+def refused_type(text: str, args: tuple[Any, ...]) -> TypeError | None:
+    """The error for an argument that is none of the type that torch's schema has, or None."""
+    match = re.match(_TYPE, text)
+    if match is None:
+        return None
+    operator, found = match["op"], match["found"]
+    names = [x.name for x in getattr(torch.ops.deltic, operator).default._schema.arguments]
+    place = names.index(match["argument"])
+    if place < len(args):
+        found = got(args[place])
+    argument = argument_name(operation_of(operator), match["argument"])
+    expected = _EXPECTED.get(match["expected"], match["expected"])
+    return TypeError(f"{function_of(operator)}: {argument}: expected {expected}, got {found}")
+
+
+def missing_memory(text: str, function: str) -> Exception | None:
+    """The error for memory that torch did not find inside of an operator, or None."""
+    if text == "std::bad_alloc":
+        return MemoryError(f"{function}: memory: expected some bytes more, got none: out of memory")
+    match = re.search(r"you tried to allocate (\d+) bytes", text)
+    if match is not None:
+        return MemoryError(
+            f"{function}: memory: expected {match[1]} bytes on the CPU, got none: out of memory"
+        )
+    match = re.search(r"CUDA out of memory\. Tried to allocate ([\d.]+ \w+)", text)
+    if match is not None:
+        return torch.OutOfMemoryError(
+            f"{function}: memory: expected {match[1]} on a CUDA device, got none: out of memory"
+        )
+    return None
+
+
+def translated(error: RuntimeError, function: str = "", args: tuple[Any, ...] = ()) -> Exception:
+    """The same text as the exception that a caller of a function expects."""
     if isinstance(error, NotImplementedError):  # a RuntimeError too, and already what is expected
         return error
     text = str(error).splitlines()[0] if str(error) else ""
-    match = re.match(_TYPE, text)
-    if match is not None:
-        op = operation_of(match["op"])
-        argument = _NAMES.get(match["argument"], match["argument"])
-        expected = _EXPECTED.get(match["expected"], match["expected"])
-        return TypeError(f"{op}: {argument}: expected {expected}, got {match['found']}")
+    wrong_type = refused_type(text, args)
+    if wrong_type is not None:
+        return wrong_type
     if ": no implementation takes this call: " in text:
-        return NotImplementedError(text)
+        operation, _, rest = text.partition(": ")
+        return NotImplementedError(f"{function or operation}: {rest}")
     match = re.match(_TEXT, text)
     if match is None:
-        return error
+        return missing_memory(text, function) or error
     argument = argument_name(match["op"], match["argument"])
     is_output = argument in ("out", "w") or (match["op"], argument) == ("scores_inverse", "a")
     if is_output and re.search(_DTYPE, text):
         # The outputs of blocks have the shape they need, and the dtype asked for.
         argument = "dtype"
-    text = f"{match['op']}: {argument}: {match['rest']}"
+    text = f"{function or match['op']}: {argument}: {match['rest']}"
+    if "expected stride 1 in the last dimension" in text:
+        text += f" ({argument}.contiguous() has it)"
     status = LIBRARY.deltic_torch_last_status()
     if status == _UNSUPPORTED:
         return NotImplementedError(text)
     if status == _INVALID_ARGUMENT:
         return TypeError(text) if re.search(_DTYPE, text) else ValueError(text)
     if status == _OUT_OF_MEMORY:
-        return MemoryError(text)
+        return torch.OutOfMemoryError(text) if " on CUDA device " in text else MemoryError(text)
     return RuntimeError(text)
 
 
@@ -149,13 +214,13 @@ def refused_layout(error: RuntimeError, args: tuple[Any, ...]) -> Exception | No
     match = re.match(_NO_KERNEL, str(error)) if isinstance(error, NotImplementedError) else None
     if match is None:
         return None
-    operation = operation_of(match["op"])
+    operation, function = operation_of(match["op"]), function_of(match["op"])
     schema = getattr(torch.ops.deltic, match["op"]).default._schema
     for argument, x in zip(schema.arguments, args, strict=False):
         if isinstance(x, torch.Tensor) and x.layout != torch.strided:
             name, layout = argument_name(operation, argument.name), str(x.layout)
             return TypeError(
-                f"{operation}: {name}: expected a dense tensor, got {layout.removeprefix('torch.')}"
+                f"{function}: {name}: expected a dense tensor, got {layout.removeprefix('torch.')}"
             )
     return None
 
@@ -196,6 +261,6 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
         return op(*args)
     except RuntimeError as error:
         if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
-            name = op._schema.arguments[0].name  # type: ignore[attr-defined]
-            raise ValueError(f"{op_name(op)}: {name}: expected a tensor, got none") from None
-        raise (refused_layout(error, args) or translated(error)) from None
+            first = getattr(torch.ops.deltic, operator_name(op)).default._schema.arguments[0].name
+            raise ValueError(f"{op_name(op)}: {first}: expected a tensor, got none") from None
+        raise (refused_layout(error, args) or translated(error, op_name(op), args)) from None

@@ -79,10 +79,11 @@ def flag_word(op: str, argument: str, word: str, value: bool) -> str:
 
 
 def check_numbers(op: str, scale: float | None, lower_bound: float | None) -> None:
-    """A TypeError for a tensor: torch would take its value and drop its gradient."""
+    """A TypeError for a tensor, whose value torch would take without its gradient, or a bool."""
     for argument, value in (("scale", scale), ("lower_bound", lower_bound)):
-        if value is not None and isinstance(value, Tensor):
-            raise TypeError(f"{op}: {argument}: expected a float, got a tensor")
+        if value is not None and isinstance(value, (Tensor, bool)):
+            found = "a tensor" if isinstance(value, Tensor) else value
+            raise TypeError(f"{op}: {argument}: expected a float, got {found}")
 
 
 def _words(
@@ -238,7 +239,7 @@ def delta_rule(
             if value is not None if default is None else value != default:
                 expected, got = ("none", "one") if default is None else (repr(default), repr(value))
                 raise ValueError(
-                    f"forward: {name}: expected {expected} with a beta per value column (the "
+                    f"delta_rule: {name}: expected {expected} with a beta per value column (the "
                     f"recurrent form), got {got}"
                 )
         _check_wide_beta(q, v, beta)
@@ -263,23 +264,23 @@ def delta_rule(
             impl=impl,
         )
     q, k, v = _autocast(q, k, v)
-    check_numbers("forward", scale, lower_bound)
-    words = _words("forward", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
+    check_numbers("delta_rule", scale, lower_bound)
+    words = _words("delta_rule", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
     if split != "auto":
         words += (
-            word_for("forward", "split", split, _SPLITS)
+            word_for("delta_rule", "split", split, _SPLITS)
             if isinstance(split, str)
-            else size_word("forward", "split", "split", split)
+            else size_word("delta_rule", "split", "split", split)
         )
-    words += chunk_word("forward", chunk_size)
-    kept = flag_word("forward", "recompute", " save=states", recompute) or " save=all"
+    words += chunk_word("delta_rule", chunk_size)
+    kept = flag_word("delta_rule", "recompute", " save=states", recompute) or " save=all"
     ckpt = _NO_CHECKPOINTS if checkpoints is None else _checkpoints(checkpoints)
     rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
     trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
     if in_place or (checkpoints is not None and not trains):
         if trains or needs_grad((state_pool,)):
-            raise ValueError(_POOL_HAS_NO_GRADIENT.format("forward"))
+            raise ValueError(_POOL_HAS_NO_GRADIENT.format("delta_rule"))
         o, final_state = call(
             FORWARD_,
             *rows,
@@ -294,7 +295,7 @@ def delta_rule(
             words,
         )
     elif trains:
-        check_has_gradient("forward", q)
+        check_has_gradient("delta_rule", q)
         words += kept
         o, final_state, ckpt_states, _ = call(
             differentiable(FORWARD_SAVE),
@@ -325,7 +326,9 @@ def _check_wide_beta(q: Tensor, v: Tensor, beta: Tensor) -> None:
     if len(expected) != 4 or not all(type(size) is int for size in shape + expected):
         return
     if shape != expected and list(q.shape[:2]) == expected[:2]:
-        raise ValueError(f"forward: beta: expected shape {expected[:3]} or {expected}, got {shape}")
+        raise ValueError(
+            f"delta_rule: beta: expected shape {expected[:3]} or {expected}, got {shape}"
+        )
 
 
 _NO_CHECKPOINTS = (None, None, None, None)
@@ -340,15 +343,17 @@ def _checkpoints(given: Any) -> tuple[Tensor, ...]:
     found = tuple(given) if isinstance(given, (tuple, list)) else ()
     if len(found) != 4:
         got = f"{len(found)} of them" if found else type(given).__name__
-        raise ValueError(f"forward: checkpoints: expected (cu, tokens, slots, states), got {got}")
+        raise ValueError(
+            f"delta_rule: checkpoints: expected (cu, tokens, slots, states), got {got}"
+        )
     for name, tensor in zip(Checkpoints._fields, found, strict=True):
         if not isinstance(tensor, Tensor):
             got = "none" if tensor is None else type(tensor).__name__
-            raise TypeError(f"forward: checkpoints.{name}: expected a tensor, got {got}")
+            raise TypeError(f"delta_rule: checkpoints.{name}: expected a tensor, got {got}")
     if needs_grad((found[3],)):
         raise ValueError(
-            "forward: checkpoints.states: expected a tensor that requires no gradient (checkpoints "
-            "are not differentiable), got one that does"
+            "delta_rule: checkpoints.states: expected a tensor that requires no gradient "
+            "(checkpoints are not differentiable), got one that does"
         )
     return found
 
@@ -388,12 +393,12 @@ def recurrent(
     (torch.Size([2, 3, 1, 16]), torch.Size([2, 1, 16, 16]))
     """
     q, k, v = _autocast(q, k, v)
-    check_numbers("decode", scale, lower_bound)
-    words = _words("decode", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
+    check_numbers("recurrent", scale, lower_bound)
+    words = _words("recurrent", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
     trains = needs_grad(rows)
     if trains:
-        check_has_gradient("decode", q)
+        check_has_gradient("recurrent", q)
     o, final_state = call(
         differentiable(DECODE) if trains else DECODE,
         *rows,

@@ -270,6 +270,7 @@ def below_autograd(op: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return op(*inputs)
 
+    run.operator = op  # type: ignore[attr-defined]
     return run
 
 
@@ -355,6 +356,8 @@ def short_way(op: Any, setup: Any, gradient: Any) -> Any:
     run = below_autograd(op)
 
     class ShortWay(torch.autograd.Function):
+        operator = op
+
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             output = run(*inputs)

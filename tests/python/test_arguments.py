@@ -46,7 +46,6 @@ BASE = {
 }
 SEQUENCES = ("delta_rule", "recurrent", "decode")
 BLOCKS = tuple(name for name in BASE if name not in SEQUENCES)
-OPERATION = {"delta_rule": "forward", "recurrent": "decode", "decode": "decode"}
 
 SOFTPLUS = dict(gate="softplus", A_log=A_LOG)
 BOUNDED = dict(gate="bounded", lower_bound=-2.0)
@@ -356,7 +355,7 @@ REFUSALS = {
         "g": (dict(g=-rand(1, T, 3)), ValueError, "g: expected shape"),
         "beta": (dict(beta=rand(1, T, 3)), ValueError, "beta: expected shape"),
         "q": (dict(q=Q[:, :3]), ValueError, "q: expected shape"),
-        "output_kg": (dict(output_kg="no"), TypeError, "output_kg: expected a bool, got str"),
+        "output_kg": (dict(output_kg="no"), TypeError, "output_kg: expected a bool, got 'no'"),
     }
     | LISTS
     | OUTPUT,
@@ -371,9 +370,7 @@ def test_a_wrong_argument_is_refused_by_name(function, argument):
     pool = POOL.clone()
     with pytest.raises(kind, match=text) as error:
         run(function, **changes)
-    assert str(error.value).startswith(
-        f"{OPERATION.get(function, function)}: {argument}: expected "
-    )
+    assert str(error.value).startswith(f"{function}: {argument}: expected ")
     assert ", got " in str(error.value) and torch.equal(pool, POOL)
 
 
@@ -469,13 +466,17 @@ def test_what_a_wrong_rank_says():
     """In words: the comparisons above would also pass if both sides said nothing."""
     for device in ("cpu", "meta"):
         for function, changes, text in (
-            ("delta_rule", dict(q=Q[0]), "forward: q: expected shape [B,T,H,K], got [40, 2, 16]"),
+            (
+                "delta_rule",
+                dict(q=Q[0]),
+                "delta_rule: q: expected shape [B,T,H,K], got [40, 2, 16]",
+            ),
             ("kkt", dict(beta=BETA[0]), "kkt: beta: expected shape [1, 40, 4], got [40, 4]"),
             ("wy", dict(a=SQUARE[0]), "wy: a: expected shape [B,T,HV,W], got [40, 4, 16]"),
             (
                 "recurrent",
                 dict(g=G[0]),
-                "decode: g: expected shape [B,T,HV] or [B,T,HV,K], got [40, 4]",
+                "recurrent: g: expected shape [B,T,HV] or [B,T,HV,K], got [40, 4]",
             ),
         ):
             assert answer(function, BASE[function] | changes, device) == (ValueError, text)
@@ -523,7 +524,7 @@ def test_the_recurrent_form_behind_delta_rule_ignores_nothing(argument, value):
     o, _ = deltic.delta_rule(Q, KEYS, VALUES, beta=beta)
     assert torch.equal(o, deltic.recurrent(Q, KEYS, VALUES, beta=beta)[0])
     with pytest.raises(
-        ValueError, match=f"^forward: {argument}: expected .* beta per value column"
+        ValueError, match=f"^delta_rule: {argument}: expected .* beta per value column"
     ):
         deltic.delta_rule(Q, KEYS, VALUES, beta=beta, **{argument: value})
 
@@ -531,20 +532,24 @@ def test_the_recurrent_form_behind_delta_rule_ignores_nothing(argument, value):
 @pytest.mark.parametrize("argument", ["read_index", "write_index"])
 def test_an_index_needs_a_pool(argument):
     with pytest.raises(
-        ValueError, match=f"^forward: {argument}: expected none without a state pool"
+        ValueError, match=f"^delta_rule: {argument}: expected none without a state pool"
     ):
         deltic.delta_rule(Q, KEYS, VALUES, **{argument: torch.tensor([0])})
 
 
 def test_a_pool_has_no_final_state():
-    with pytest.raises(ValueError, match="forward: output_final_state: expected none with a state"):
+    with pytest.raises(
+        ValueError, match="delta_rule: output_final_state: expected none with a state"
+    ):
         deltic.delta_rule(Q, KEYS, VALUES, state_pool=POOL.clone(), output_final_state=True)
 
 
 def test_tensors_that_are_written_require_no_gradient():
     pool = POOL.clone().requires_grad_()
-    for function, op in (("delta_rule", "forward"), ("decode", "decode")):
-        with pytest.raises(ValueError, match=f"{op}: state_pool: expected none where gradients"):
+    for function in ("delta_rule", "decode"):
+        with pytest.raises(
+            ValueError, match=f"{function}: state_pool: expected none where gradients"
+        ):
             run(function, state_pool=pool)
     with pytest.raises(ValueError, match="checkpoints.states: expected a tensor that requires no"):
         run("delta_rule", checkpoints=(*ENTRY, torch.zeros(2, HV, K, V).requires_grad_()))
@@ -557,8 +562,84 @@ def test_a_number_is_no_tensor(function):
     """torch would read the number and drop the gradient."""
     with pytest.raises(TypeError, match=": scale: expected a float, got a tensor"):
         run(function, scale=torch.tensor(0.5, requires_grad=True))
-    with pytest.raises(TypeError, match=": scale: expected a float, got str"):
+    with pytest.raises(TypeError, match=": scale: expected a float, got '1'"):
         run(function, scale="1")
+    with pytest.raises(TypeError, match=": scale: expected a float, got True"):
+        run(function, scale=True)
+
+
+INDICES = ("cu_seqlens", "cu_seqlens_cpu", "read_index", "write_index")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.bool, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("function", ["delta_rule", "recurrent", "decode", "kkt", "cumsum", "wy"])
+def test_dtypes_that_the_library_has_no_number_for(function, dtype):
+    """Only what the argument may be is listed."""
+    for argument, x in BASE[function].items():
+        if not isinstance(x, torch.Tensor):
+            continue
+        expected = "fp32, bf16 or fp16"
+        if argument in INDICES:
+            expected = "int32 or int64"
+        elif argument in ("initial_state", "state_pool"):
+            expected = "fp32 or bf16"
+        with pytest.raises(TypeError) as error, torch.no_grad():
+            run(function, **{argument: torch.zeros(x.shape, dtype=dtype)})
+        name = str(dtype).removeprefix("torch.")
+        assert str(error.value) == f"{function}: {argument}: expected {expected}, got {name}"
+
+
+def test_dtypes_of_indices():
+    offsets = torch.tensor([0, T])
+    with pytest.raises(TypeError, match="^delta_rule: cu_seqlens: expected int32 or int64, got bo"):
+        run("delta_rule", cu_seqlens=offsets.bool())
+    with pytest.raises(
+        TypeError, match="^delta_rule: cu_seqlens_cpu: expected int32 or int64, got"
+    ):
+        run("delta_rule", cu_seqlens=offsets, cu_seqlens_cpu=offsets.to(torch.int16))
+    with pytest.raises(
+        TypeError, match="^decode: read_index: expected int32 or int64, got complex"
+    ):
+        run("decode", read_index=torch.zeros(1, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="^causal_conv1d: x: expected fp32, bf16 or fp16, got comp"):
+        deltic.causal_conv1d(torch.zeros(1, 8, 4, dtype=torch.complex64), torch.zeros(4, 3))
+
+
+def test_what_is_no_tensor_is_shown():
+    for value, text in ((True, "True"), (0, "0"), ("x", "'x'"), ([1], "list"), (1j, "complex")):
+        with pytest.raises(TypeError, match=f"^delta_rule: g: expected a tensor, got {text}$"):
+            deltic.delta_rule(Q, KEYS, VALUES, g=value)
+        with pytest.raises(
+            TypeError, match=f"^causal_conv1d: bias: expected a tensor, got {text}$"
+        ):
+            deltic.causal_conv1d(Q[:, :, 0], torch.zeros(K, 3), value)
+
+
+def test_strides_that_are_refused_come_with_a_way_out():
+    wide = torch.zeros(1, T, H, 2 * K)[..., ::2]
+    for function in ("delta_rule", "recurrent", "decode"):
+        with pytest.raises(
+            ValueError, match=r"q: expected stride 1 .*\(q\.contiguous\(\) has it\)"
+        ):
+            run(function, q=wide)
+    run("delta_rule", q=wide.contiguous())
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_out_of_memory(gradients, capfd):
+    """The bytes that were asked for, and no stack of C++ frames."""
+    x = torch.zeros(1, 1, 1, 64).expand(1, 2**40, 1, 64)  # no memory; o would need 2**48 bytes
+    weight = torch.zeros(64, 4, requires_grad=gradients)
+    beta = torch.zeros(1, 1, 1, requires_grad=gradients).expand(1, 2**40, 1)
+    for call, name in (
+        (lambda: deltic.delta_rule(x, x, x, beta=beta), "delta_rule"),
+        (lambda: deltic.recurrent(x, x, x, beta=beta), "recurrent"),
+        (lambda: deltic.causal_conv1d(x[:, :, 0], weight), "causal_conv1d"),
+        (lambda: deltic.l2norm(x), "l2norm"),
+    ):
+        with pytest.raises(MemoryError, match=rf"^{name}: memory: expected {2**48} bytes on the C"):
+            call()
+    assert "frame #" not in capfd.readouterr().err
 
 
 def test_checkpoints_of_other_kinds():
@@ -568,7 +649,7 @@ def test_checkpoints_of_other_kinds():
         ((None,) * 4, "checkpoints.cu: expected a tensor, got none"),
         ((*ENTRY[:2], [1], states), "checkpoints.slots: expected a tensor, got list"),
     ):
-        with pytest.raises(TypeError, match=f"^forward: {text}"):
+        with pytest.raises(TypeError, match=f"^delta_rule: {text}"):
             deltic.delta_rule(Q, KEYS, VALUES, checkpoints=given)
 
 
@@ -577,13 +658,14 @@ def test_a_device_without_gradients(monkeypatch):
     monkeypatch.setattr(deltic._native, "HAS_CUDA_BACKWARD", False)
     with FakeTensorMode(), torch.device("cuda"):
         q, k, v = (torch.empty(1, 8, 1, 16, requires_grad=name == "v") for name in "qkv")
-        for op, function in (("forward", deltic.delta_rule), ("decode", deltic.recurrent)):
-            with pytest.raises(NotImplementedError, match=f"{op}: requires_grad: expected CPU"):
+        for function in (deltic.delta_rule, deltic.recurrent):
+            name = function.__name__
+            with pytest.raises(NotImplementedError, match=f"{name}: requires_grad: expected CPU"):
                 function(q, k, v)
         with torch.no_grad():
             assert deltic.delta_rule(q, k, v)[0].shape == v.shape
 
 
 def test_nobody_takes_the_call():
-    text = "forward: no implementation takes this call: this build has no CUDA support"
+    text = "delta_rule: no implementation takes this call: this build has no CUDA support"
     assert isinstance(deltic._library.translated(RuntimeError(text)), NotImplementedError)

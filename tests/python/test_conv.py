@@ -251,7 +251,9 @@ def test_modes():
     (grad,) = torch.autograd.grad(y.sum(), weight, create_graph=True)
     with pytest.raises(NotImplementedError, match="double backward"):
         grad.sum().backward()
-    with pytest.raises(Exception, match="conv: vmap: expected a batch in the first dimension"):
+    with pytest.raises(
+        Exception, match="causal_conv1d: vmap: expected a batch in the first dimension"
+    ):
         torch.vmap(lambda x: deltic.causal_conv1d(x, weight.detach())[0])(x[None])
 
 
@@ -299,9 +301,11 @@ def test_errors_of_an_update():
     x, weight, bias, state = inputs(T=1)
     with pytest.raises(ValueError, match="state_index: expected slots of -1 to 1, got 2 at 0"):
         deltic.causal_conv1d_update(x, state, weight, bias, state_index=torch.tensor([2, 0]))
-    with pytest.raises(ValueError, match="conv: state: expected at least N = 2 slots"):
+    with pytest.raises(
+        ValueError, match="causal_conv1d_update: state: expected at least N = 2 slots"
+    ):
         deltic.causal_conv1d_update(x, state[:1], weight, bias)
-    with pytest.raises(TypeError, match="conv: state: expected fp32"):
+    with pytest.raises(TypeError, match="causal_conv1d_update: state: expected fp32"):
         deltic.causal_conv1d_update(x, state.half(), weight, bias)
     with pytest.raises(ValueError, match="not differentiable"):
         deltic.causal_conv1d_update(x, state, weight.requires_grad_(), bias)

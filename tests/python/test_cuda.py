@@ -440,7 +440,7 @@ def test_wrong_arguments_leave_the_gpu_usable():
     case = make(T=70, **SHAPES[0])
     tensors = moved(case)
     with torch.no_grad():
-        with pytest.raises(ValueError, match="forward: g: expected"):
+        with pytest.raises(ValueError, match="delta_rule: g: expected"):
             deltic.delta_rule(**{**tensors, "g": tensors["g"][:, :-1]})
         with pytest.raises(NotImplementedError, match="cpu"):
             deltic.delta_rule(**tensors, impl="cpu.plain")

@@ -130,84 +130,100 @@ def test_inputs_are_taken_as_they_lie():
 Q = torch.randn(1, 8, 2, 16)
 POOL = torch.zeros(2, 2, 16, 16)
 BAD = {
-    "shape": (dict(k=Q[:, :3]), ValueError, r"forward: k: expected shape \[1, 8, 2, 16\], got"),
-    "heads": (dict(v=torch.randn(1, 8, 3, 16)), ValueError, "forward: v: expected a number of"),
-    "rank": (dict(q=Q[0]), ValueError, r"forward: q: expected shape \[B,T,H,K\]"),
-    "width": (dict(q=torch.randn(1, 8, 2, 300)), ValueError, "forward: q: expected a key width K"),
-    "scalar": (dict(beta=torch.tensor(1.0)), ValueError, "forward: beta: expected"),
-    "dtype": (dict(v=Q.bfloat16()), TypeError, "forward: v: expected fp32 as q, got bf16"),
-    "int8": (dict(v=Q.to(torch.int8)), TypeError, "forward: v: expected .*, got int8"),
+    "shape": (dict(k=Q[:, :3]), ValueError, r"delta_rule: k: expected shape \[1, 8, 2, 16\], got"),
+    "heads": (dict(v=torch.randn(1, 8, 3, 16)), ValueError, "delta_rule: v: expected a number of"),
+    "rank": (dict(q=Q[0]), ValueError, r"delta_rule: q: expected shape \[B,T,H,K\]"),
+    "width": (
+        dict(q=torch.randn(1, 8, 2, 300)),
+        ValueError,
+        "delta_rule: q: expected a key width K",
+    ),
+    "scalar": (dict(beta=torch.tensor(1.0)), ValueError, "delta_rule: beta: expected"),
+    "dtype": (dict(v=Q.bfloat16()), TypeError, "delta_rule: v: expected fp32 as q, got bf16"),
+    "int8": (dict(v=Q.to(torch.int8)), TypeError, "delta_rule: v: expected .*, got int8"),
     "cu dtype": (dict(cu_seqlens=torch.tensor([0.0])), TypeError, "cu_seqlens: expected int32"),
-    "not a tensor": (dict(v=3.0), TypeError, "forward: v: expected a tensor, got float"),
-    "stride": (dict(v=Q.mT.contiguous().mT), ValueError, "forward: v: expected stride 1"),
-    "lengths": (dict(cu_seqlens=torch.tensor([0, 9])), ValueError, "forward: cu_seqlens: "),
+    "not a tensor": (dict(v=3.0), TypeError, "delta_rule: v: expected a tensor, got 3.0"),
+    "stride": (dict(v=Q.mT.contiguous().mT), ValueError, "delta_rule: v: expected stride 1"),
+    "lengths": (dict(cu_seqlens=torch.tensor([0, 9])), ValueError, "delta_rule: cu_seqlens: "),
     "copy": (
         dict(cu_seqlens=torch.tensor([0, 8]), cu_seqlens_cpu=torch.tensor([0, 7])),
         ValueError,
-        "forward: cu_seqlens_cpu: expected the values of cu_seqlens",
+        "delta_rule: cu_seqlens_cpu: expected the values of cu_seqlens",
     ),
-    "gate": (dict(gate="relu"), ValueError, "forward: gate: expected one of 'log_decay'"),
-    "no g": (dict(gate="softplus"), ValueError, "forward: g: expected a tensor with the gate form"),
-    "A_log": (dict(A_log=torch.zeros(2)), ValueError, "forward: A_log: expected none"),
+    "gate": (dict(gate="relu"), ValueError, "delta_rule: gate: expected one of 'log_decay'"),
+    "no g": (
+        dict(gate="softplus"),
+        ValueError,
+        "delta_rule: g: expected a tensor with the gate form",
+    ),
+    "A_log": (dict(A_log=torch.zeros(2)), ValueError, "delta_rule: A_log: expected none"),
     "bound": (
         dict(gate="bounded", g=Q[..., 0], lower_bound=1.0),
         ValueError,
-        "forward: lower_bound: expected a finite number below 0, got 1",
+        "delta_rule: lower_bound: expected a finite number below 0, got 1",
     ),
-    "beta form": (dict(beta_form="tanh"), ValueError, "forward: beta_form: expected one of"),
-    "layout": (dict(state_layout="hv"), ValueError, "forward: state_layout: expected one of"),
+    "beta form": (dict(beta_form="tanh"), ValueError, "delta_rule: beta_form: expected one of"),
+    "layout": (dict(state_layout="hv"), ValueError, "delta_rule: state_layout: expected one of"),
     "chunk": (
         dict(chunk_size=48),
         ValueError,
-        "forward: chunk_size: expected 16, 32 or 64",
+        "delta_rule: chunk_size: expected 16, 32 or 64",
     ),
-    "chunk type": (dict(chunk_size="64"), TypeError, "forward: chunk_size: expected an int"),
-    "split": (dict(split="on"), ValueError, "forward: split: expected one of 'auto'"),
-    "segments": (dict(split=128), NotImplementedError, "forward: split: expected auto or off"),
-    "impl": (dict(impl="none"), ValueError, "forward: impl: expected"),
-    "impl text": (dict(impl="a b"), ValueError, "forward: impl: expected an implementation's name"),
-    "index": (dict(read_index=torch.tensor([0])), ValueError, "forward: read_index: expected none"),
+    "chunk type": (dict(chunk_size="64"), TypeError, "delta_rule: chunk_size: expected an int"),
+    "split": (dict(split="on"), ValueError, "delta_rule: split: expected one of 'auto'"),
+    "segments": (dict(split=128), NotImplementedError, "delta_rule: split: expected auto or off"),
+    "impl": (dict(impl="none"), ValueError, "delta_rule: impl: expected"),
+    "impl text": (
+        dict(impl="a b"),
+        ValueError,
+        "delta_rule: impl: expected an implementation's name",
+    ),
+    "index": (
+        dict(read_index=torch.tensor([0])),
+        ValueError,
+        "delta_rule: read_index: expected none",
+    ),
     "pool": (
         dict(state_pool=POOL, read_index=torch.tensor([7])),
         ValueError,
-        "forward: read_index: ",
+        "delta_rule: read_index: ",
     ),
     "both": (dict(state_pool=POOL, initial_state=POOL[:1]), ValueError, "initial_state: expected"),
-    "checkpoints": (dict(checkpoints=(Q,)), ValueError, "forward: checkpoints: expected"),
+    "checkpoints": (dict(checkpoints=(Q,)), ValueError, "delta_rule: checkpoints: expected"),
     "slots": (
         dict(checkpoints=(torch.tensor([0, 1]), torch.tensor([4]), torch.tensor([5]), POOL)),
         ValueError,
-        "forward: checkpoints.slots: ",
+        "delta_rule: checkpoints.slots: ",
     ),
     "columns": (
         dict(beta=torch.rand(1, 8, 2, 9)),
         ValueError,
-        r"^forward: beta: expected shape \[1, 8, 2\] or \[1, 8, 2, 16\], got \[1, 8, 2, 9\]$",
+        r"^delta_rule: beta: expected shape \[1, 8, 2\] or \[1, 8, 2, 16\], got \[1, 8, 2, 9\]$",
     ),
     "columns of another v": (
         dict(v=Q[:, :3], beta=torch.rand(1, 8, 2, 16)),
         ValueError,
-        r"^decode: v: expected shape \[1, 8, 2, 16\], got \[1, 3, 2, 16\]$",
+        r"^recurrent: v: expected shape \[1, 8, 2, 16\], got \[1, 3, 2, 16\]$",
     ),
     "sparse": (
         dict(q=Q.to_sparse()),
         TypeError,
-        "^forward: q: expected a dense tensor, got sparse_coo$",
+        "^delta_rule: q: expected a dense tensor, got sparse_coo$",
     ),
     "sparse beta": (
         dict(beta=Q[..., 0].to_sparse()),
         TypeError,
-        "^forward: beta: expected a dense tensor, got sparse_coo$",
+        "^delta_rule: beta: expected a dense tensor, got sparse_coo$",
     ),
     "sparse with a gradient": (
         dict(q=Q.clone().requires_grad_(), v=Q.to_sparse()),
         TypeError,
-        "^forward: v: expected a dense tensor, got sparse_coo$",
+        "^delta_rule: v: expected a dense tensor, got sparse_coo$",
     ),
     "sparse pool": (
         dict(state_pool=POOL.to_sparse()),
         TypeError,
-        "^forward: state_pool: expected a dense tensor, got sparse_coo$",
+        "^delta_rule: state_pool: expected a dense tensor, got sparse_coo$",
     ),
 }
 
@@ -227,7 +243,7 @@ def test_errors(name):
 def test_pools_have_no_gradient():
     q = Q.clone().requires_grad_()
     pool = torch.zeros(1, 2, 16, 16)
-    with pytest.raises(ValueError, match="forward: state_pool: expected none where gradients"):
+    with pytest.raises(ValueError, match="delta_rule: state_pool: expected none where gradients"):
         deltic.delta_rule(q, Q, Q, state_pool=pool)
     with pytest.raises(ValueError, match="decode: state_pool: expected none where gradients"):
         deltic.decode(q, Q, Q, state_pool=pool)

@@ -156,7 +156,7 @@ def test_gradcheck_recurrent_and_blocks():
 
 def test_float64_needs_the_oracle():
     q = torch.randn(1, 3, 1, 4, dtype=torch.float64)
-    with pytest.raises(TypeError, match="forward: q: expected fp32, bf16 or fp16, got fp64"):
+    with pytest.raises(TypeError, match="delta_rule: q: expected fp32, bf16 or fp16, got fp64"):
         deltic.delta_rule(q, q, q)
 
 
@@ -327,7 +327,7 @@ def test_transforms_in_a_compiled_graph_are_refused():
         lambda x: torch.func.jvp(call, (x,), (x,)),
         lambda x: torch.vmap(call)(torch.stack([x, x])),
     ):
-        with pytest.raises(NotImplementedError, match="forward: .*: expected"):
+        with pytest.raises(NotImplementedError, match="delta_rule: .*: expected"):
             torch.compile(function, backend="eager")(q)
 
 

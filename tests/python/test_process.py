@@ -180,3 +180,84 @@ def test_an_interrupted_call_leaves_no_thread_behind():
     finally:
         process.kill()
         process.communicate()
+
+
+LOGGED = """
+import logging, torch, deltic
+x = torch.randn(1, 20, 2, 16)
+for _ in range(3):
+    deltic.delta_rule(x, x, x)
+deltic.delta_rule(x[:, :9], x[:, :9], x[:, :9], cu_seqlens=torch.tensor([0, 9]))
+deltic.causal_conv1d(x[:, :, 0], torch.zeros(16, 4))
+"""
+
+
+def test_decisions_are_logged_once_and_with_shapes():
+    """DELTIC_LOG=dispatch through Python's logging, to stderr where nobody else prints."""
+    printed = subprocess.run(
+        [sys.executable, "-c", LOGGED],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DELTIC_LOG": "dispatch"},
+    )
+    assert printed.returncode == 0 and printed.stdout == ""
+    lines = printed.stderr.splitlines()
+    assert len(lines) == len(set(lines)) and all(line.startswith("deltic: ") for line in lines)
+    chosen = [line for line in lines if ": chosen (" in line]
+    assert len(chosen) == 3
+    assert "q fp32 [1,20,2,16], k fp32 [1,20,2,16], v fp32 [1,20,2,16])" in chosen[0]
+    assert "q fp32 [1,9,2,16]" in chosen[1] and "cu_seqlens int64 [2]" in chosen[1]
+    assert chosen[2].startswith("deltic: conv: ") and "weight fp32 [16,4]" in chosen[2]
+
+
+def test_decisions_go_to_the_handlers_there_are():
+    code = (
+        "import logging, sys\n"
+        "form = '%(name)s|%(levelname)s|%(message)s'\n"
+        "logging.basicConfig(stream=sys.stdout, format=form)\n" + LOGGED
+    )
+    lines = python(code, DELTIC_LOG="dispatch").splitlines()
+    assert lines and all(line.startswith("deltic.dispatch|INFO|") for line in lines)
+    assert python(code, DELTIC_LOG="") == ""
+
+
+def test_threads_by_number():
+    """deltic's own number, where it is set; else torch's."""
+    assert deltic.get_num_threads() == torch.get_num_threads()
+    try:
+        deltic.set_num_threads(3)
+        assert deltic.get_num_threads() == 3 and deltic.info()["threads"] == "3"
+        x = torch.randn(1, 70, 4, 16)
+        three = deltic.delta_rule(x, x, x)[0]
+        deltic.set_num_threads(1)
+        assert torch.equal(deltic.delta_rule(x, x, x)[0], three)
+    finally:
+        deltic.set_num_threads(0)
+    assert deltic.get_num_threads() == torch.get_num_threads()
+    for wrong in (-1, 4097):
+        with pytest.raises(ValueError, match=f"set_num_threads: n: expected 0 .* got {wrong}"):
+            deltic.set_num_threads(wrong)
+    for wrong in (True, 2.0, None):
+        with pytest.raises(TypeError, match=f"set_num_threads: n: expected an int, got {wrong}"):
+            deltic.set_num_threads(wrong)
+
+
+def test_parts_are_imported_when_asked_for():
+    code = """
+import sys, deltic
+parts = ("deltic.layers", "deltic.fla", "deltic.integrations")
+assert not [name for name in sys.modules if name.startswith(parts)]
+assert {"fla", "integrations", "layers", "delta_rule"} <= set(dir(deltic))
+deltic.layers.GatedDeltaNet, deltic.fla.ops.kda.chunk_kda, deltic.integrations.transformers.enable
+try:
+    deltic.nothing
+except AttributeError as error:
+    print(error)
+"""
+    assert python(code) == "module 'deltic' has no attribute 'nothing'"
+
+
+def test_info():
+    facts = deltic.info()
+    assert facts["version"] == deltic.__version__ and facts["torch"] == torch.__version__
+    assert {"compiler", "cuda", "cpu.found", "cpu.used", "threads"} <= facts.keys()

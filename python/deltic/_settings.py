@@ -1,0 +1,86 @@
+"""What holds for the whole process: threads, the log of decisions, facts about the machine."""
+
+import atexit
+import ctypes
+import logging
+import os
+from typing import Any
+
+from ._library import LIBRARY
+
+_log = logging.getLogger("deltic.dispatch")
+_said: set[tuple[str, str]] = set()
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)
+def _on_line(line: bytes, tensors: bytes) -> None:
+    """One decision, with the tensors of the call that it was made for; the first time only."""
+    text, call = line.decode().removeprefix("deltic: "), tensors.decode()
+    if (text, call) not in _said:
+        _said.add((text, call))
+        _log.info("%s%s", text, f" ({call})" if call else "")
+
+
+def log_dispatch() -> None:
+    """Sends decisions to the logger ``deltic.dispatch``, which prints them if no other does."""
+    if _log.level == logging.NOTSET:
+        _log.setLevel(logging.INFO)
+    if not _log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("deltic: %(message)s"))
+        _log.addHandler(handler)
+    LIBRARY.deltic_torch_set_log(_on_line)
+    atexit.register(LIBRARY.deltic_torch_set_log, None)  # no line after the interpreter's end
+
+
+if os.environ.get("DELTIC_LOG") == "dispatch":
+    log_dispatch()
+
+
+def set_num_threads(n: int) -> None:
+    """Sets how many threads a call on the CPU uses; 0: as many as torch does.
+
+    The number changes no bit of a result. :func:`torch.set_num_threads` changes it for both.
+
+    >>> import deltic
+    >>> deltic.set_num_threads(2)
+    >>> deltic.get_num_threads()
+    2
+    >>> deltic.set_num_threads(0)
+    """
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"set_num_threads: n: expected an int, got {n!r}")
+    if not 0 <= n <= 4096 or LIBRARY.deltic_torch_set_num_threads(n) == 0:
+        raise ValueError(f"set_num_threads: n: expected 0 (torch's number) to 4096, got {n}")
+
+
+def get_num_threads() -> int:
+    """How many threads a call on the CPU uses.
+
+    >>> import deltic, torch
+    >>> deltic.get_num_threads() == torch.get_num_threads()
+    True
+    """
+    return int(LIBRARY.deltic_torch_get_num_threads())
+
+
+def info() -> dict[str, str]:
+    """Facts about build and machine: what to put into a report of a problem.
+
+    >>> import deltic
+    >>> facts = deltic.info()
+    >>> facts["version"] == deltic.__version__, "cpu.used" in facts
+    (True, True)
+    """
+    import torch
+
+    facts: dict[str, str] = {}
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
+    def take(_: Any, key: bytes, value: bytes) -> None:
+        facts[key.decode()] = value.decode()
+
+    LIBRARY.deltic_torch_info(take)
+    facts["threads"] = str(get_num_threads())
+    facts["torch"] = torch.__version__
+    return facts
