@@ -358,11 +358,13 @@ const Wrong kTensorErrors[] = {
        w.t.q.shape[0] = int64_t{1} << 40;
        w.t.q.shape[1] = int64_t{1} << 40;
      },
-     "q: expected fewer than 2^56 elements, got shape [1099511627776, 1099511627776, 2, 16]"},
+     "q: expected at most 2^56 elements (a size of 0 counts as 1), got shape [1099511627776, "
+     "1099511627776, 2, 16]"},
     {"span_too_wide", F,
      [](World& w) { w.t.q.strides[1] = std::numeric_limits<int64_t>::max() / 2; },
-     "q: expected a span of fewer than 2^56 elements, got strides [256, 4611686018427387903, 16, "
-     "1]"},
+     "q: expected a span of at most 2^56 elements, got strides [256, 4611686018427387903, 16, 1] "
+     "for "
+     "shape [1, 8, 2, 16]"},
     {"beta_shape", F,
      [](World& w) {
        set_shape(w.t.beta, {1, 8, 2});
@@ -1493,7 +1495,7 @@ const WrongBlock kBlockErrors[] = {
     {"scores_inverse_overlap", DELTIC_SCORES_INVERSE,
      [](BlockWorld& w) { w.t.a.data = w.t.out.data; },
      "out: expected memory of its own, got an overlap with a"},
-    {"scores_inverse_over_q", DELTIC_SCORES_INVERSE, [](BlockWorld& w) { w.t.a.data = w.t.q.data; },
+    {"scores_inverse_over_q", DELTIC_SCORES_INVERSE, [](BlockWorld& w) { w.t.q.data = w.t.a.data; },
      "a: expected memory of its own, got an overlap with q"},
     {"scores_inverse_with_w", DELTIC_SCORES_INVERSE,
      [](BlockWorld& w) {

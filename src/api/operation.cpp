@@ -8,6 +8,7 @@
 #include "api/threads.h"
 #include "core/check.h"
 #include "core/error.h"
+#include "core/sizes.h"
 #include "core/structs.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
@@ -71,6 +72,11 @@ struct Call {
     problem = check_call(op, options, given.tensors, context);
     problem.stream = stream;
     if (is_forked_child()) problem.threads = 1;
+    // Sequences without tokens and states need no pass over them: there may be 2^50. Of packed ones
+    // the lengths are looked at.
+    if (problem.T == 0 && !problem.packed && !problem.ckpt && !writes_states(problem)) {
+      problem.N = 0;
+    }
   }
 };
 
@@ -101,16 +107,32 @@ void check_buffer(deltic_op op, const char* name, const deltic_buffer& buffer, u
   }
 }
 
+// A size of memory, or the sentence that there is none.
+template <class Body>
+auto sized(const Problem& p, const char* what, const Body& body) {
+  try {
+    return body();
+  } catch (const SizeOverflow&) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(p.op), ": ", what,
+         ": expected sizes that need less than 2^63 bytes, got B = ", p.B, ", T = ", p.T,
+         ", N = ", p.N, ", H = ", p.H, ", HV = ", p.HV, ", K = ", p.K, ", V = ", p.V, " and ",
+         p.threads, p.threads == 1 ? " thread" : " threads");
+  }
+}
+
 // Checks of values run before the work, in the same memory.
 uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
-  if (p.device == DELTIC_CUDA) {
-    return chosen.workspace_bytes(p) + (p.checked ? gpu::check_bytes(p) : 0);
-  }
-  return std::max<uint64_t>(chosen.workspace_bytes(p), value_scratch_bytes(p));
+  return sized(p, "workspace", [&]() -> uint64_t {
+    const size_t work = has_work(p) ? chosen.workspace_bytes(p) : 0;
+    if (p.device == DELTIC_CPU) return std::max<uint64_t>(work, value_scratch_bytes(p));
+    return static_cast<uint64_t>(checked_sum(work, p.checked ? gpu::check_bytes(p) : 0));
+  });
 }
 
 SavedSizes saved_sizes(const Problem& p, deltic_save save) {
-  return p.device == DELTIC_CUDA ? gpu::saved_sizes(p, save) : cpu::saved_sizes(p, save);
+  return sized(p, "saved", [&] {
+    return p.device == DELTIC_CUDA ? gpu::saved_sizes(p, save) : cpu::saved_sizes(p, save);
+  });
 }
 
 // What forward keeps, or backward reads: size, alignment, and no other memory of the call's.
@@ -128,9 +150,8 @@ void check_saved(const Problem& p, const Tensors& tensors, const deltic_workspac
   }
   if (p.saved.bytes == 0) return;
   check_alone(p.op, "saved", p.saved, p.saved.bytes, tensors_of(tensors));
-  const auto begin = reinterpret_cast<uintptr_t>(p.saved.data);
-  const auto other = reinterpret_cast<uintptr_t>(workspace.data);
-  if (workspace_bytes > 0 && begin < other + workspace_bytes && other < begin + p.saved.bytes) {
+  if (ranges_overlap(reinterpret_cast<uintptr_t>(p.saved.data), p.saved.bytes,
+                     reinterpret_cast<uintptr_t>(workspace.data), workspace_bytes)) {
     fail(DELTIC_INVALID_ARGUMENT, name_of(p.op),
          ": saved: expected memory of its own, got an overlap with the workspace");
   }
@@ -197,13 +218,18 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   if (p.device == DELTIC_CUDA) {
     check_host_lengths(p);
     const gpu::DeviceScope scope(p.device_index);
-    if (!p.checked) return chosen.run(p, memory, stream);
+    if (!p.checked) {
+      if (has_work(p)) chosen.run(p, memory, stream);
+      return;
+    }
     const size_t check_bytes = gpu::check_bytes(p);
     Problem checked = p;
     checked.record = gpu::check_on_device(p, memory.first(check_bytes), stream);
-    return chosen.run(checked, memory.subspan(check_bytes), stream);
+    if (has_work(p)) chosen.run(checked, memory.subspan(check_bytes), stream);
+    return;
   }
   check_values(p, memory);
+  if (!has_work(p)) return;
   if (p.checked) check_finite(p);
   const int threads = p.threads;
   p.threads = threads_to_be_had(p.threads);

@@ -71,6 +71,7 @@ void check_inputs(Checker& c, const deltic_tensors& t) {
     c.shape(t.gv, "gv", {p.B, p.T, p.HV, p.V});
   }
   c.sequences(t.cu_seqlens, t.cu_seqlens_host);
+  c.sizes_together();
   p.q = Checker::rows(t.q), p.k = Checker::rows(t.k), p.v = Checker::rows(t.v);
   p.beta = Checker::rows(t.beta), p.gv = Checker::rows(t.gv);
 }
@@ -244,10 +245,10 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_bac
 
 bool overlaps(const deltic_tensor& t, const void* data, uint64_t bytes) {
   if (t.rank == 0 || t.data == nullptr || is_empty(t)) return false;
-  const auto begin = reinterpret_cast<uintptr_t>(t.data), other = reinterpret_cast<uintptr_t>(data);
   const auto span =
       static_cast<uint64_t>(Checker::span_inside(t, std::numeric_limits<int64_t>::max()));
-  return begin < other + bytes && other < begin + span;
+  return ranges_overlap(reinterpret_cast<uintptr_t>(t.data), span,
+                        reinterpret_cast<uintptr_t>(data), bytes);
 }
 
 }  // namespace deltic

@@ -133,6 +133,7 @@ void check_rest(Checker& c, const deltic_block_tensors& t, const Checker::Named&
     p.V = t.v.shape[3];
     c.shape(t.v, "v", {p.B, p.T, p.HV, p.V});
   }
+  c.sizes_together();
   if (!c.has_scale_) {
     const bool has_q = p.op == DELTIC_SCORES || p.op == DELTIC_SCORES_INVERSE;
     p.scale = has_q ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.K))) : 1.0f;

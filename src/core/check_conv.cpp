@@ -48,8 +48,9 @@ States check_state(Checker& c, const deltic_tensor& t, const char* name, int64_t
   }
   if (slots < 0) slots = t.shape[0];
   c.shape(t, name, {slots, p.K, p.V});
-  return {t.data,      static_cast<DType>(t.dtype), true, slots, t.strides[0], 0, t.strides[1],
-          t.strides[2]};
+  return {
+      t.data,        static_cast<DType>(t.dtype), true, slots, c.stride(t, 0), 0, c.stride(t, 1),
+      c.stride(t, 2)};
 }
 
 // A state of the call itself has x's dtype or fp32.
@@ -103,6 +104,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_con
     check_state_dtype(c, t.initial_state, "initial_state", t.x);
     check_state_dtype(c, t.final_state, "final_state", t.x);
   }
+  c.sizes_together();
   c.required(t.out, "out", true);
   c.same_dtype(t.out, "out", t.x, "x");
   c.shape(t.out, "out", {p.B, p.T, p.K});
@@ -139,6 +141,7 @@ Problem check_call(deltic_op op, const deltic_options& options,
     c.shape(b.d_out, "d_out", {p.B, p.T, p.K});
   }
   p.d_final = check_state(c, b.d_final_state, "d_final_state", p.N, false);
+  c.sizes_together();
 
   if (c.gradient(b.dx, "dx", t.x, "x")) c.same_dtype(b.dx, "dx", t.x, "x");
   const auto parameter = [&](const deltic_tensor& d, const char* name, const deltic_tensor& of,

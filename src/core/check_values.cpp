@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/sizes.h"
 
 namespace deltic {
 namespace {
@@ -163,9 +164,9 @@ void check_finite_parameter(const Problem& p, const CheckedParam& in) {
 size_t value_scratch_bytes(const Problem& p) {
   int64_t writes = 0;
   if (p.is_pool && (p.read_index || p.write_index))
-    writes = p.N * std::max<int64_t>(p.write_index.n1, 1);
+    writes = checked_product(p.N, std::max<int64_t>(p.write_index.n1, 1));
   if (p.ckpt) writes = std::max(writes, p.ckpt_tokens.n0);
-  return static_cast<size_t>(writes) * sizeof(SlotWrite);
+  return static_cast<size_t>(checked_product(writes, sizeof(SlotWrite)));
 }
 
 void check_host_lengths(const Problem& p) {

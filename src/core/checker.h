@@ -9,11 +9,9 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "core/sizes.h"
 
 namespace deltic {
-
-inline constexpr int64_t kMaxExtent = int64_t{1}
-                                      << 60;  // elements a view may span: byte offsets stay 64 bit
 
 inline std::string shape_text(const int64_t* shape, int32_t rank) {
   std::string s = "[";
@@ -152,26 +150,31 @@ class Checker {
             device_of_, ", got ", device_name(t.device_type), ":", t.device_index);
       }
     }
-    int64_t extent = 1, numel = 1, step = 0;
+    int64_t span = 1, extents = 1, step = 0;
+    bool empty = false;
     for (int32_t i = 0; i < t.rank; ++i) {
       if (t.shape[i] < 0) bad(name, "expected sizes of at least 0, got shape ", shape_text(t));
       if (t.strides[i] < 0) {
         bad(name, "expected strides of at least 0, got ", shape_text(t.strides, t.rank));
       }
-      if (__builtin_mul_overflow(numel, t.shape[i], &numel) || numel > kMaxExtent) {
-        bad(name, "expected fewer than 2^56 elements, got shape ", shape_text(t));
+      // A size of 0 does not bound the others: HV*V is multiplied in calls without tokens too.
+      empty = empty || t.shape[i] == 0;
+      if (__builtin_mul_overflow(extents, std::max<int64_t>(t.shape[i], 1), &extents) ||
+          extents > kMaxExtent) {
+        bad(name, "expected at most 2^", kMaxExtentLog2,
+            " elements (a size of 0 counts as 1), got shape ", shape_text(t));
       }
-      if (t.shape[i] > 0 && (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &step) ||
-                             step > kMaxExtent || (extent += step) > kMaxExtent)) {
-        bad(name, "expected a span of fewer than 2^56 elements, got strides ",
-            shape_text(t.strides, t.rank));
+      if (t.shape[i] > 1 && (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &step) ||
+                             step > kMaxExtent || (span += step) > kMaxExtent)) {
+        bad(name, "expected a span of at most 2^", kMaxExtentLog2, " elements, got strides ",
+            shape_text(t.strides, t.rank), " for shape ", shape_text(t));
       }
     }
     const int32_t last = t.rank - 1;
     if (!any_strides && t.shape[last] > 1 && t.strides[last] != 1) {
       bad(name, "expected stride 1 in the last dimension, got ", t.strides[last]);
     }
-    if (numel == 0 || context_.query) return;
+    if (empty || context_.query) return;
     if (t.data == nullptr) bad(name, "expected data, got a null pointer");
     const auto element = static_cast<uintptr_t>(size_of(static_cast<DType>(t.dtype)));
     if (reinterpret_cast<uintptr_t>(t.data) % element != 0) {
@@ -187,13 +190,13 @@ class Checker {
         for (; at > 0 && t.strides[order[at - 1]] > t.strides[d]; --at) order[at] = order[at - 1];
         order[at] = d;
       }
-      int64_t span = 1;
+      int64_t covered = 1;
       for (int32_t i = 0; i < n; ++i) {
-        if (t.strides[order[i]] < span) {
+        if (t.strides[order[i]] < covered) {
           bad(name, "expected strides that give every element a place of its own, got ",
               shape_text(t.strides, t.rank), " for shape ", shape_text(t));
         }
-        span += (t.shape[order[i]] - 1) * t.strides[order[i]];
+        covered += (t.shape[order[i]] - 1) * t.strides[order[i]];
       }
     }
   }
@@ -254,9 +257,14 @@ class Checker {
     if (!ok) bad(name, "expected fp32 or bf16, got ", name_of(d));
   }
 
+  // A dimension of one element has any stride, and nobody steps along it: kept, for those who look
+  // at alignment, where its multiples fit.
+  static int64_t stride(const deltic_tensor& t, int32_t i) {
+    return t.shape[i] > 1 ? t.strides[i] : std::min(t.strides[i], kMaxExtent);
+  }
   static Rows rows(const deltic_tensor& t) {
     if (t.rank == 0) return {};
-    return {t.data, static_cast<DType>(t.dtype), true, t.strides[0], t.strides[1], t.strides[2]};
+    return {t.data, static_cast<DType>(t.dtype), true, stride(t, 0), stride(t, 1), stride(t, 2)};
   }
 
   Param param(const deltic_tensor& t, const char* name, int64_t elements, const char* letters) {
@@ -276,7 +284,7 @@ class Checker {
     q.present = true;
     q.rank = t.rank;
     std::copy(t.shape, t.shape + t.rank, q.shape);
-    std::copy(t.strides, t.strides + t.rank, q.strides);
+    for (int32_t i = 0; i < t.rank; ++i) q.strides[i] = stride(t, i);
     int64_t packed_stride = 1;
     q.contiguous = true;
     for (int32_t i = t.rank - 1; i >= 0; --i) {
@@ -299,11 +307,11 @@ class Checker {
     x.present = true;
     x.is64 = d == DType::i64;
     x.n0 = t.shape[0];
-    x.s0 = t.strides[0];
+    x.s0 = stride(t, 0);
     if (t.rank == 2) {
       if (t.shape[1] == 0) bad(name, "expected at least one column, got shape ", shape_text(t));
       x.n1 = t.shape[1];
-      x.s1 = t.strides[1];
+      x.s1 = stride(t, 1);
     }
     return x;
   }
@@ -319,10 +327,10 @@ class Checker {
     s.dtype = static_cast<DType>(t.dtype);
     s.present = true;
     s.slots = slots;
-    s.s_slot = t.strides[0];
-    s.s_head = t.strides[1];
-    s.s_k = p_.v_first ? 1 : t.strides[2];
-    s.s_v = p_.v_first ? t.strides[2] : 1;
+    s.s_slot = stride(t, 0);
+    s.s_head = stride(t, 1);
+    s.s_k = p_.v_first ? 1 : stride(t, 2);
+    s.s_v = p_.v_first ? stride(t, 2) : 1;
     return s;
   }
 
@@ -344,7 +352,7 @@ class Checker {
       if (!is_index(d)) bad("cu_seqlens_host", "expected int32 or int64, got ", name_of(d));
       shape(cu_host, "cu_seqlens_host", {p_.N + 1});
       if (context_.query) return;
-      p_.cu_host = {cu_host.data, true, d == DType::i64, p_.N + 1, 0, cu_host.strides[0], 0};
+      p_.cu_host = {cu_host.data, true, d == DType::i64, p_.N + 1, 0, stride(cu_host, 0), 0};
       if (p_.device == DELTIC_CPU) {
         for (int64_t i = 0; i <= p_.N; ++i) {
           if (p_.cu_host(i) != p_.cu(i)) {
@@ -352,6 +360,20 @@ class Checker {
                 " for ", p_.cu(i), " at ", i);
           }
         }
+      }
+    }
+  }
+
+  // Sizes of different tensors that passes over sequences and heads multiply: as many numbers as
+  // the states have, whether there are any or not.
+  void sizes_together() const {
+    const int64_t sizes[] = {p_.N, p_.HV, p_.K, p_.V};
+    int64_t numbers = 1;
+    for (const int64_t n : sizes) {
+      if (__builtin_mul_overflow(numbers, std::max<int64_t>(n, 1), &numbers) ||
+          numbers > kMaxExtent) {
+        bad("tensors", "expected at most 2^", kMaxExtentLog2, " numbers N*HV*K*V, got ",
+            shape_text(sizes, 4));
       }
     }
   }
@@ -396,8 +418,8 @@ class Checker {
     if (pa + span_inside(a, kWhole) <= pb || pb + span_inside(b, kWhole) <= pa) return false;
     for (const deltic_tensor* t : {&a, &b}) {
       for (int32_t i = 0; i < t->rank; ++i) {
+        if (t->shape[i] <= 1 || t->strides[i] == 0) continue;
         const int64_t period = t->strides[i] * size_of(static_cast<DType>(t->dtype));
-        if (t->shape[i] <= 1 || period == 0) continue;
         const int64_t wa = span_inside(a, period), wb = span_inside(b, period);
         if (wa < 0 || wb < 0) continue;
         const int64_t offset = ((pb - pa) % period + period) % period;
@@ -412,8 +434,8 @@ class Checker {
     const int64_t element = size_of(static_cast<DType>(t.dtype));
     int64_t span = element;
     for (int32_t i = 0; i < t.rank; ++i) {
-      const int64_t step = t.strides[i] * element;
       if (t.shape[i] <= 1) continue;
+      const int64_t step = t.strides[i] * element;
       if (step < period) {
         span += (t.shape[i] - 1) * step;
       } else if (step % period != 0) {

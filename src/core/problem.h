@@ -80,7 +80,7 @@ struct Problem {
   deltic_op op = DELTIC_FORWARD;
   deltic_device_type device = DELTIC_CPU;
   int32_t device_index = 0;
-  int64_t B = 0, T = 0, N = 0, H = 0, HV = 0, K = 0, V = 0;
+  int64_t B = 0, T = 0, N = 0, H = 0, HV = 0, K = 0, V = 0;  // N * HV * K * V: at most 2^56
   bool packed = false;
 
   Gate gate = Gate::none;
@@ -125,7 +125,26 @@ struct Problem {
   const uint64_t* record = nullptr;
 
   int64_t k_head(int64_t value_head) const { return value_head / (HV / H); }
+  // Those of the call; N may leave out empty ones.
+  int64_t sequences_given() const { return packed ? N : B; }
 };
+
+// Whether a call without tokens has a state to write.
+inline bool writes_states(const Problem& p) {
+  return p.N > 0 && (p.state_out || p.d_initial || (p.ckpt && p.ckpt_tokens.n0 > 0));
+}
+
+// Whether there is a byte for the call to write, or a buffer of forward's to look at.
+inline bool has_work(const Problem& p) {
+  if (p.save != DELTIC_SAVE_NONE || p.saved.bytes > 0 || writes_states(p)) return true;
+  if (p.dA_log || p.ddt_bias || p.dweight || p.dbias) return true;
+  if (p.B == 0 || p.T == 0) return false;
+  for (const Rows* rows : {&p.o, &p.w, &p.u, &p.kg, &p.qg, &p.rstd, &p.inverse, &p.dq, &p.dk, &p.dv,
+                           &p.dbeta, &p.dg, &p.dgv, &p.dx, &p.da}) {
+    if (*rows) return true;
+  }
+  return p.out && !p.is_gradient;
+}
 
 inline constexpr float kMinLogDecay = -104.0f;  // exp is 0 below that in fp32
 inline constexpr double kNormEps = 1e-6;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/sizes.h"
+
 namespace deltic {
 
 // Cuts arrays out of one thread's part of a workspace, each aligned to 64 bytes. With a null base
@@ -11,17 +13,19 @@ namespace deltic {
 class Scratch {
  public:
   explicit Scratch(std::byte* base) : base_(base) {}
-  template <class E>
-  E* take(int64_t count) {
+  // An array of so many by so many elements. The extents come one by one: their product is checked
+  // here.
+  template <class E, class... Extents>
+  E* take(Extents... extents) {
     E* array = base_ ? reinterpret_cast<E*>(base_ + used_) : nullptr;
-    used_ += (static_cast<size_t>(count) * sizeof(E) + 63) / 64 * 64;
+    used_ = checked_sum(used_, round_up(checked_product(extents..., sizeof(E)), 64));
     return array;
   }
-  size_t used() const { return used_; }
+  size_t used() const { return static_cast<size_t>(used_); }
 
  private:
   std::byte* base_;
-  size_t used_ = 0;
+  int64_t used_ = 0;
 };
 
 }  // namespace deltic

@@ -32,7 +32,7 @@ struct Buffers {
   Buffers(const Problem& p, std::byte* base) {
     Scratch scratch(base);
     const int64_t W = p.chunk, width = gate_width(p);
-    const auto take = [&](int64_t count) { return scratch.take<Real>(count); };
+    const auto take = [&](auto... extents) { return scratch.take<Real>(extents...); };
     switch (p.op) {
       case DELTIC_CUMSUM:
       case DELTIC_GATE:
@@ -43,15 +43,15 @@ struct Buffers {
         row = take(p.K), up = take(p.K);
         break;
       case DELTIC_INVERSE:
-        row = take(W), x = take(W * W), a = take(W * W), product = take(W * W);
+        row = take(W), x = take(W, W), a = take(W, W), product = take(W, W);
         break;
       default:  // DELTIC_KKT, DELTIC_SCORES, DELTIC_WY
         row = take(std::max(W, p.K)), up = take(p.K), decay = take(p.K);
-        k = take(W * p.K), x = take(W * std::max(p.K, p.V));
-        G = take(W * width), dG = take(W * p.K);
-        dk = take(W * p.K), dq = take(W * p.K), dbeta = take(W);
+        k = take(W, p.K), x = take(W, std::max(p.K, p.V));
+        G = take(W, width), dG = take(W, p.K);
+        dk = take(W, p.K), dq = take(W, p.K), dbeta = take(W);
         if (p.op == DELTIC_WY) {
-          a = take(W * W), da = take(W * W), product = take(W * std::max(p.K, p.V));
+          a = take(W, W), da = take(W, W), product = take(W, std::max(p.K, p.V));
         }
     }
     bytes = scratch.used();
@@ -338,7 +338,8 @@ template <class Real>
 size_t workspace_bytes(const Problem& p) {
   Scratch sums(nullptr);
   sums.take<double>(num_parameter_sums(p));
-  return sums.used() + Buffers<Real>(p, nullptr).bytes * static_cast<size_t>(p.threads);
+  return static_cast<size_t>(
+      checked_sum(sums.used(), checked_product(Buffers<Real>(p, nullptr).bytes, p.threads)));
 }
 
 // Every thread walks the same list and takes each num_threads-th chunk and head; where sums over

@@ -40,24 +40,24 @@ struct Buffers {
         break;
       case DELTIC_INVERSE:
         row = scratch.take<Real>(W);
-        x = scratch.take<Real>(W * W);
+        x = scratch.take<Real>(W, W);
         break;
       case DELTIC_SCORES_INVERSE:
         a = scratch.take<Real>(W);
-        x = scratch.take<Real>(W * W);
+        x = scratch.take<Real>(W, W);
         [[fallthrough]];
       case DELTIC_KKT:
       case DELTIC_SCORES:
         row = scratch.take<Real>(std::max(W, p.K));
-        k = scratch.take<Real>(W * p.K);
-        G = scratch.take<Real>(W * width);
+        k = scratch.take<Real>(W, p.K);
+        G = scratch.take<Real>(W, width);
         break;
       default:  // DELTIC_WY
         row = scratch.take<Real>(std::max(p.K, p.V));
-        a = scratch.take<Real>(W * W);
-        x = scratch.take<Real>(W * std::max(p.K, p.V));
-        k = scratch.take<Real>(W * p.K);
-        G = scratch.take<Real>(W * width);
+        a = scratch.take<Real>(W, W);
+        x = scratch.take<Real>(W, std::max(p.K, p.V));
+        k = scratch.take<Real>(W, p.K);
+        G = scratch.take<Real>(W, width);
     }
     bytes = scratch.used();
   }
@@ -288,7 +288,7 @@ inline void zero_all_padding(const Problem& p) {
 
 template <class Real>
 size_t workspace_bytes(const Problem& p) {
-  return Buffers<Real>(p, nullptr).bytes * static_cast<size_t>(p.threads);
+  return static_cast<size_t>(checked_product(Buffers<Real>(p, nullptr).bytes, p.threads));
 }
 
 // Every thread walks the same list of chunks and heads and takes each num_threads-th: no table of

@@ -27,7 +27,7 @@ constexpr int64_t kColumns = 32;
 struct Slice {
   Slice(const Problem& p, std::byte* base) {
     Scratch scratch(base);
-    S = scratch.take<float>(p.K * kColumns);
+    S = scratch.take<float>(p.K, kColumns);
     q = scratch.take<float>(p.K);
     k = scratch.take<float>(p.K);
     decay = scratch.take<float>(p.K);
@@ -116,7 +116,9 @@ void run_slice(const Problem& p, const Sequence& s, int64_t h, int64_t first, Sl
 void run_recurrence(const Problem& p, std::span<std::byte> workspace) {
   const size_t bytes = Slice(p, nullptr).bytes;
   const int64_t num_slices = (p.V + kColumns - 1) / kColumns;
-  const int64_t num_tasks = p.N * p.HV * num_slices;
+  // Without tokens and states there is nothing in a slice, and there may be 2^50 of them.
+  const bool has_work = p.T > 0 || p.state_out || p.ckpt;
+  const int64_t num_tasks = has_work ? p.N * p.HV * num_slices : 0;
 #pragma omp parallel for schedule(dynamic) num_threads(useful_threads(p, num_tasks))
   for (int64_t i = 0; i < num_tasks; ++i) {
     Slice x(p, workspace.data() + static_cast<size_t>(omp_get_thread_num()) * bytes);
@@ -149,7 +151,7 @@ size_t workspace_bytes(const Problem& p) {
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<float>(p);
   if (p.is_gradient) return block_gradients::workspace_bytes<float>(p);
   if (!is_recurrence(p)) return blocks::workspace_bytes<float>(p);
-  return Slice(p, nullptr).bytes * static_cast<size_t>(p.threads);
+  return static_cast<size_t>(checked_product(Slice(p, nullptr).bytes, p.threads));
 }
 
 // Backward here starts from the first token, whatever was kept: the header is all it looks at.

@@ -54,12 +54,12 @@ class Task {
       : p_(p), group_(p.HV / p.H), length_(segment_length(p)), size_(p.K * p.V) {
     Scratch scratch(base);
     const int64_t tokens = std::min(length_, p.T);
-    starts_ = scratch.take<Real>(group_ * ((p.T + length_ - 1) / length_) * size_);
-    states_ = scratch.take<Real>((tokens + 1) * size_);
-    e_ = scratch.take<Real>(tokens * p.V);
-    dS_ = scratch.take<Real>(group_ * size_);
-    dq_ = scratch.take<Real>(tokens * p.K);
-    dk_ = scratch.take<Real>(tokens * p.K);
+    starts_ = scratch.take<Real>(group_, (p.T + length_ - 1) / length_, size_);
+    states_ = scratch.take<Real>(tokens + 1, size_);
+    e_ = scratch.take<Real>(tokens, p.V);
+    dS_ = scratch.take<Real>(group_, size_);
+    dq_ = scratch.take<Real>(tokens, p.K);
+    dk_ = scratch.take<Real>(tokens, p.K);
     for (Real** row : {&q_, &k_, &a_, &g_, &dg_}) *row = scratch.take<Real>(p.K);
     for (Real** row : {&v_, &d_o_, &u_, &du_, &b_, &beta_, &dbeta_, &dgv_}) {
       *row = scratch.take<Real>(p.V);
@@ -311,7 +311,8 @@ inline size_t sums_bytes(const Problem& p) {
 
 template <class Real>
 size_t workspace_bytes(const Problem& p) {
-  return sums_bytes(p) + Task<Real>(p, nullptr).bytes() * static_cast<size_t>(num_threads(p));
+  return static_cast<size_t>(
+      checked_sum(sums_bytes(p), checked_product(Task<Real>(p, nullptr).bytes(), num_threads(p))));
 }
 
 template <class Real>

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/sizes.h"
 
 namespace deltic::cpu {
 namespace {
@@ -59,7 +60,7 @@ void facts(const Problem& p, deltic_save save, Arithmetic how, Fact (&f)[kFacts]
       {"save", save},
       {"B", p.B},
       {"T", p.T},
-      {"N", p.N},
+      {"N", p.sequences_given()},
       {"H", p.H},
       {"HV", p.HV},
       {"K", p.K},
@@ -117,23 +118,25 @@ std::string text_of(Fact::Kind kind, int64_t value) {
 
 // States are kept as panels of 32 value columns with K rounded up to 16 rows, in fp32.
 SavedLayout::SavedLayout(const Problem& p, deltic_save save) : segment(segment_chunks(p)) {
-  const int64_t columns = (p.V + 31) / 32 * 32;
-  state_floats = (p.K + 15) / 16 * 16 * columns;
-  y_floats = p.chunk * columns;
+  const int64_t columns = round_up(p.V, 32);
+  state_floats = checked_product(round_up(p.K, 16), columns);
+  y_floats = checked_product(p.chunk, columns);
   square_floats = int64_t{p.chunk} * p.chunk;
   const int64_t all_chunks = (p.T + p.chunk - 1) / p.chunk;
   if (save == DELTIC_SAVE_NONE) return;
-  int64_t floats = 0;
+  int64_t payload = 0;
   if (save == DELTIC_SAVE_STATES) {
     // The first segment starts from the initial state: only later starts are kept. Over packed
     // sequences that is at most one per `segment` chunks of tokens.
-    max_states = p.packed ? p.T / (segment * p.chunk) : p.B * ((all_chunks - 1) / segment);
-    floats = max_states * p.HV * state_floats;
+    max_states = p.packed         ? p.T / (segment * p.chunk)
+                 : all_chunks > 0 ? p.B * ((all_chunks - 1) / segment)
+                                  : 0;
+    payload = checked_product(max_states, p.HV, state_floats, sizeof(float));
   } else {
     max_chunks = p.packed ? p.T / p.chunk + p.N : p.B * all_chunks;
-    floats = max_chunks * p.HV * chunk_floats();
+    payload = checked_product(max_chunks, p.HV, chunk_floats(), sizeof(float));
   }
-  bytes = kHeaderBytes + static_cast<size_t>(std::max<int64_t>(floats, 0)) * sizeof(float);
+  bytes = static_cast<size_t>(checked_sum(kHeaderBytes, payload));
 }
 
 float* saved_payload(const deltic_buffer& saved) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/saved.h"
+#include "core/sizes.h"
 
 namespace deltic::cpu {
 
@@ -15,7 +16,7 @@ struct SavedLayout {
   size_t bytes = 0;
 
   SavedLayout(const Problem& p, deltic_save save);
-  int64_t chunk_floats() const { return state_floats + y_floats + 2 * square_floats; }
+  int64_t chunk_floats() const { return checked_sum(state_floats, y_floats, 2 * square_floats); }
 };
 
 // The first kept state and the first chunk of each sequence: [N + 1] each.

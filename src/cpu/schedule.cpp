@@ -9,13 +9,17 @@
 
 namespace deltic::cpu {
 
+int threads_for(const Problem& p, int64_t tasks, int64_t pieces) {
+  const auto threads = std::max<int64_t>(p.threads, 1);
+  return static_cast<int>(std::min(threads, std::min(tasks, threads) * std::min(pieces, threads)));
+}
+
 ForwardPlan forward_plan(const Problem& p, int64_t panels) {
   const int64_t tasks = std::max<int64_t>(1, p.N * p.HV);
   const int64_t chunks =
       std::max<int64_t>(1, (p.T + p.chunk - 1) / p.chunk);  // of the longest sequence
   ForwardPlan plan;
-  // A thread more than there are pieces of work would only wait.
-  plan.threads = static_cast<int>(std::min<int64_t>(p.threads, tasks * std::max(panels, chunks)));
+  plan.threads = threads_for(p, tasks, std::max(panels, chunks));
   // As many tasks as give every thread a panel to carry.
   plan.group = std::min(tasks, (plan.threads + panels - 1) / panels);
   // Twice as many chunks to prepare as threads, at least 8 per task: the ends of a round stay

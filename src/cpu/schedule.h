@@ -5,6 +5,10 @@
 
 namespace deltic::cpu {
 
+// Threads of a call with so many tasks in so many pieces each, at least 1 of both: one more than
+// there is work for would only wait.
+int threads_for(const Problem& p, int64_t tasks, int64_t pieces);
+
 struct ForwardPlan {
   int threads;    // of the parallel region
   int64_t group;  // tasks (sequence, value head) that are carried at once in rounds

@@ -27,7 +27,7 @@ SavedHeader saved_header(const Problem& p, deltic_save save) {
                      .save = save,
                      .B = p.B,
                      .T = p.T,
-                     .N = p.N,
+                     .N = p.sequences_given(),
                      .H = p.H,
                      .HV = p.HV,
                      .K = p.K,

@@ -36,8 +36,7 @@ class Backward {
   explicit Backward(const Problem& p)
       : p_(p), shape_(p, Chain::kKeyAlign), segment_(segment_chunks(p)), group_(p.HV / p.H) {
     const int64_t tasks = std::max<int64_t>(1, p.N * p.H);
-    threads_ =
-        static_cast<int>(std::min<int64_t>(p.threads, tasks * std::max(segment_, shape_.panels)));
+    threads_ = threads_for(p, tasks, std::max(segment_, shape_.panels));
   }
 
   size_t workspace_bytes() const {
@@ -87,7 +86,7 @@ class Backward {
   }
 
  private:
-  int64_t state_floats() const { return shape_.panels * shape_.panel_floats(); }
+  int64_t state_floats() const { return shape_.state_floats(); }
 
   // What the forward kept.
   struct Kept {
@@ -115,10 +114,11 @@ class Backward {
       thread_bytes = thread.used(), segment_bytes = whole.used();
       order = m.take<int64_t>(b.p_.N), loads = m.take<int64_t>(b.threads_);
       first_state = m.take<int64_t>(b.p_.N + 1), first_chunk = m.take<int64_t>(b.p_.N + 1);
-      params = m.take<double>(b.has_params() ? b.p_.N * b.p_.HV * b.sums_per_head() : 0);
-      threads = m.take<std::byte>(static_cast<int64_t>(thread_bytes) * b.threads_);
-      segments = m.take<std::byte>(static_cast<int64_t>(
-          std::max(team.used(), segment_bytes * static_cast<size_t>(b.whole_tasks_at_once()))));
+      params = m.take<double>(b.has_params() ? b.p_.N : 0, b.p_.HV, b.sums_per_head());
+      threads = m.take<std::byte>(thread_bytes, b.threads_);
+      segments =
+          m.take<std::byte>(std::max(static_cast<int64_t>(team.used()),
+                                     checked_product(segment_bytes, b.whole_tasks_at_once())));
     }
   };
   bool has_params() const { return p_.gate_form != DELTIC_GATE_LOG_DECAY; }
@@ -148,10 +148,10 @@ class Backward {
     ChunkStates states;
 
     Chunk(Scratch& m, const Shape& s) : operands(m, s) {
-      k = m.take<float>(s.C * s.Kp), q = m.take<float>(s.C * s.Kp);
+      k = m.take<float>(s.C, s.Kp), q = m.take<float>(s.C, s.Kp);
       e = m.take<float>(kGate == Gate::channel ? s.C * s.Kp : s.C);
       k_inverse_norm = m.take<float>(s.C), q_inverse_norm = m.take<float>(s.C);
-      S = m.take<float>(s.panels * s.panel_floats()), Y = m.take<float>(s.panels * kPanel * s.C);
+      S = m.take<float>(s.state_floats()), Y = m.take<float>(s.panels, kPanel, s.C);
       d_param = m.take<double>(1 + s.Kp);
       states = {S, Y, nullptr, nullptr};
     }
@@ -171,16 +171,16 @@ class Backward {
       const Shape& s = b.shape_;
       Scratch chunk(nullptr), gradient(nullptr);
       Chunk(chunk, s);
-      gradient.take<float>(s.panels * (s.panel_floats() + kPanel * s.C));
+      gradient.take<float>(s.panels, s.panel_floats() + kPanel * s.C);
       chunk_bytes = chunk.used(), gradient_bytes = gradient.used();
-      chunks = m.take<std::byte>(static_cast<int64_t>(chunk_bytes) * b.segment_);
+      chunks = m.take<std::byte>(chunk_bytes, b.segment_);
       num_gradients = team ? b.segment_ : 2;
-      gradients = m.take<std::byte>(static_cast<int64_t>(gradient_bytes) * num_gradients);
-      dq = m.take<float>(b.segment_ * s.C * s.Kp), dk = m.take<float>(b.segment_ * s.C * s.Kp);
+      gradients = m.take<std::byte>(gradient_bytes, num_gradients);
+      dq = m.take<float>(b.segment_, s.C, s.Kp), dk = m.take<float>(b.segment_, s.C, s.Kp);
       const int64_t heads = b.most_heads() * b.group_;
-      dS = m.take<float>(heads * b.state_floats());
-      starts = m.take<float>(
-          b.p_.saved.bytes > 0 ? 0 : heads * (b.max_segments() - 1) * b.state_floats());
+      dS = m.take<float>(heads, b.state_floats());
+      starts =
+          m.take<float>(b.p_.saved.bytes > 0 ? 0 : heads, b.max_segments() - 1, b.state_floats());
     }
     SegmentMemory(const Memory& memory, int index, const Backward& b, bool team)
         : SegmentMemory(at(memory, index), b, team) {}
@@ -216,7 +216,7 @@ class Backward {
 
   // q/k heads that a whole task takes segment by segment.
   int64_t most_heads() const {
-    return most_heads_at_once(p_.H, group_ * state_floats() * int64_t{sizeof(float)});
+    return most_heads_at_once(p_.H, checked_product(group_, state_floats(), sizeof(float)));
   }
 
   // body(i) for i < n: by this thread, or shared by the team with a barrier at the end.

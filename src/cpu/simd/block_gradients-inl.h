@@ -48,7 +48,9 @@ class BlockGradients {
     Scratch arena(nullptr);
     ChunkTable(p_, arena);
     arena.take<double>(num_parameter_sums(p_));
-    for (int i = 0; i < p_.threads; ++i) GradientBlockScratch(arena, *this);
+    Scratch counter(nullptr);
+    GradientBlockScratch(counter, *this);
+    arena.take<std::byte>(counter.used(), p_.threads);
     return arena.used();
   }
 
@@ -113,11 +115,11 @@ class BlockGradients {
         : prepare(arena, b.C_, b.shape().Kp, kGate == Gate::channel, false),
           gradient(arena, b.shape(), kGate == Gate::channel),
           room(arena, b.shape(), kGate == Gate::channel) {
-      dG = arena.take<float>(b.C_ * b.shape().Kp);
-      up = arena.take<float>(b.C_ * b.Kp_), raw = arena.take<float>(b.C_ * b.Kp_);
-      dq = arena.take<float>(b.C_ * b.shape().Kp), dk = arena.take<float>(b.C_ * b.shape().Kp);
-      values = arena.take<float>(b.C_ * kSlice), d_values = arena.take<float>(b.C_ * kSlice);
-      slice = arena.take<float>(b.C_ * kSlice), transposed = arena.take<float>(b.C_ * kSlice);
+      dG = arena.take<float>(b.C_, b.shape().Kp);
+      up = arena.take<float>(b.C_, b.Kp_), raw = arena.take<float>(b.C_, b.Kp_);
+      dq = arena.take<float>(b.C_, b.shape().Kp), dk = arena.take<float>(b.C_, b.shape().Kp);
+      values = arena.take<float>(b.C_, kSlice), d_values = arena.take<float>(b.C_, kSlice);
+      slice = arena.take<float>(b.C_, kSlice), transposed = arena.take<float>(b.C_, kSlice);
       bias = arena.take<float>(b.Kp_);
       sums = arena.take<double>(1 + b.Kp_);
     }

@@ -112,7 +112,9 @@ class Blocks {
   size_t workspace_bytes() const {
     Scratch arena(nullptr);
     ChunkTable(p_, arena);
-    for (int i = 0; i < p_.threads; ++i) BlockScratch(arena, *this);
+    Scratch counter(nullptr);
+    BlockScratch(counter, *this);
+    arena.take<std::byte>(counter.used(), p_.threads);
     return arena.used();
   }
 
@@ -143,8 +145,8 @@ class Blocks {
     float *slice, *product;  // [C][kSlice]
     BlockScratch(Scratch& arena, const Blocks& b)
         : prepare(arena, b.C_, b.Kp_, kGate == Gate::channel, false) {
-      slice = arena.take<float>(b.C_ * kSlice);
-      product = arena.take<float>(b.C_ * kSlice);
+      slice = arena.take<float>(b.C_, kSlice);
+      product = arena.take<float>(b.C_, kSlice);
     }
   };
 

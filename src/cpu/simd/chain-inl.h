@@ -31,6 +31,7 @@ struct Shape {
   int64_t panel_width(int64_t panel) const { return V - panel * kPanel > 16 ? 32 : 16; }
   int64_t panel_columns(int64_t panel) const { return std::min(kPanel, V - panel * kPanel); }
   int64_t panel_floats() const { return Kp * kPanel; }
+  int64_t state_floats() const { return checked_product(panels, panel_floats()); }
 };
 
 inline void load_state(const States& states, int64_t slot, int64_t head, const Shape& s,
@@ -77,11 +78,11 @@ struct ChainScratch {
   uint16_t *x_pairs, *y_pairs, *S_pairs;  // bf16 operands of the tile engine
 
   ChainScratch(Scratch& arena, const Shape& s, bool tiles) {
-    x = arena.take<float>(s.C * kPanel);
-    y = arena.take<float>(s.C * kPanel);
+    x = arena.take<float>(s.C, kPanel);
+    y = arena.take<float>(s.C, kPanel);
     kept = arena.take<float>(s.panel_floats());
-    x_pairs = tiles ? arena.take<uint16_t>(64 * kPanel) : nullptr;
-    y_pairs = tiles ? arena.take<uint16_t>(64 * kPanel) : nullptr;
+    x_pairs = tiles ? arena.take<uint16_t>(64, kPanel) : nullptr;
+    y_pairs = tiles ? arena.take<uint16_t>(64, kPanel) : nullptr;
     S_pairs = tiles ? arena.take<uint16_t>(s.panel_floats()) : nullptr;
   }
 };
@@ -98,9 +99,9 @@ struct Fp32Engine {
     float *inverse, *scores;  // [C][C]
     float *decay, *beta;      // [Kp], [C]
     Operands(Scratch& arena, const Shape& s) {
-      kd = arena.take<float>(s.C * s.Kp), qd = arena.take<float>(s.C * s.Kp);
-      kg = arena.take<float>(s.C * s.Kp);
-      inverse = arena.take<float>(s.C * s.C), scores = arena.take<float>(s.C * s.C);
+      kd = arena.take<float>(s.C, s.Kp), qd = arena.take<float>(s.C, s.Kp);
+      kg = arena.take<float>(s.C, s.Kp);
+      inverse = arena.take<float>(s.C, s.C), scores = arena.take<float>(s.C, s.C);
       decay = arena.take<float>(s.Kp), beta = arena.take<float>(s.C);
     }
   };

@@ -58,14 +58,14 @@ class Conv {
 
   size_t workspace_bytes() const {
     Scratch arena(nullptr);
-    arena.take<float>(sums_floats());
-    Local local(*this, arena);
-    return arena.used() + local.bytes * static_cast<size_t>(threads_ - 1);
+    take_sums(arena);
+    const size_t sums = arena.used(), local = Local(*this, arena).bytes;
+    return static_cast<size_t>(checked_sum(sums, checked_product(local, threads_)));
   }
 
   void run(std::span<std::byte> workspace) const {
     Scratch whole(workspace.data());
-    float* sums = whole.take<float>(sums_floats());
+    float* sums = take_sums(whole);
     const size_t begin = whole.used();
     const int64_t tasks = blocks_ * panels();
 #pragma omp parallel num_threads(threads_)
@@ -101,17 +101,17 @@ class Conv {
     Local(const Conv& conv, Scratch& arena) {
       const size_t before = arena.used();
       const int64_t pitch = conv.pitch();
-      weight = arena.take<float>(conv.taps_ * pitch);
+      weight = arena.take<float>(conv.taps_, pitch);
       bias = arena.take<float>(pitch);
-      inputs = arena.take<float>((conv.taps_ - 1) * pitch);
+      inputs = arena.take<float>(conv.taps_ - 1, pitch);
       if (conv.p_.is_gradient) {
-        gradients = arena.take<float>((conv.taps_ - 1) * pitch);
-        early = arena.take<float>((conv.taps_ - 1) * pitch);
-        if (conv.p_.d_final) seeds = arena.take<float>(kTileRows * pitch);
+        gradients = arena.take<float>(conv.taps_ - 1, pitch);
+        early = arena.take<float>(conv.taps_ - 1, pitch);
+        if (conv.p_.d_final) seeds = arena.take<float>(kTileRows, pitch);
       }
-      state = arena.take<float>(conv.p_.V * kStateChannels);
+      state = arena.take<float>(conv.p_.V, kStateChannels);
       if (conv.p_.state_out && conv.p_.V <= kStepInputs) {
-        line = arena.take<float>((conv.p_.V + kTileRows) * pitch);
+        line = arena.take<float>(conv.p_.V + kTileRows, pitch);
       }
       bytes = arena.used() - before;
     }
@@ -131,7 +131,9 @@ class Conv {
   int64_t panels() const { return (p_.K + channels_ - 1) / channels_; }
   // Of scratch rows: a line more than a power of two, so that not all of them share a set of L1.
   int64_t pitch() const { return channels_ + 16; }
-  int64_t sums_floats() const { return has_sums_ ? blocks_ * (taps_ + 1) * padded(p_.K) : 0; }
+  float* take_sums(Scratch& arena) const {
+    return arena.take<float>(has_sums_ ? blocks_ : 0, taps_ + 1, padded(p_.K));
+  }
   static void* row(const Rows& rows, const Sequence& s, int64_t t, int64_t c0) {
     return static_cast<std::byte*>(rows.data) +
            (rows.at(s.batch, s.begin + t, 0) + c0) * size_of(rows.dtype);

@@ -47,8 +47,7 @@ class Decode {
  public:
   explicit Decode(const Problem& p) : p_(p), Kp_(padded(p.K)), Vp_(padded(p.V)) {
     const int64_t items = std::max<int64_t>(1, p.N * p.HV);
-    threads_ =
-        static_cast<int>(std::min<int64_t>(p.threads, items * std::max<int64_t>(1, Vp_ / 16)));
+    threads_ = threads_for(p, items, std::max<int64_t>(1, Vp_ / 16));
     // Slices of columns only where there are too few heads for the threads.
     slices_ = std::min<int64_t>((2 * threads_ + items - 1) / items, std::max<int64_t>(1, Vp_ / 16));
     if (items >= 2 * threads_) slices_ = 1;
@@ -58,8 +57,8 @@ class Decode {
   size_t workspace_bytes() const {
     Scratch arena(nullptr);
     TokenRows(arena, Kp_, Vp_);
-    arena.take<float>(Kp_ * slice_);
-    return arena.used() * static_cast<size_t>(threads_);
+    arena.take<float>(Kp_, slice_);
+    return static_cast<size_t>(checked_product(arena.used(), threads_));
   }
 
   void run(std::span<std::byte> workspace) const {
@@ -70,7 +69,7 @@ class Decode {
       const FlushDenormals flush;
       Scratch arena(workspace.data() + static_cast<size_t>(omp_get_thread_num()) * thread_bytes);
       TokenRows rows(arena, Kp_, Vp_);
-      float* state = arena.take<float>(Kp_ * slice_);
+      float* state = arena.take<float>(Kp_, slice_);
 #pragma omp for schedule(static) nowait
       for (int64_t t = padding_begin(p_); t < p_.T; ++t) {
         for (int64_t h = 0; h < p_.HV; ++h) zero_row(p_.o.data, p_.o.dtype, p_.o.at(0, t, h), p_.V);

@@ -80,18 +80,20 @@ class Forward {
       PrepareScratch(one, f.shape_.C, f.shape_.Kp, kGate == Gate::channel, Engine::kTiles);
       ChainScratch(one, f.shape_, Engine::kTiles);
       Operands(operands, f.shape_);
-      state.take<float>(f.shape_.panels * f.shape_.panel_floats());
+      state.take<float>(f.shape_.state_floats());
       thread_bytes = one.used(), operand_bytes = operands.used(), state_bytes = state.used();
       order = arena.take<int64_t>(f.p_.N);
       loads = arena.take<int64_t>(f.plan_.threads);
       const int64_t counts = f.p_.save != DELTIC_SAVE_NONE ? f.p_.N + 1 : 0;
       first_state = arena.take<int64_t>(counts), first_chunk = arena.take<int64_t>(counts);
-      threads = arena.take<std::byte>(static_cast<int64_t>(thread_bytes) * f.plan_.threads);
-      const size_t whole = static_cast<size_t>(f.plan_.threads) *
-                           (operand_bytes + static_cast<size_t>(f.most_heads()) * state_bytes);
-      const size_t rounds = static_cast<size_t>(f.plan_.group) *
-                            (2 * static_cast<size_t>(f.plan_.block) * operand_bytes + state_bytes);
-      shared = arena.take<std::byte>(static_cast<int64_t>(std::max(whole, rounds)));
+      threads = arena.take<std::byte>(thread_bytes, f.plan_.threads);
+      const int64_t whole =
+          checked_product(f.plan_.threads,
+                          checked_sum(operand_bytes, checked_product(f.most_heads(), state_bytes)));
+      const int64_t rounds = checked_product(
+          f.plan_.group,
+          checked_sum(checked_product(2, f.plan_.block, operand_bytes), state_bytes));
+      shared = arena.take<std::byte>(std::max(whole, rounds));
     }
     float* task_state(int64_t i) const {
       return reinterpret_cast<float*>(shared + static_cast<size_t>(i) * state_bytes);
@@ -245,8 +247,7 @@ class Forward {
   }
 
   int64_t most_heads() const {
-    return most_heads_at_once(p_.HV,
-                              shape_.panels * shape_.panel_floats() * int64_t{sizeof(float)});
+    return most_heads_at_once(p_.HV, checked_product(shape_.state_floats(), sizeof(float)));
   }
 
   void run_whole_tasks(const Memory& memory, const ThreadMemory& mine, int64_t at_once,

@@ -25,7 +25,7 @@ struct GradientScratch {
   float *state_dot, *to_last;            // [Kp]
 
   GradientScratch(Scratch& m, const Shape& s, bool per_channel) {
-    const auto rows = [&] { return m.take<float>(s.C * s.Kp); };
+    const auto rows = [&] { return m.take<float>(s.C, s.Kp); };
     const auto factors = [&] { return m.take<float>(per_channel ? s.C * s.Kp : s.C); };
     prefix = factors(), suffix = factors(), dG = factors();
     for (int i = 0; i < 2; ++i) {
@@ -33,7 +33,7 @@ struct GradientScratch {
     }
     dk_row = rows(), dk_col = rows(), dq_row = rows();
     dk_in = rows(), dk_out = rows(), dq_in = rows();
-    N = m.take<float>(s.C * s.C), W = m.take<float>(s.C * s.C);
+    N = m.take<float>(s.C, s.C), W = m.take<float>(s.C, s.C);
     dbeta = m.take<float>(s.C), diagonal = m.take<float>(s.C), pair_decay = m.take<float>(s.C);
     state_dot = m.take<float>(s.Kp), to_last = m.take<float>(s.Kp);
   }
@@ -197,10 +197,10 @@ struct Fp32Gradients {
     float* d_o;        // panels
     float *rows_k, *rows_q;
     Room(Scratch& m, const Shape& s, bool per_channel) {
-      S_T = m.take<float>(s.panels * s.panel_floats());
-      Y_T = m.take<float>(s.panels * kPanel * s.C), d_o = m.take<float>(s.panels * kPanel * s.C);
-      rows_k = per_channel ? m.take<float>(s.C * s.Kp) : nullptr;
-      rows_q = per_channel ? m.take<float>(s.C * s.Kp) : nullptr;
+      S_T = m.take<float>(s.state_floats());
+      Y_T = m.take<float>(s.panels, kPanel, s.C), d_o = m.take<float>(s.panels, kPanel, s.C);
+      rows_k = per_channel ? m.take<float>(s.C, s.Kp) : nullptr;
+      rows_q = per_channel ? m.take<float>(s.C, s.Kp) : nullptr;
     }
   };
 

@@ -48,20 +48,20 @@ struct PrepareScratch {
   uint16_t* tile_rows;       // [C][Kp] bf16, of the tile engine
 
   PrepareScratch(Scratch& arena, int64_t C, int64_t Kp, bool per_channel, bool tiles) {
-    const auto rows = [&] { return arena.take<float>(C * Kp); };
+    const auto rows = [&] { return arena.take<float>(C, Kp); };
     const auto channel_rows = [&] { return per_channel ? rows() : nullptr; };
     k = rows(), q = rows(), e = rows(), kd = rows(), qd = rows(), kg = rows();
     for (int i = 0; i < 2; ++i) {
       row_k[i] = channel_rows(), row_q[i] = channel_rows(), col_k[i] = channel_rows();
     }
     transposed = rows();
-    lower = arena.take<float>(C * C), scores = arena.take<float>(C * C);
-    inverse = arena.take<float>(C * C);
-    pairs = arena.take<float>(2 * 16 * 16 * 16);
+    lower = arena.take<float>(C, C), scores = arena.take<float>(C, C);
+    inverse = arena.take<float>(C, C);
+    pairs = arena.take<float>(2, 16, 16, 16);
     k_inverse_norm = arena.take<float>(C), q_inverse_norm = arena.take<float>(C);
     beta = arena.take<float>(C), pair_decay = arena.take<float>(C);
     decay = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
-    tile_rows = tiles ? arena.take<uint16_t>(64 * Kp) : nullptr;
+    tile_rows = tiles ? arena.take<uint16_t>(64, Kp) : nullptr;
   }
 };
 

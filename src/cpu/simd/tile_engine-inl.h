@@ -127,9 +127,9 @@ struct TileEngine {
     float *decay, *beta;         // [Kp], [C]
     Operands(Scratch& arena, const Shape& s) {
       const int64_t tokens = depth(s.C);
-      kd = arena.take<uint16_t>(s.C * s.Kp), qd = arena.take<uint16_t>(s.C * s.Kp);
-      kg = arena.take<uint16_t>(s.Kp * tokens);
-      inverse = arena.take<uint16_t>(s.C * tokens), scores = arena.take<uint16_t>(s.C * tokens);
+      kd = arena.take<uint16_t>(s.C, s.Kp), qd = arena.take<uint16_t>(s.C, s.Kp);
+      kg = arena.take<uint16_t>(s.Kp, tokens);
+      inverse = arena.take<uint16_t>(s.C, tokens), scores = arena.take<uint16_t>(s.C, tokens);
       decay = arena.take<float>(s.Kp), beta = arena.take<float>(s.C);
     }
   };

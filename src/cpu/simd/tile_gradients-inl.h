@@ -48,9 +48,9 @@ struct TileGradients {
     float *decay, *beta;             // [Kp], [C]
     Operands(Scratch& m, const Shape& s) {
       const int64_t tokens = TileEngine::depth(s.C);
-      for (uint16_t** x : {&kd, &kg_rows}) *x = m.take<uint16_t>(s.C * s.Kp);
-      for (uint16_t** x : {&kg, &minus_kd_T, &qd_T}) *x = m.take<uint16_t>(s.Kp * tokens);
-      for (uint16_t** x : {&inverse, &inverse_T, &scores_T}) *x = m.take<uint16_t>(s.C * tokens);
+      for (uint16_t** x : {&kd, &kg_rows}) *x = m.take<uint16_t>(s.C, s.Kp);
+      for (uint16_t** x : {&kg, &minus_kd_T, &qd_T}) *x = m.take<uint16_t>(s.Kp, tokens);
+      for (uint16_t** x : {&inverse, &inverse_T, &scores_T}) *x = m.take<uint16_t>(s.C, tokens);
       decay = m.take<float>(s.Kp), beta = m.take<float>(s.C);
     }
   };
@@ -66,14 +66,14 @@ struct TileGradients {
 
     Room(Scratch& m, const Shape& s, bool per_channel) : Vp(s.panels * kPanel) {
       const int64_t tokens = TileEngine::depth(s.C);
-      for (uint16_t** x : {&d_o, &dX, &Y, &Y_T}) *x = m.take<uint16_t>(s.C * Vp);
-      S_T = m.take<uint16_t>(s.Kp * Vp), panel = m.take<uint16_t>(s.Kp * kPanel);
-      for (uint16_t** x : {&N, &W, &N_T, &W_T}) *x = m.take<uint16_t>(s.C * tokens);
-      const auto token_pairs = [&] { return m.take<uint16_t>(tokens * s.Kp); };
+      for (uint16_t** x : {&d_o, &dX, &Y, &Y_T}) *x = m.take<uint16_t>(s.C, Vp);
+      S_T = m.take<uint16_t>(s.Kp, Vp), panel = m.take<uint16_t>(s.Kp, kPanel);
+      for (uint16_t** x : {&N, &W, &N_T, &W_T}) *x = m.take<uint16_t>(s.C, tokens);
+      const auto token_pairs = [&] { return m.take<uint16_t>(tokens, s.Kp); };
       k[0] = token_pairs(), q[0] = token_pairs();
       k[1] = per_channel ? token_pairs() : nullptr, q[1] = per_channel ? token_pairs() : nullptr;
       columns = per_channel ? token_pairs() : nullptr;
-      rows = per_channel ? m.take<float>(32 * s.Kp) : nullptr;
+      rows = per_channel ? m.take<float>(32, s.Kp) : nullptr;
       pairs = m.take<float>(s.C * tokens / 2);
     }
   };
