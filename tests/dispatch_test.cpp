@@ -168,8 +168,8 @@ TEST_F(Dispatch, BackwardExplainsItself) {
   std::vector<double> wide(4 * 16);
   const TensorView w(wide.data(), {1, 4, 1, 16});
   for (const Choice& c : explain({.impl = "reference"}, {.forward = {.q = w, .k = w, .v = w}})) {
+    EXPECT_EQ(c.accepts, c.name == "reference") << c.name;
     if (c.name == "cpu.plain") {
-      EXPECT_FALSE(c.accepts);
       EXPECT_NE(c.sentence.find("fp64"), std::string::npos) << c.sentence;
     }
   }
@@ -181,11 +181,35 @@ TEST_F(Dispatch, BackwardExplainsItself) {
   }
 }
 
+// A call that names the oracle may have fp64 tensors, which nobody else takes, wherever they are.
+TEST_F(Dispatch, Fp64IsTheOracles) {
+  std::vector<double> wide(4 * 16), heads(4), state(16 * 16);
+  const TensorView w(wide.data(), {1, 4, 1, 16});
+  const auto expect_oracle = [](const std::vector<Choice>& choices) {
+    ASSERT_GT(choices.size(), 1u);
+    for (const Choice& c : choices) EXPECT_EQ(c.accepts, c.name == "reference") << c.name;
+  };
+  const Options oracle{.impl = "reference"};
+  for (const Op op : {Op::forward, Op::decode}) {
+    expect_oracle(explain(op, oracle, {.q = w, .k = w, .v = w, .o = w}));
+    Tensors t = small_.tensors;
+    t.g = {heads.data(), {1, 4, 1}};
+    expect_oracle(explain(op, oracle, t));
+    t = small_.tensors;
+    t.initial_state = {state.data(), {1, 1, 16, 16}};
+    expect_oracle(explain(op, oracle, t));
+  }
+  expect_oracle(explain(Op::l2norm, oracle, {.x = w, .out = w}));
+  expect_oracle(explain(oracle, ConvTensors{.x = {wide.data(), {1, 4, 16}},
+                                            .weight = {state.data(), {16, 4}},
+                                            .out = {wide.data(), {1, 4, 16}}}));
+}
+
 // 64 chunks of 64 tokens: segments of 8, the state at the start of all but the first.
 TEST_F(Dispatch, MemoryPlans) {
   const TensorView x(nullptr, DType::f32, {1, 4096, 2, 128});
   const Tensors inputs{.q = x, .k = x, .v = x};
-  const BackwardTensors t{.forward = inputs};
+  const BackwardTensors t{.forward = inputs, .dv = x};
   const auto none = backward_memory({}, t, Save::none);
   const auto states = backward_memory({}, t, Save::states);
   const auto all = backward_memory({}, t, Save::all);

@@ -55,7 +55,7 @@ std::string text_of(const Sizes& s) {
 
 deltic_options options_of(const Sizes& s, const char* impl) {
   deltic_options o;
-  deltic_options_init(&o);
+  deltic_options_init(&o, sizeof o);
   o.num_threads = s.num_threads;
   o.impl = impl;
   return o;
@@ -63,7 +63,7 @@ deltic_options options_of(const Sizes& s, const char* impl) {
 
 deltic_tensors inputs_of(const Sizes& s) {
   deltic_tensors t;
-  deltic_tensors_init(&t);
+  deltic_tensors_init(&t, sizeof t);
   t.q = t.k = view({s.B, s.T, s.H, s.K}, s.dtype);
   t.v = view({s.B, s.T, s.HV, s.V}, s.dtype);
   t.g = view({s.B, s.T, s.HV});
@@ -166,7 +166,7 @@ TEST(Sizes, SequenceQueriesAnswerOrRefuse) {
         const deltic_options o = options_of(s, impl);
         const deltic_tensors t = tensors_of(s);
         uint64_t bytes = 0;
-        const deltic_status status = query(&o, &t, &bytes);
+        const deltic_status status = query(&o, &t, nullptr, &bytes);
         expect_answered(status, impl, s);
         if (status == DELTIC_OK) {
           EXPECT_GE(Wide(bytes), least_bytes(op, impl, s)) << impl << " " << text_of(s);
@@ -204,20 +204,21 @@ TEST(Sizes, BackwardQueriesAnswerOrRefuse) {
       deltic_options o = options_of(s, impl);
       o.gate_form = DELTIC_GATE_SOFTPLUS;
       deltic_backward_tensors b;
-      deltic_backward_tensors_init(&b);
-      b.forward = inputs_of(s);
-      b.forward.A_log = b.dA_log = view({s.HV});
-      b.d_o = b.dv = b.forward.v;
+      deltic_backward_tensors_init(&b, sizeof b);
+      deltic_tensors f = inputs_of(s);
+      b.forward = &f;
+      f.A_log = b.dA_log = view({s.HV});
+      b.d_o = b.dv = f.v;
       uint64_t bytes = 0;
-      const deltic_status status = deltic_backward_workspace(&o, &b, &bytes);
+      const deltic_status status = deltic_backward_workspace(&o, &b, nullptr, &bytes);
       expect_answered(status, impl, s);
       if (status == DELTIC_OK) {
         EXPECT_GE(Wide(bytes), least_bytes(DELTIC_BACKWARD, impl, s)) << impl << " " << text_of(s);
       }
       for (const int32_t save : {DELTIC_SAVE_STATES, DELTIC_SAVE_ALL}) {
         deltic_memory_plan plan;
-        deltic_memory_plan_init(&plan);
-        expect_answered(deltic_backward_memory(&o, &b, save, &plan), impl, s);
+        deltic_memory_plan_init(&plan, sizeof plan);
+        expect_answered(deltic_backward_memory(&o, &b, save, nullptr, &plan), impl, s);
       }
     });
   }
@@ -230,7 +231,7 @@ constexpr deltic_op kBlocks[] = {DELTIC_CUMSUM, DELTIC_GATE,          DELTIC_L2N
 // Inputs of a block; `outputs` too.
 deltic_block_tensors block_of(deltic_op op, const Sizes& s, bool outputs) {
   deltic_block_tensors t;
-  deltic_block_tensors_init(&t);
+  deltic_block_tensors_init(&t, sizeof t);
   const deltic_tensor square = view({s.B, s.T, s.HV, 64}), keys = view({s.B, s.T, s.H, s.K});
   if (s.N >= 0) t.cu_seqlens = view({s.N + 1}, DELTIC_I64);
   if (op == DELTIC_CUMSUM || op == DELTIC_GATE) {
@@ -266,18 +267,19 @@ TEST(Sizes, BlockQueriesAnswerOrRefuse) {
         if (op == DELTIC_CUMSUM || op == DELTIC_GATE) o.gate_form = DELTIC_GATE_SOFTPLUS;
         uint64_t bytes = 0;
         const deltic_block_tensors t = block_of(op, s, true);
-        expect_answered(deltic_block_workspace(op, &o, &t, &bytes), impl, s);
+        expect_answered(deltic_block_workspace(op, &o, &t, nullptr, &bytes), impl, s);
         if (op == DELTIC_SCORES_INVERSE) return;
         deltic_block_backward_tensors b;
-        deltic_block_backward_tensors_init(&b);
-        b.forward = block_of(op, s, false);
+        deltic_block_backward_tensors_init(&b, sizeof b);
+        const deltic_block_tensors f = block_of(op, s, false);
+        b.forward = &f;
         if (op == DELTIC_WY) {
           b.d_u = b.dv = t.u, b.d_w = t.w;
         } else {
           b.d_out = t.out;
         }
-        b.dA_log = b.forward.A_log;
-        expect_answered(deltic_block_backward_workspace(op, &o, &b, &bytes), impl, s);
+        b.dA_log = f.A_log;
+        expect_answered(deltic_block_backward_workspace(op, &o, &b, nullptr, &bytes), impl, s);
       });
     }
   }
@@ -290,7 +292,7 @@ TEST(Sizes, ConvQueriesAnswerOrRefuse) {
       if (s.M >= 0) return;
       const deltic_options o = options_of(s, impl);
       deltic_conv_tensors t;
-      deltic_conv_tensors_init(&t);
+      deltic_conv_tensors_init(&t, sizeof t);
       t.x = t.out = view({s.B, s.T, s.HV});
       t.weight = view({s.HV, 4});
       if (s.N >= 0) t.cu_seqlens = view({s.N + 1}, DELTIC_I64);
@@ -301,16 +303,17 @@ TEST(Sizes, ConvQueriesAnswerOrRefuse) {
         t.initial_state = t.final_state = view({s.sequences(), s.HV, s.V});
       }
       uint64_t bytes = 0;
-      expect_answered(deltic_conv_workspace(&o, &t, &bytes), impl, s);
+      expect_answered(deltic_conv_workspace(&o, &t, nullptr, &bytes), impl, s);
       if (s.slots >= 0) return;
       deltic_conv_backward_tensors b;
-      deltic_conv_backward_tensors_init(&b);
-      b.forward = t;
-      b.forward.out = b.forward.final_state = deltic_tensor{};
+      deltic_conv_backward_tensors_init(&b, sizeof b);
+      b.forward = &t;
+      const deltic_tensor initial = t.initial_state;
+      t.out = t.final_state = deltic_tensor{};
       b.d_out = b.dx = t.x;
-      b.d_final_state = b.d_initial_state = t.initial_state;
+      b.d_final_state = b.d_initial_state = initial;
       b.dweight = t.weight;
-      const deltic_status status = deltic_conv_backward_workspace(&o, &b, &bytes);
+      const deltic_status status = deltic_conv_backward_workspace(&o, &b, nullptr, &bytes);
       expect_answered(status, impl, s);
       const Wide blocks = Wide(s.B) * Wide(s.T) / 256;
       const bool has_sums = status == DELTIC_OK && impl != std::string("cpu.plain") &&
@@ -330,16 +333,16 @@ TEST(Sizes, LimitIsTheOneInTheText) {
   uint64_t bytes = 0;
   s.V = power(56);
   deltic_tensors t = tensors_of(s);
-  EXPECT_EQ(deltic_decode_workspace(&o, &t, &bytes), DELTIC_OK) << deltic_last_error();
+  EXPECT_EQ(deltic_decode_workspace(&o, &t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
   s.V = power(56) + 1;
   t = tensors_of(s);
-  EXPECT_EQ(deltic_decode_workspace(&o, &t, &bytes), DELTIC_INVALID_ARGUMENT);
+  EXPECT_EQ(deltic_decode_workspace(&o, &t, nullptr, &bytes), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(),
                "decode: v: expected at most 2^56 elements (a size of 0 counts as 1), got shape "
                "[1, 0, 1, 72057594037927937]");
   t = tensors_of({});
   t.q.shape[1] = 2, t.q.strides[1] = power(56);
-  EXPECT_EQ(deltic_decode_workspace(&o, &t, &bytes), DELTIC_INVALID_ARGUMENT);
+  EXPECT_EQ(deltic_decode_workspace(&o, &t, nullptr, &bytes), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(),
                "decode: q: expected a span of at most 2^56 elements, got strides "
                "[0, 72057594037927936, 0, 1] for shape [1, 2, 1, 1]");
@@ -350,7 +353,7 @@ TEST(Sizes, SizesOfDifferentTensorsHaveTheSameLimit) {
   const deltic_options o = options_of(s, nullptr);
   uint64_t bytes = 0;
   const deltic_tensors t = tensors_of(s);
-  EXPECT_EQ(deltic_forward_workspace(&o, &t, &bytes), DELTIC_INVALID_ARGUMENT);
+  EXPECT_EQ(deltic_forward_workspace(&o, &t, nullptr, &bytes), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(),
                "forward: tensors: expected at most 2^56 numbers N*HV*K*V, got "
                "[1073741824, 1073741824, 1, 1]");
@@ -358,10 +361,10 @@ TEST(Sizes, SizesOfDifferentTensorsHaveTheSameLimit) {
 
 TEST(Sizes, WorkspaceBeyondAllAddressesIsRefused) {
   const Sizes s{.V = power(48), .num_threads = 4096, .K = 256};
-  const deltic_options o = options_of(s, "reference");
+  const deltic_options o = options_of(s, nullptr);
   uint64_t bytes = 0;
   const deltic_tensors t = tensors_of(s);
-  EXPECT_EQ(deltic_forward_workspace(&o, &t, &bytes), DELTIC_INVALID_ARGUMENT);
+  EXPECT_EQ(deltic_forward_workspace(&o, &t, nullptr, &bytes), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(),
                "forward: workspace: expected sizes that need less than 2^63 bytes, got B = 1, "
                "T = 1, N = 1, H = 1, HV = 1, K = 256, V = 281474976710656 and 4096 threads");
@@ -398,7 +401,7 @@ TEST_P(EmptyCall, ManyEmptySequences) {
         o.checked = checked;
         deltic_tensors t = tensors_of(s);
         uint64_t bytes = 1;
-        ASSERT_EQ(query(&o, &t, &bytes), DELTIC_OK) << deltic_last_error();
+        ASSERT_EQ(query(&o, &t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
         EXPECT_EQ(bytes, 0u);
         EXPECT_EQ(run(&o, &t, nullptr, nullptr), DELTIC_OK) << deltic_last_error();
         // A state that nobody asks for does not make it work.
@@ -425,7 +428,7 @@ TEST(NothingToDo, SavedOfManyEmptySequences) {
     deltic_tensors t = tensors_of(s);
     o.save = DELTIC_SAVE_STATES;
     uint64_t bytes = 0, saved_bytes = 0;
-    ASSERT_EQ(deltic_forward_workspace(&o, &t, &bytes), DELTIC_OK) << deltic_last_error();
+    ASSERT_EQ(deltic_forward_workspace(&o, &t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
     ASSERT_LT(bytes, uint64_t{1} << 24);
     ASSERT_EQ(deltic_forward_saved(&o, &t, &saved_bytes), DELTIC_OK) << deltic_last_error();
     Scratch workspace(bytes), saved(saved_bytes);
@@ -435,15 +438,16 @@ TEST(NothingToDo, SavedOfManyEmptySequences) {
 
     // Backward finds it to be of this call.
     deltic_backward_tensors b;
-    deltic_backward_tensors_init(&b);
-    b.forward = t;
-    b.forward.o = deltic_tensor{};
+    deltic_backward_tensors_init(&b, sizeof b);
+    deltic_tensors f = t;
+    b.forward = &f;
+    f.o = deltic_tensor{};
     o.save = DELTIC_SAVE_NONE;
-    ASSERT_EQ(deltic_backward_workspace(&o, &b, &bytes), DELTIC_OK) << deltic_last_error();
+    ASSERT_EQ(deltic_backward_workspace(&o, &b, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
     Scratch again(bytes);
     const deltic_workspace w2 = again.c();
     EXPECT_EQ(deltic_backward(&o, &b, &w2, nullptr), DELTIC_OK) << deltic_last_error();
-    b.forward.q.shape[0] = b.forward.k.shape[0] = b.forward.v.shape[0] = b.forward.g.shape[0] = 7;
+    f.q.shape[0] = f.k.shape[0] = f.v.shape[0] = f.g.shape[0] = 7;
     EXPECT_EQ(deltic_backward(&o, &b, &w2, nullptr), DELTIC_INVALID_ARGUMENT);
   }
 }
@@ -457,21 +461,21 @@ TEST(NothingToDo, Gradients) {
     Sizes s{.B = power(20), .T = power(30), .dtype = dtype_for(impl)};
     deltic_options o = options_of(s, impl);
     deltic_backward_tensors b;
-    deltic_backward_tensors_init(&b);
-    b.forward = inputs_of(s);
-    for (deltic_tensor* in : {&b.forward.q, &b.forward.k, &b.forward.v, &b.forward.g})
-      in->data = &x;
+    deltic_backward_tensors_init(&b, sizeof b);
+    deltic_tensors f = inputs_of(s);
+    b.forward = &f;
+    for (deltic_tensor* in : {&f.q, &f.k, &f.v, &f.g}) in->data = &x;
     uint64_t bytes = 1;
-    EXPECT_EQ(deltic_backward_workspace(&o, &b, &bytes), DELTIC_OK) << deltic_last_error();
+    EXPECT_EQ(deltic_backward_workspace(&o, &b, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
     EXPECT_EQ(bytes, 0u);
     EXPECT_EQ(deltic_backward(&o, &b, nullptr, nullptr), DELTIC_OK) << deltic_last_error();
     // The gradient of a parameter without tokens is 0.
     s = {.B = power(40), .T = 0, .dtype = dtype_for(impl)};
     o.gate_form = DELTIC_GATE_SOFTPLUS;
-    b.forward = inputs_of(s);
-    b.forward.A_log = view_of(&x, {1}), b.dA_log = view_of(&gradient, {1});
+    f = inputs_of(s);
+    f.A_log = view_of(&x, {1}), b.dA_log = view_of(&gradient, {1});
     gradient = 1;
-    ASSERT_EQ(deltic_backward_workspace(&o, &b, &bytes), DELTIC_OK) << deltic_last_error();
+    ASSERT_EQ(deltic_backward_workspace(&o, &b, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
     ASSERT_LT(bytes, uint64_t{1} << 24);
     Scratch workspace(bytes);
     const deltic_workspace w = workspace.c();
@@ -493,7 +497,8 @@ TEST(NothingToDo, BlocksAndTheirGradients) {
         float x = 0;
         deltic_block_tensors call = t;
         if (call.A_log.rank > 0) call.A_log.data = &x, call.A_log.shape[0] = s.HV;
-        ASSERT_EQ(deltic_block_workspace(op, &o, &call, &bytes), DELTIC_OK) << deltic_last_error();
+        ASSERT_EQ(deltic_block_workspace(op, &o, &call, nullptr, &bytes), DELTIC_OK)
+            << deltic_last_error();
         EXPECT_EQ(bytes, 0u);
         if (s.HV == 1) {
           EXPECT_EQ(deltic_block(op, &o, &call, nullptr, nullptr), DELTIC_OK)
@@ -501,12 +506,13 @@ TEST(NothingToDo, BlocksAndTheirGradients) {
         }
         if (op == DELTIC_SCORES_INVERSE) continue;
         deltic_block_backward_tensors b;
-        deltic_block_backward_tensors_init(&b);
-        b.forward = block_of(op, s, false);
-        b.forward.A_log = call.A_log;
+        deltic_block_backward_tensors_init(&b, sizeof b);
+        deltic_block_tensors f = block_of(op, s, false);
+        b.forward = &f;
+        f.A_log = call.A_log;
         if (op == DELTIC_WY) b.d_w = t.w;
         if (op != DELTIC_WY) b.d_out = t.out;
-        EXPECT_EQ(deltic_block_backward_workspace(op, &o, &b, &bytes), DELTIC_OK)
+        EXPECT_EQ(deltic_block_backward_workspace(op, &o, &b, nullptr, &bytes), DELTIC_OK)
             << deltic_last_error();
         EXPECT_EQ(bytes, 0u);
         if (s.HV == 1) {
@@ -526,18 +532,18 @@ TEST(NothingToDo, Conv) {
       SCOPED_TRACE(impl + (" " + text_of(s)));
       const deltic_options o = options_of(s, impl);
       deltic_conv_tensors t;
-      deltic_conv_tensors_init(&t);
+      deltic_conv_tensors_init(&t, sizeof t);
       t.x = t.out = view({s.B, s.T, s.HV});
       t.weight = view_of(&x, {s.HV, 4});
       t.weight.strides[1] = 0;
       uint64_t bytes = 1;
-      ASSERT_EQ(deltic_conv_workspace(&o, &t, &bytes), DELTIC_OK) << deltic_last_error();
+      ASSERT_EQ(deltic_conv_workspace(&o, &t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
       EXPECT_EQ(bytes, 0u);
       EXPECT_EQ(deltic_conv(&o, &t, nullptr, nullptr), DELTIC_OK) << deltic_last_error();
       deltic_conv_backward_tensors b;
-      deltic_conv_backward_tensors_init(&b);
-      b.forward = t;
-      b.forward.out = deltic_tensor{};
+      deltic_conv_backward_tensors_init(&b, sizeof b);
+      b.forward = &t;
+      t.out = deltic_tensor{};
       EXPECT_EQ(deltic_conv_backward(&o, &b, nullptr, nullptr), DELTIC_OK) << deltic_last_error();
     }
   }
@@ -562,7 +568,7 @@ TEST(Strides, AnyWhereThereIsOneElement) {
       }
       uint64_t bytes = 0;
       const auto query = op == DELTIC_FORWARD ? deltic_forward_workspace : deltic_decode_workspace;
-      ASSERT_EQ(query(&o, &t, &bytes), DELTIC_OK) << deltic_last_error();
+      ASSERT_EQ(query(&o, &t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
       Scratch workspace(bytes);
       const deltic_workspace w = workspace.c();
       const auto run = op == DELTIC_FORWARD ? deltic_forward : deltic_decode;
@@ -581,14 +587,15 @@ TEST(Buffers, SavedThatEndsBehindAllAddresses) {
   alignas(64) static std::byte memory[4096];
   float x[8] = {};
   deltic_backward_tensors b;
-  deltic_backward_tensors_init(&b);
+  deltic_backward_tensors_init(&b, sizeof b);
   const Sizes s;
-  b.forward = inputs_of(s);
-  b.forward.q = b.forward.k = b.forward.v = view_of(x, {1, 1, 1, 1});
-  b.forward.g = view_of(x, {1, 1, 1});
+  deltic_tensors f = inputs_of(s);
+  b.forward = &f;
+  f.q = f.k = f.v = view_of(x, {1, 1, 1, 1});
+  f.g = view_of(x, {1, 1, 1});
   b.dq = view_of(x + 1, {1, 1, 1, 1});
   b.dq.data = memory + 128;
-  b.forward.saved = {memory, std::numeric_limits<uint64_t>::max()};
+  f.saved = {memory, std::numeric_limits<uint64_t>::max()};
   const deltic_options o = options_of(s, nullptr);
   alignas(64) static std::byte workspace_memory[1 << 20];
   const deltic_workspace w{workspace_memory, sizeof workspace_memory};

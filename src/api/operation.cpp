@@ -121,9 +121,9 @@ auto sized(const Problem& p, const char* what, const Body& body) {
 }
 
 // Checks of values run before the work, in the same memory.
-uint64_t needed_bytes(const Problem& p, const Implementation& chosen) {
+uint64_t needed_bytes(const Problem& p, const Implementation& chosen, bool works) {
   return sized(p, "workspace", [&]() -> uint64_t {
-    const size_t work = has_work(p) ? chosen.workspace_bytes(p) : 0;
+    const size_t work = works ? chosen.workspace_bytes(p) : 0;
     if (p.device == DELTIC_CPU) return std::max<uint64_t>(work, value_scratch_bytes(p));
     return static_cast<uint64_t>(checked_sum(work, p.checked ? gpu::check_bytes(p) : 0));
   });
@@ -166,7 +166,7 @@ void workspace_query(deltic_op op, const deltic_options* options, const Tensors*
   if (bytes == nullptr) {
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": bytes: expected a pointer, got null");
   }
-  *bytes = needed_bytes(call.problem, choose(call.problem, call.named));
+  *bytes = needed_bytes(call.problem, choose(call.problem, call.named), has_work(call.problem));
 }
 
 void saved_query(const deltic_options* options, const deltic_tensors* tensors, uint64_t* bytes) {
@@ -192,7 +192,8 @@ void memory_query(const deltic_options* options, const deltic_backward_tensors* 
   result.segment_chunks = sizes.segment;
   result.saved_states = sizes.states;
   result.saved_bytes = sizes.bytes;
-  result.workspace_bytes = needed_bytes(p, choose(p, call.named));
+  // The plan of a call that asks for gradients, whether they are named already or not.
+  result.workspace_bytes = needed_bytes(p, choose(p, call.named), true);
   write_struct(result, plan->size, plan);
 }
 
@@ -203,7 +204,8 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   Problem& p = call.problem;
   if (p.device == DELTIC_CUDA) gpu::check_device(name_of(op), p.device_index);
   const Implementation& chosen = choose(p, call.named);
-  const uint64_t needed = needed_bytes(p, chosen);
+  const bool works = has_work(p);
+  const uint64_t needed = needed_bytes(p, chosen, works);
   const deltic_workspace given = workspace != nullptr ? *workspace : deltic_workspace{nullptr, 0};
   check_buffer(op, "workspace", given, needed);
   const Tensors& own = call.given.tensors;
@@ -219,23 +221,24 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
     check_host_lengths(p);
     const gpu::DeviceScope scope(p.device_index);
     if (!p.checked) {
-      if (has_work(p)) chosen.run(p, memory, stream);
+      if (works) chosen.run(p, memory, stream);
       return;
     }
     const size_t check_bytes = gpu::check_bytes(p);
     Problem checked = p;
     checked.record = gpu::check_on_device(p, memory.first(check_bytes), stream);
-    if (has_work(p)) chosen.run(checked, memory.subspan(check_bytes), stream);
+    if (works) chosen.run(checked, memory.subspan(check_bytes), stream);
     return;
   }
   check_values(p, memory);
-  if (!has_work(p)) return;
+  if (!works) return;
   if (p.checked) check_finite(p);
   const int threads = p.threads;
   p.threads = threads_to_be_had(p.threads);
   // The workspace was sized for more. Fewer may cut the work otherwise and need more of it; one
   // never does.
-  while (p.threads > 1 && p.threads < threads && needed_bytes(p, chosen) > needed) --p.threads;
+  while (p.threads > 1 && p.threads < threads && needed_bytes(p, chosen, true) > needed)
+    --p.threads;
   chosen.run(p, memory, stream);
 }
 

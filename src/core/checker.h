@@ -136,6 +136,7 @@ class Checker {
       bad(name, "expected a rank of 0 to ", DELTIC_MAX_RANK, ", got ", t.rank);
     }
     if (!is_valid(static_cast<DType>(t.dtype))) bad(name, "expected a known dtype, got ", t.dtype);
+    p_.has_fp64 = p_.has_fp64 || t.dtype == DELTIC_F64;
     if (t.device_type != DELTIC_CPU && t.device_type != DELTIC_CUDA) {
       bad(name, "expected device cpu (0) or cuda (1), got ", t.device_type);
     }

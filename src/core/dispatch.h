@@ -35,4 +35,9 @@ struct Implementation {
 
 using ImplementationList = std::span<const Implementation>;
 
+// Of every implementation but the oracle.
+inline const char* refuse_fp64(const Problem& p) {
+  return p.has_fp64 ? "a tensor is fp64, which only the oracle takes" : nullptr;
+}
+
 }  // namespace deltic

@@ -88,6 +88,7 @@ struct Problem {
   BetaKind beta_kind = BetaKind::none;
   deltic_beta_form beta_form = DELTIC_BETA_VALUE;
   bool l2norm = false, v_first = false, reverse = false, checked = false;
+  bool has_fp64 = false;  // some tensor is: the oracle's
   float scale = 1.0f, lower_bound = 0.0f;
   int32_t chunk = 64;  // width of A for `inverse`
   deltic_split split = DELTIC_SPLIT_AUTO;

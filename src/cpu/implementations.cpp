@@ -9,11 +9,9 @@
 namespace deltic::cpu {
 namespace {
 
-// fp64 has been refused by the checks unless the oracle was named, so whatever comes is taken.
-const char* takes_all(const Problem&) { return nullptr; }
-
 // Tiles multiply bf16: exact for bf16 inputs, a loss for the others.
 const char* takes_bf16(const Problem& p) {
+  if (const char* reason = refuse_fp64(p)) return reason;
   return p.q.dtype == DType::bf16  ? nullptr
          : p.q.dtype == DType::f32 ? "q, k and v are fp32, tiles multiply bf16"
                                    : "q, k and v are fp16, tiles multiply bf16";
@@ -24,7 +22,7 @@ const char* refuse_value_wise(const Problem& p) {
   if (p.beta_kind == BetaKind::value)
     return "beta is value-wise, which the recurrence (cpu.plain) alone takes";
   if (p.gv) return "gv is value-wise, which the recurrence (cpu.plain) alone takes";
-  return nullptr;
+  return refuse_fp64(p);
 }
 const char* takes_bf16_backward(const Problem& p) {
   const char* reason = refuse_value_wise(p);
@@ -49,13 +47,13 @@ struct Lists {
 
   Lists() {
     of[DELTIC_FORWARD].add(tile_forward_doors(), takes_bf16);
-    of[DELTIC_FORWARD].add(forward_doors(), takes_all);
-    of[DELTIC_DECODE].add(decode_doors(), takes_all);
+    of[DELTIC_FORWARD].add(forward_doors(), refuse_fp64);
+    of[DELTIC_DECODE].add(decode_doors(), refuse_fp64);
     of[DELTIC_BACKWARD].add(tile_backward_doors(), takes_bf16_backward);
     of[DELTIC_BACKWARD].add(backward_doors(), refuse_value_wise);
-    of[DELTIC_CONV].add(conv_doors(), takes_all);
+    of[DELTIC_CONV].add(conv_doors(), refuse_fp64);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
-      if (is_block(static_cast<deltic_op>(i))) of[i].add(block_doors(), takes_all);
+      if (is_block(static_cast<deltic_op>(i))) of[i].add(block_doors(), refuse_fp64);
       of[i].add(plain(static_cast<deltic_op>(i)));
     }
   }

@@ -132,20 +132,6 @@ bool is_recurrence(const Problem& p) { return p.op == DELTIC_FORWARD || p.op == 
 
 const char* nothing_missing() { return nullptr; }
 
-const char* refuse_call(const Problem& p) {
-  const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
-  for (const Rows* rows :
-       {&p.q,     &p.k,  &p.v,   &p.o,   &p.beta, &p.g,    &p.gv, &p.x,  &p.a,  &p.out,
-        &p.w,     &p.u,  &p.kg,  &p.qg,  &p.rstd, &p.d_o,  &p.dq, &p.dk, &p.dv, &p.dbeta,
-        &p.d_out, &p.dg, &p.d_w, &p.d_u, &p.d_kg, &p.d_qg, &p.dx, &p.da, &p.dgv}) {
-    if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
-  }
-  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt, &p.d_final, &p.d_initial}) {
-    if (is_fp64(*states)) return "a state is fp64, which only the oracle takes";
-  }
-  return nullptr;
-}
-
 size_t workspace_bytes(const Problem& p) {
   if (p.op == DELTIC_CONV) return 0;
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<float>(p);
@@ -170,7 +156,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void*) {
 
 // One entry serves every operation: the problem says which it is.
 const Implementation& plain(deltic_op) {
-  static const Implementation entry{"cpu.plain", nothing_missing, refuse_call, workspace_bytes,
+  static const Implementation entry{"cpu.plain", nothing_missing, refuse_fp64, workspace_bytes,
                                     run};
   return entry;
 }

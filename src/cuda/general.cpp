@@ -15,17 +15,7 @@ namespace {
 const char* refuse(const Problem& p) {
   if (p.op == DELTIC_BACKWARD || p.is_gradient) return "it has no gradients";
   if (p.save != DELTIC_SAVE_NONE) return "it keeps nothing for a backward pass";
-  const auto is_fp64 = [](const auto& tensor) { return tensor && tensor.dtype == DType::f64; };
-  for (const Rows* rows : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g, &p.gv, &p.x, &p.a, &p.out, &p.w,
-                           &p.u, &p.kg, &p.qg, &p.rstd, &p.inverse}) {
-    if (is_fp64(*rows)) return "a tensor is fp64, which only the oracle takes";
-  }
-  for (const States* states : {&p.state_in, &p.state_out, &p.ckpt}) {
-    if (is_fp64(*states)) return "a state is fp64, which only the oracle takes";
-  }
-  if (is_fp64(p.A_log) || is_fp64(p.dt_bias)) {
-    return "A_log or dt_bias is fp64, which only the oracle takes";
-  }
+  if (const char* sentence = refuse_fp64(p)) return sentence;
   if (const char* sentence = refuse_before_sm90(p)) return sentence;
   switch (p.op) {
     case DELTIC_FORWARD:

@@ -3,21 +3,23 @@
 
 #include <cstring>
 
+#include "core/sizes.h"
 #include "cuda/cuda.h"
 
 namespace deltic::gpu {
 
 SavedLayout saved_layout(const Problem& p, deltic_save save) {
-  const auto filled = [](int64_t x) { return static_cast<int32_t>((x + 15) / 16 * 16); };
   SavedLayout layout;
   if (save == DELTIC_SAVE_NONE) return layout;
+  const int64_t rows = round_up(p.V, 16), width = round_up(p.K, 16);
+  if (rows > INT32_MAX) throw SizeOverflow();
   layout.segment = save == DELTIC_SAVE_STATES ? segment_chunks(p) : 1;
   layout.tokens = layout.segment * p.chunk;
   layout.per_batch = p.T > 0 ? (p.T - 1) / layout.tokens : 0;
   layout.slots = (p.packed ? 1 : p.B) * layout.per_batch;
-  layout.rows = filled(p.V), layout.width = filled(p.K);
-  layout.bytes = static_cast<size_t>(kSavedHeaderBytes +
-                                     layout.slots * p.HV * layout.rows * layout.width * int64_t{4});
+  layout.rows = static_cast<int32_t>(rows), layout.width = static_cast<int32_t>(width);
+  layout.bytes = static_cast<size_t>(
+      checked_sum(kSavedHeaderBytes, checked_product(layout.slots, p.HV, rows, width, 4)));
   return layout;
 }
 

@@ -187,8 +187,8 @@ void run_group(const Problem& p, const Sequence& s, int64_t k_head, Memory& m,
 size_t backward_bytes(const Problem& p) {
   Scratch scratch(nullptr);
   ParameterSums sums(p, scratch);
-  return scratch.used() +
-         Memory(p, nullptr).scratch.used() * static_cast<size_t>(num_threads(p, p.N * p.H));
+  const size_t memories = bytes_of_threads(p, p.N * p.H, Memory(p, nullptr).scratch.used());
+  return static_cast<size_t>(checked_sum(scratch.used(), memories));
 }
 
 void run_backward(const Problem& p, std::byte* workspace) {

@@ -212,7 +212,7 @@ void run_chunk(const Problem& p, const Chunk& c, int64_t h, Memory& m, Parameter
 size_t block_gradients_bytes(const Problem& p) {
   Scratch scratch(nullptr);
   ParameterSums sums(p, scratch);
-  return scratch.used() + chunk_bytes<Memory>(p);
+  return static_cast<size_t>(checked_sum(scratch.used(), chunk_bytes<Memory>(p)));
 }
 
 void run_block_gradients(const Problem& p, std::byte* workspace) {

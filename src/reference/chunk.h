@@ -91,7 +91,7 @@ void for_each_chunk(const Problem& p, std::byte* workspace, const Body& body) {
 }
 template <class Memory>
 size_t chunk_bytes(const Problem& p) {
-  return Memory(p, nullptr).scratch.used() * static_cast<size_t>(num_threads(p, p.N * p.H));
+  return bytes_of_threads(p, p.N * p.H, Memory(p, nullptr).scratch.used());
 }
 
 }  // namespace deltic::reference

@@ -104,7 +104,7 @@ class Channel {
 }  // namespace
 
 size_t conv_bytes(const Problem& p) {
-  return Channel(p, nullptr).bytes() * static_cast<size_t>(num_threads(p, p.K));
+  return bytes_of_threads(p, p.K, Channel(p, nullptr).bytes());
 }
 
 void run_conv(const Problem& p, std::byte* workspace) {

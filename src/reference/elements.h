@@ -42,13 +42,16 @@ inline int64_t beta_width(const Problem& p) { return p.beta_kind == BetaKind::va
 inline int num_threads(const Problem& p, int64_t num_tasks) {
   return static_cast<int>(std::clamp<int64_t>(num_tasks, 1, std::max(p.threads, 1)));
 }
+inline size_t bytes_of_threads(const Problem& p, int64_t num_tasks, size_t bytes) {
+  return static_cast<size_t>(checked_product(num_threads(p, num_tasks), bytes));
+}
 
 // ---- Matrices: row by row, of a given width ----
 
 struct Matrix {
   Matrix() = default;
   Matrix(Scratch& scratch, int64_t num_rows, int64_t num_columns)
-      : data(scratch.take<double>(num_rows * num_columns)), rows(num_rows), columns(num_columns) {}
+      : data(scratch.take<double>(num_rows, num_columns)), rows(num_rows), columns(num_columns) {}
   double& operator()(int64_t i, int64_t j) const { return data[i * columns + j]; }
   double* row(int64_t i) const { return data + i * columns; }
 

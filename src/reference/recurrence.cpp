@@ -51,7 +51,7 @@ void run_sequence(const Problem& p, const Sequence& s, int64_t h, Memory& memory
 }  // namespace
 
 size_t recurrence_bytes(const Problem& p) {
-  return Memory(p, nullptr).scratch.used() * static_cast<size_t>(num_threads(p, p.N * p.HV));
+  return bytes_of_threads(p, p.N * p.HV, Memory(p, nullptr).scratch.used());
 }
 
 void run_recurrence(const Problem& p, std::byte* workspace) {

@@ -1,6 +1,8 @@
 // The door of the recurrence: parameters from a checked call, and which instantiation runs.
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cuda/set.h"
 #include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm80/recurrence/params.h"
@@ -96,9 +98,12 @@ const char* refuse(const Problem& p) {
 }
 
 void run(const Problem& p, void* stream, const Span* spans) {
+  // Heads and slices are numbers of 32 bits in the kernel, also where padding is all there is.
+  const int64_t slices = (p.V + kColumns - 1) / kColumns;
+  static_cast<void>(checked_ctas(std::max(p.HV, slices)));
   Params params = params_of(p);
   params.tokens.spans = spans;
-  const unsigned ctas = num_ctas(p, p.N * p.HV * params.num_slices);
+  const unsigned ctas = num_ctas(p, p.N * p.HV * slices);
   if (ctas == 0) return;
   launch_width(params, ctas, static_cast<cudaStream_t>(stream));
 }

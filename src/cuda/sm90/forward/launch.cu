@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "cuda/cuda.h"
 #include "cuda/device.h"
 #include "cuda/set.h"
@@ -56,28 +57,28 @@ Workspace workspace_of(const Problem& p, int64_t sms) {
   const int64_t chunks = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
   w.max_pieces = int(p.N + (w.segment > 0 ? chunks / w.segment + 1 : 0));
   int64_t at = 0;
-  const auto take = [&](int64_t bytes) {
+  const auto take = [&](auto... extents) {
     const int64_t place = at;
-    at += (bytes + 1023) / 1024 * 1024;
+    at = checked_sum(at, round_up(checked_product(extents...), 1024));
     return place;
   };
   w.plan[0] = take(sizeof(Plan)), w.plan[1] = take(sizeof(Plan));
-  w.pieces = take(w.max_pieces * int64_t(sizeof(Piece)));
+  w.pieces = take(w.max_pieces, sizeof(Piece));
   w.prefix = take((w.max_pieces + 1) * 4), w.first = take((p.N + 1) * 4);
   w.flags = take(flag_words(int(sms)) * 4);
   w.handoff = take(sms * state);
   w.ring = take(sms * kRing *
                 int64_t(kind_of(p) == GateKind::kChannel ? sizeof(Packet<GateKind::kChannel>)
                                                          : sizeof(Packet<GateKind::kHead>)));
-  if (kind_of(p) == GateKind::kHead) w.rows = take(p.B * p.T * p.HV * int64_t(sizeof(float2)));
+  if (kind_of(p) == GateKind::kHead) w.rows = take(p.B, p.T, p.HV, sizeof(float2));
   if (w.segment > 0) {
-    w.transfer = take(2 * w.max_pieces * p.HV * state);
-    w.segment_state = take(w.max_pieces * p.HV * state);
+    w.transfer = take(2, w.max_pieces, p.HV, state);
+    w.segment_state = take(w.max_pieces, p.HV, state);
   }
   if (const int64_t m = num_checkpoints(p); m > 0) {
     w.chunk_stash = take((p.packed ? chunks_in(p.T) + p.N : p.B * chunks_in(p.T)) * 4);
-    w.ckpt_spans = take(m * int64_t(sizeof(gpu::Span))), w.ckpt_places = take(2 * m * 4);
-    w.stash = take(m * p.HV * state);
+    w.ckpt_spans = take(m, sizeof(gpu::Span)), w.ckpt_places = take(2, m, 4);
+    w.stash = take(m, p.HV, state);
   }
   w.bytes = at;
   return w;
@@ -254,9 +255,12 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
   // Counted in 32 bits; divide() of plan.cuh is exact up to 2^22 chunks.
-  const double chunks = double(p.B) * double(p.T) / kChunk + double(p.N);
+  const double chunks = std::max(1.0, double(p.B) * double(p.T) / kChunk + double(p.N));
   if (chunks > double(1 << 22) || chunks * double(p.HV) > double(1 << 29))
     return "more than 2^22 chunks, or 2^29 of all heads";
+  if (p.HV > 65535) return "more than 65535 value heads, as many as a grid has in y";
+  for (const int64_t n : {p.state_in.slots, p.state_out.slots, p.ckpt.slots, p.ckpt_tokens.n0})
+    if (n > INT32_MAX) return "more than 2^31 - 1 slots or checkpoints, counted in 32 bits";
   if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "q, k and v are not of 16 bits";
   if (p.K > kWidth || p.V > kWidth || p.K % 8 != 0 || p.V % 8 != 0)
     return "K or V is above 128 or no multiple of 8";
