@@ -92,11 +92,11 @@ INSTANTIATE_TEST_SUITE_P(All, LongGpuCases, testing::ValuesIn(shards()));
 
 // Every operation has somebody who takes its plainest call.
 TEST_F(Gpu, EveryOperationHasAnImplementation) {
-  for (const char* line :
-       {"forward gate=head seqs=64 dtype=f32", "decode gate=channel seqs=1",
-        "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64", "l2norm seqs=64",
-        "kkt gate=head seqs=64", "scores gate=channel seqs=64", "inverse seqs=64",
-        "wy gate=head seqs=64", "scores_inverse gate=channel seqs=64"}) {
+  for (const char* line : {"forward gate=head seqs=64 dtype=f32", "decode gate=channel seqs=1",
+                           "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64",
+                           "l2norm seqs=64", "kkt gate=head seqs=64", "scores gate=channel seqs=64",
+                           "inverse seqs=64", "wy gate=head seqs=64",
+                           "scores_inverse gate=channel seqs=64", "backward gate=head seqs=64"}) {
     EXPECT_FALSE(takers(cases::parse(line)).empty()) << line;
   }
 }
@@ -423,12 +423,82 @@ TEST_F(Gpu, ErrorsLeaveTheGpuUsable) {
   device::synchronize();
 }
 
-// Who keeps nothing for backward says so, in the call and when named.
-TEST_F(Gpu, TheGeneralForwardKeepsNothing) {
-  const Case c = cases::parse("forward gate=head seqs=64,10 H=2 K=128 V=128 dtype=f32");
-  for (const char* impl : {"", "cuda.general"}) {
-    const std::string error = error_of([&] { run_and_keep(c, impl, Save::states); });
-    EXPECT_NE(error.find("keeps nothing for a backward pass"), std::string::npos) << error;
+// Gradients: widths, gates and forms of every kind.
+const char* const kBackwardLines[] = {
+    "backward gate=channel form=softplus gates=softplus seqs=130,0,64,457 pad=9 H=2 K=128 V=128 "
+    "dtype=bf16 beta=sigmoid l2norm=1 init=1",
+    "backward gate=head seqs=130,0,64,457 H=2 HV=4 K=64 V=96 dtype=f32 init=1",
+    "backward gate=none seqs=300,1 H=2 K=160 V=40 dtype=f16",
+};
+
+// What was kept decides nothing: all memory modes, and every run, give the same bits.
+TEST_F(Gpu, GradientsHaveTheSameBits) {
+  for (const char* line : kBackwardLines) {
+    for (const std::string& impl : takers(cases::parse(line))) {
+      std::vector<std::vector<std::byte>> first;
+      for (const char* save : {" save=none", " save=states", " save=all", " save=none"}) {
+        Instance instance(cases::parse(std::string(line) + save), true, kGpu);
+        instance.run({.impl = impl});
+        std::vector<std::vector<std::byte>> found;
+        for (const std::string& name : instance.outputs()) found.push_back(instance.bytes(name));
+        if (first.empty()) first = found;
+        EXPECT_TRUE(first == found) << impl << save << "\n  " << line;
+      }
+    }
+  }
+}
+
+// The last sequence's inputs and what came back for it spoiled: the first one's gradients stay.
+TEST_F(Gpu, GradientsOfASequenceDoNotSeeItsNeighbours) {
+  for (const char* line : kBackwardLines) {
+    const Case c = cases::parse(line);
+    const int64_t length = c.sequence_length(0), from = c.sequence_begin(c.num_sequences() - 1);
+    for (const std::string& impl : takers(c)) {
+      Instance a(c, true, kGpu), b(c, true, kGpu);
+      for (const char* name : {"q", "k", "v", "beta", "g", "d_o"}) {
+        if (!b.has(name)) continue;
+        auto values = b.values(name);
+        for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i) {
+          values[i] = std::numeric_limits<double>::quiet_NaN();
+        }
+        b.set_values(name, values);
+      }
+      a.run({.impl = impl});
+      b.run({.impl = impl});
+      for (const char* name : {"dq", "dk", "dv", "dbeta", "dg"}) {
+        if (!a.has(name)) continue;
+        const int64_t unit =
+            per_token(a, name) * cases::size_of(static_cast<DType>(a.tensor(name).view.dtype));
+        EXPECT_TRUE(slice(a.bytes(name), unit, 0, length) == slice(b.bytes(name), unit, 0, length))
+            << impl << ": " << name << "\n  " << line;
+        EXPECT_FALSE(a.bytes(name) == b.bytes(name)) << impl << ": " << name << "\n  " << line;
+      }
+    }
+  }
+}
+
+// dq of a token is a matter of what came before it.
+TEST_F(Gpu, LaterTokensChangeNoBitOfDq) {
+  for (const char* line : kBackwardLines) {
+    const Case c = cases::parse(line);
+    const int64_t from =
+        c.sequence_begin(c.num_sequences() - 1) + c.sequence_length(c.num_sequences() - 1) / 3;
+    for (const std::string& impl : takers(c)) {
+      Instance a(c, true, kGpu), b(c, true, kGpu);
+      for (const std::string& name : kRows) {
+        if (!b.has(name)) continue;
+        auto values = b.values(name);
+        for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i)
+          values[i] *= 0.5;
+        b.set_values(name, values);
+      }
+      a.run({.impl = impl});
+      b.run({.impl = impl});
+      const int64_t unit = per_token(a, "dq") * cases::size_of(c.dtype);
+      EXPECT_TRUE(slice(a.bytes("dq"), unit, 0, from) == slice(b.bytes("dq"), unit, 0, from))
+          << impl << "\n  " << line;
+      EXPECT_FALSE(a.bytes("dq") == b.bytes("dq")) << impl << "\n  " << line;
+    }
   }
 }
 

@@ -3,6 +3,8 @@
 
 #include "core/check.h"
 #include "cuda/device.h"
+#include "cuda/saved.h"
+#include "cuda/sm80/backward/launch.h"
 #include "cuda/sm80/inverse/launch.h"
 #include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm80/rows/launch.h"
@@ -13,11 +15,12 @@ namespace deltic::gpu {
 namespace {
 
 const char* refuse(const Problem& p) {
-  if (p.op == DELTIC_BACKWARD || p.is_gradient) return "it has no gradients";
-  if (p.save != DELTIC_SAVE_NONE) return "it keeps nothing for a backward pass";
+  if (p.is_gradient) return "it has no gradients of building blocks";
   if (const char* sentence = refuse_fp64(p)) return sentence;
   if (const char* sentence = refuse_before_sm90(p)) return sentence;
   switch (p.op) {
+    case DELTIC_BACKWARD:
+      return backward::refuse(p);
     case DELTIC_FORWARD:
     case DELTIC_DECODE:
       return recurrence::refuse(p);
@@ -30,11 +33,19 @@ const char* refuse(const Problem& p) {
   }
 }
 
-size_t workspace_bytes(const Problem&) { return 0; }
+size_t workspace_bytes(const Problem& p) {
+  return p.op == DELTIC_BACKWARD ? backward::workspace_bytes(p) : 0;
+}
 
-void run(const Problem& p, std::span<std::byte>, void* stream) {
+void run(const Problem& p, std::span<std::byte> workspace, void* stream) {
   switch (p.op) {
+    case DELTIC_BACKWARD:
+      return backward::run(p, workspace, stream);
     case DELTIC_FORWARD:
+      recurrence::run(p, stream);
+      // Backward starts from the first token, whatever was kept: the header is all there is.
+      if (p.save != DELTIC_SAVE_NONE) write_saved_header(p, static_cast<cudaStream_t>(stream));
+      return;
     case DELTIC_DECODE:
       return recurrence::run(p, stream);
     case DELTIC_KKT:
@@ -53,7 +64,7 @@ void run(const Problem& p, std::span<std::byte>, void* stream) {
 }  // namespace
 
 bool has_general(deltic_op op) {
-  return op == DELTIC_FORWARD || op == DELTIC_DECODE || is_block(op);
+  return op == DELTIC_FORWARD || op == DELTIC_DECODE || op == DELTIC_BACKWARD || is_block(op);
 }
 
 const Implementation& general() {

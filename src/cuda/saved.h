@@ -25,6 +25,8 @@ struct SavedHeader {
 };
 static_assert(sizeof(SavedHeader) <= kSavedHeaderBytes);
 SavedHeader saved_header(const Problem& p, deltic_save save);
+// Into p.saved, behind what is on the stream; not if the checks found something.
+void write_saved_header(const Problem& p, cudaStream_t stream);
 
 struct SavedLayout {
   int64_t segment = 1;  // chunks from one kept state to the next

@@ -5,6 +5,7 @@
 #include "cuda/sm80/recurrence/params.h"
 #include "cuda/sm80/recurrence/traits.h"
 #include "cuda/tile/gates.cuh"
+#include "cuda/tile/norms.cuh"
 
 namespace deltic::gpu::recurrence {
 
@@ -69,25 +70,6 @@ __device__ void load_token(const Params& p, const Place& at, int64_t t, int lane
   if (p.gv.present) {
     load_lanes(p.gv.data, p.gv.dtype, offset(p.gv, b, token, h) + at.first, lane, at.count, raw.gv);
   }
-}
-
-// 1 / sqrt(sum x^2 + 1e-6) of two rows over the warp. The sums are in fp64: squares of large fp32
-// numbers overflow fp32.
-template <int N>
-__device__ void reciprocal_norms(const float (&x)[N], const float (&y)[N], float& rx, float& ry) {
-  double sx = 0, sy = 0;
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    sx += static_cast<double>(x[i]) * x[i];
-    sy += static_cast<double>(y[i]) * y[i];
-  }
-#pragma unroll
-  for (int m = 16; m > 0; m /= 2) {
-    const double ox = __shfl_xor_sync(0xFFFFFFFFu, sx, m), oy = __shfl_xor_sync(0xFFFFFFFFu, sy, m);
-    sx += ox, sy += oy;
-  }
-  rx = static_cast<float>(rsqrt(sx + kNormEps));
-  ry = static_cast<float>(rsqrt(sy + kNormEps));
 }
 
 // Leaves token w of the stage in shared memory; the caller's barrier makes it visible.

@@ -208,12 +208,6 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
   recurrence::run(rest, stream, d.ckpt.spans);
 }
 
-__global__ void write_header(const __grid_constant__ SavedHeader header, const uint64_t* record,
-                             SavedHeader* to) {
-  grid_wait();  // whoever read the buffer before
-  if (record == nullptr || *record == ~0ull) *to = header;
-}
-
 template <class E, GateForm kForm, bool kTransfer>
 void launch_channel(const Problem& p, const Params& d, const Maps& maps, int sms,
                     cudaStream_t stream) {
@@ -435,10 +429,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   }
   launch_kind<false>(p, d, maps, sms, stream);
   if (d.ckpt.count > 0) finish_checkpoints(p, d, stream);
-  if (d.saved)
-    check_cuda(launch_after(write_header, dim3(1), 1, 0, stream, saved_header(p, p.save), d.record,
-                            static_cast<SavedHeader*>(d.saved)),
-               "forward: header of saved");
+  if (d.saved) write_saved_header(p, stream);
 }
 
 const Implementation& implementation() {

@@ -1,0 +1,36 @@
+// The launch of one instance.
+#pragma once
+
+#include "cuda/device.h"
+#include "cuda/sm80/backward/instantiate.h"
+#include "cuda/sm80/backward/kernel.cuh"
+
+namespace deltic::gpu::backward {
+
+template <int kWidth, int kColumns>
+void launch_starts(const Params& p, unsigned ctas, cudaStream_t stream) {
+  using Tr = Traits<kWidth, kColumns>;
+  constexpr int kBytes = sizeof(Shared<Tr>);
+  check_cuda(
+      cudaFuncSetAttribute(starts_kernel<Tr>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+      "shared memory of the backward's states");
+  starts_kernel<Tr><<<ctas, kThreads, kBytes, stream>>>(p);
+  check_launch("kernel of the backward's states");
+}
+
+template <int kWidth, int kColumns>
+void launch_segment(const Params& p, int64_t m, unsigned ctas, cudaStream_t stream) {
+  using Tr = Traits<kWidth, kColumns>;
+  constexpr int kBytes = sizeof(Shared<Tr>);
+  check_cuda(
+      cudaFuncSetAttribute(segment_kernel<Tr>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+      "shared memory of the backward");
+  segment_kernel<Tr><<<ctas, kThreads, kBytes, stream>>>(p, m);
+  check_launch("kernel of the backward");
+}
+
+#define DELTIC_INSTANTIATE_BACKWARD(kWidth, kColumns)                                   \
+  template void launch_starts<kWidth, kColumns>(const Params&, unsigned, cudaStream_t); \
+  template void launch_segment<kWidth, kColumns>(const Params&, int64_t, unsigned, cudaStream_t)
+
+}  // namespace deltic::gpu::backward

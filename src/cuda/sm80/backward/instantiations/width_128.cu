@@ -1,0 +1,6 @@
+// The general backward for keys of up to 128 channels.
+#include "cuda/sm80/backward/instantiate.cuh"
+
+namespace deltic::gpu::backward {
+DELTIC_INSTANTIATE_BACKWARD(128, 64);
+}  // namespace deltic::gpu::backward

@@ -1,0 +1,6 @@
+// The general backward for keys of up to 256 channels.
+#include "cuda/sm80/backward/instantiate.cuh"
+
+namespace deltic::gpu::backward {
+DELTIC_INSTANTIATE_BACKWARD(256, 32);
+}  // namespace deltic::gpu::backward

@@ -1,0 +1,187 @@
+// The door of the general backward: how a call is divided, scratch, and the order of launches.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/scratch.h"
+#include "cuda/device.h"
+#include "cuda/set.h"
+#include "cuda/sm80/backward/collect.cuh"
+#include "cuda/sm80/backward/instantiate.h"
+#include "cuda/sm80/backward/launch.h"
+#include "cuda/tile/grid.h"
+
+namespace deltic::gpu::backward {
+namespace {
+
+// Sizes of a call: what follows from shapes alone.
+struct Division {
+  int width, columns;  // of Traits
+  int64_t slices, items, segment, num_segments, slots_per_batch, rows, gate_width;
+  unsigned ctas;
+  bool compact, wants_sums;
+};
+
+Division divide(const Problem& p) {
+  Division x;
+  x.width = p.K <= 64 ? 64 : p.K <= 128 ? 128 : 256;
+  x.columns = x.width == 256 ? 32 : 64;
+  x.slices = (p.V + x.columns - 1) / x.columns;
+  x.items = checked_product(p.N, p.HV, x.slices);
+  x.ctas = static_cast<unsigned>(std::min<int64_t>(x.items, kMaxCtas));
+  // About as many segments as a segment has chunks: the states kept at once are fewest. At least
+  // eight chunks, so that a launch has something to do.
+  const int64_t chunks = (p.T + kChunk - 1) / kChunk;
+  const auto root = static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(chunks))));
+  const int64_t most = std::max<int64_t>(chunks, 1);
+  x.segment = std::clamp<int64_t>(root, std::min<int64_t>(8, most), most) * kChunk;
+  if (x.segment > INT32_MAX) throw SizeOverflow();
+  x.num_segments = std::max<int64_t>(1, (p.T + x.segment - 1) / x.segment);
+  x.slots_per_batch = x.num_segments - 1;
+  const int64_t by_token = p.packed ? p.T : checked_product(p.B, p.T);
+  const int64_t by_sequence = checked_product(p.N, x.segment);
+  x.compact = by_sequence <= by_token;
+  x.rows = std::min(by_sequence, by_token);
+  x.gate_width = p.gate == Gate::none ? 0 : p.gate == Gate::head ? 1 : p.K;
+  x.wants_sums = p.dA_log || p.ddt_bias;
+  return x;
+}
+
+Scratch lay_out(const Problem& p, const Division& x, std::byte* base, size_t& bytes) {
+  deltic::Scratch scratch(base);
+  const int64_t state = int64_t{x.width} * x.columns, chunks = x.segment / kChunk;
+  const int64_t batches = p.packed ? 1 : p.B;
+  Scratch s{};
+  s.starts = scratch.take<float>(batches, x.slots_per_batch, p.HV, x.slices, state);
+  s.states = scratch.take<float>(x.ctas, chunks, state);
+  s.errors = scratch.take<float>(x.ctas, chunks, kChunk * x.columns);
+  s.scores = scratch.take<float>(x.ctas, chunks, 2 * kChunk * kChunk);
+  s.dq = scratch.take<float>(x.rows, p.HV, x.slices, p.K);
+  s.dk = scratch.take<float>(x.rows, p.HV, x.slices, p.K);
+  s.dg = scratch.take<float>(x.rows, p.HV, x.slices, x.gate_width);
+  s.dbeta = scratch.take<float>(x.rows, p.HV, x.slices);
+  s.sums = scratch.take<double>(x.wants_sums ? kCollectors : 0, p.HV, 1 + x.gate_width);
+  bytes = scratch.used();
+  return s;
+}
+
+Params params_of(const Problem& p, const Division& x, const Scratch& scratch) {
+  return {.tokens = tokens_of(p),
+          .V = p.V,
+          .H = static_cast<uint32_t>(p.H),
+          .HV = static_cast<uint32_t>(p.HV),
+          .group = static_cast<uint32_t>(p.HV / p.H),
+          .num_slices = static_cast<uint32_t>(x.slices),
+          .K = static_cast<int32_t>(p.K),
+          .gate_width = static_cast<int32_t>(x.gate_width),
+          .segment = static_cast<int32_t>(x.segment),
+          .slots_per_batch = x.slots_per_batch,
+          .rows = x.rows,
+          .compact = x.compact,
+          .num_items = static_cast<uint32_t>(x.items),
+          .gate = p.gate,
+          .gate_form = p.gate_form,
+          .beta_kind = p.beta_kind,
+          .beta_form = p.beta_form,
+          .l2norm = p.l2norm,
+          .wants_sums = x.wants_sums,
+          .scale = p.scale,
+          .lower_bound = p.lower_bound,
+          .q = p.q,
+          .k = p.k,
+          .v = p.v,
+          .d_o = p.d_o,
+          .beta = p.beta,
+          .g = p.g,
+          .dq = p.dq,
+          .dk = p.dk,
+          .dv = p.dv,
+          .dbeta = p.dbeta,
+          .dg = p.dg,
+          .A_log = p.A_log,
+          .dt_bias = p.dt_bias,
+          .dA_log = p.dA_log,
+          .ddt_bias = p.ddt_bias,
+          .initial = p.state_in,
+          .d_final = p.d_final,
+          .d_initial = p.d_initial,
+          .scratch = scratch};
+}
+
+// width: keys, filled up.
+void launch_starts(int width, const Params& p, unsigned ctas, cudaStream_t stream) {
+  if constexpr (kFullSet) {
+    if (width == 64) return launch_starts<64, 64>(p, ctas, stream);
+    if (width == 256) return launch_starts<256, 32>(p, ctas, stream);
+  }
+  launch_starts<128, 64>(p, ctas, stream);
+}
+void launch_segment(int width, const Params& p, int64_t m, unsigned ctas, cudaStream_t stream) {
+  if constexpr (kFullSet) {
+    if (width == 64) return launch_segment<64, 64>(p, m, ctas, stream);
+    if (width == 256) return launch_segment<256, 32>(p, m, ctas, stream);
+  }
+  launch_segment<128, 64>(p, m, ctas, stream);
+}
+
+void collect(const Params& p, int64_t m, cudaStream_t stream) {
+  const auto blocks = (p.rows + kWarps - 1) / kWarps;
+  // With sums every collector has its own; else as many as there are rows for.
+  const dim3 grid(
+      p.wants_sums ? kCollectors : static_cast<unsigned>(std::min<int64_t>(blocks, 4096)), p.H);
+  const auto kernel = p.K <= 64    ? collect_kernel<2>
+                      : p.K <= 128 ? collect_kernel<4>
+                                   : collect_kernel<8>;
+  kernel<<<grid, kThreads, 0, stream>>>(p, m);
+  check_launch("kernel that collects gradients");
+}
+
+}  // namespace
+
+const char* refuse(const Problem& p) {
+  if (p.gv) return "a decay per value column has no gradient here";
+  if (!kFullSet && !(p.K > 64 && p.K <= 128)) return kNotInThisBuild;
+  return nullptr;
+}
+
+size_t workspace_bytes(const Problem& p) {
+  size_t bytes = 0;
+  lay_out(p, divide(p), nullptr, bytes);
+  return bytes;
+}
+
+void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const Division x = divide(p);
+  checked_ctas(x.items);
+  if (p.H > 65535) {
+    fail(DELTIC_UNSUPPORTED, "cuda.general: expected at most 65535 heads, got ", p.H);
+  }
+  size_t bytes = 0;
+  const Params params = params_of(p, x, lay_out(p, x, workspace.data(), bytes));
+  if (p.packed && p.T > 0) {
+    padding_kernel<<<kPaddingCtas, kThreads, 0, stream>>>(params);
+    check_launch("kernel that clears padding");
+  }
+  if (x.wants_sums) {
+    const size_t sums = kCollectors * static_cast<size_t>(p.HV * (1 + x.gate_width));
+    check_cuda(cudaMemsetAsync(params.scratch.sums, 0, sums * sizeof(double), stream),
+               "clearing the sums of parameters");
+  }
+  if (x.items > 0) {
+    if (x.num_segments > 1) launch_starts(x.width, params, x.ctas, stream);
+    for (int64_t m = x.num_segments - 1; m >= 0; --m) {
+      launch_segment(x.width, params, m, x.ctas, stream);
+      if (x.rows > 0) collect(params, m, stream);
+    }
+  }
+  if (x.wants_sums) {
+    const int64_t parameters = p.HV * (1 + x.gate_width);
+    sums_kernel<<<static_cast<unsigned>((parameters + kThreads - 1) / kThreads), kThreads, 0,
+                  stream>>>(params);
+    check_launch("kernel that adds up gradients of parameters");
+  }
+}
+
+}  // namespace deltic::gpu::backward
