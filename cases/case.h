@@ -40,6 +40,7 @@ inline constexpr int64_t kCkptEnd = -1;  // checkpoint offset `end`: the sequenc
 // Plain data. Fields that mean nothing for the operation keep their defaults (see normalise).
 struct Case {
   Op op = Op::forward;
+  bool gradient = false;  // of a building block or of conv: kkt_backward, conv_backward, ...
 
   // The gate
   Gate gate = Gate::head;
@@ -58,15 +59,18 @@ struct Case {
 
   // Sizes
   int64_t H = 2, HV = 2, K = 64, V = 64;
+  int64_t D = 64, W = 4, S = 3;  // conv: channels, taps, inputs in a state
 
   // Dtypes
   DType dtype = DType::f32;      // q k v o; of a building block all inputs that are not named below
   DType gdtype = DType::f32;     // g and gv
   DType betadtype = DType::f32;  // beta
   DType pdtype = DType::f32;     // A_log and dt_bias
+  DType wdtype = DType::f32;     // conv: weight and bias
   DType sdtype = DType::f32;     // initial and final state, pool
   DType cdtype = DType::f32;     // checkpoints
-  DType odtype = DType::f32;     // outputs of a building block
+  DType odtype =
+      DType::f32;  // outputs of a building block; gradients of one, of parameters of conv
 
   // Options
   Beta beta = Beta::value;
@@ -76,10 +80,13 @@ struct Case {
   std::optional<double> scale;
   int chunk = 64;
   Split split = Split::automatic;
-  int64_t segment = 0;                  // segment length of split=<number>
-  bool reverse = false;                 // cumsum
-  bool rstd = false;                    // l2norm: the second output
-  bool u = true, kg = true, qg = true;  // wy: optional outputs
+  int64_t segment = 0;                       // segment length of split=<number>
+  bool reverse = false;                      // cumsum
+  bool rstd = false;                         // l2norm: the second output
+  bool u = true, kg = true, qg = true;       // wy: optional outputs
+  bool from_result = false;                  // inverse_backward: from the result instead of A
+  Activation activation = Activation::none;  // conv
+  bool bias = true;                          // conv: a bias is given
 
   // States
   StateLayout state = StateLayout::kv;
@@ -90,9 +97,9 @@ struct Case {
   std::vector<int64_t> ckpt;  // token offsets, each for every sequence that is long enough
   bool ckptskip = false;      // every second checkpoint has slot -1
 
-  // Backward
-  Save save = Save::none;  // where it starts from (a line without the key: states)
-  bool d_o = true;         // the gradient of o is given
+  // Gradients
+  Save save = Save::none;  // backward: where it starts from (a line without the key: states)
+  bool d_o = true;         // the gradient of o (conv: of out; wy: of w) is given
   bool dfinal = true;      // the gradient of the final state is given
 
   // Data
@@ -104,7 +111,10 @@ struct Case {
 
   bool operator==(const Case&) const = default;
 
-  bool is_block() const { return op != Op::forward && op != Op::decode && op != Op::backward; }
+  // forward, decode, backward: the operations with states.
+  bool is_sequence() const { return op == Op::forward || op == Op::decode || op == Op::backward; }
+  bool is_block() const { return !is_sequence() && op != Op::conv; }
+  bool is_gradient() const { return gradient || op == Op::backward; }
   int64_t num_sequences() const;    // N
   int64_t num_batches() const;      // B
   int64_t num_tokens() const;       // T, padding included
@@ -113,6 +123,9 @@ struct Case {
   int64_t sequence_begin(int64_t n) const;  // in the T dimension
   int64_t longest() const;
 };
+
+// As a line begins: forward, kkt, kkt_backward, ...
+std::string op_name(const Case& c);
 
 // One line. Throws CaseError.
 Case parse(std::string_view line);

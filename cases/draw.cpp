@@ -193,7 +193,7 @@ BlockInputs draw_block_inputs(const Case& c) {
       double* a = x.a.data() + head.row(t) * W;
       const double beta = c.beta == Beta::none ? 1.0 : draw_beta(c, random_beta, head.row(t));
       head.fill_products(t - t % W, t % W, beta, a);
-      if (c.op == Op::wy) {
+      if (c.op == Op::wy || c.from_result) {
         head.invert_row(t - t % W, t % W, a);
       } else {
         std::fill(a + t % W, a + W, NAN);

@@ -13,6 +13,16 @@ std::function<double(int64_t)> from(const std::vector<double>& values) {
   return [&values](int64_t i) { return values[static_cast<size_t>(i)]; };
 }
 
+// Which token of its sequence row t of the T dimension is; of padding: any.
+int64_t token_in_sequence(const Case& c, int64_t t) {
+  if (!c.packed) return t;
+  for (int64_t n : c.seqs) {
+    if (t < n) return t;
+    t -= n;
+  }
+  return 0;
+}
+
 }  // namespace
 
 // Lists are drawn wherever they have memory.
@@ -129,50 +139,50 @@ int64_t Instance::assign_pool_slots(int64_t index_columns, std::vector<int64_t>&
   return slots;
 }
 
+// The shape of one sequence's state: [HV,K,V] in the case's layout, conv: [D,S].
+std::vector<int64_t> Instance::state_shape() const {
+  const Case& c = spec_;
+  if (c.op == Op::conv) return {c.D, c.S};
+  const bool v_first = c.state == StateLayout::vk;
+  return {c.HV, v_first ? c.V : c.K, v_first ? c.K : c.V};
+}
+std::vector<int64_t> Instance::states_shape(int64_t count) const {
+  std::vector<int64_t> shape = state_shape();
+  shape.insert(shape.begin(), count);
+  return shape;
+}
+
 void Instance::add_states() {
   const Case& c = spec_;
-  const int64_t N = c.num_sequences();
-  const bool v_first = c.state == StateLayout::vk;
-  const int64_t rows = v_first ? c.V : c.K, columns = v_first ? c.K : c.V;
-  const Random random(c.seed, "state");
-  const auto value = [&](int64_t i) { return 0.5 * random.normal(i); };
-  const std::vector<int64_t> shape = {N, c.HV, rows, columns};
+  const Random random(c.seed, "state"), random_d(c.seed, "d_final_state");
+  const std::vector<int64_t> shape = states_shape(c.num_sequences());
   if (c.init) {
     const Role role = c.final_state == Final::inplace ? Role::inout : Role::input;
-    draw(add("initial_state", role, c.sdtype, shape, false), value);
+    draw(add("initial_state", role, c.sdtype, shape, false),
+         [&](int64_t i) { return 0.5 * random.normal(i); });
   }
-  if (c.op == Op::backward) {
+  if (c.is_gradient()) {
     if (!c.dfinal) return;
-    const Random random_d(c.seed, "d_final_state");
-    draw(add("d_final_state", Role::input, DType::f32, shape, false),
+    draw(add("d_final_state", Role::input, c.gradient ? c.odtype : DType::f32, shape, false),
          [&](int64_t i) { return 0.5 * random_d.normal(i); });
     return;
   }
   if (c.final_state == Final::separate) add("final_state", Role::output, c.sdtype, shape, false);
-  if (c.pool == Pool::none) return;
+  if (c.pool != Pool::none) add_pool();
+}
 
+void Instance::add_pool() {
+  const Case& c = spec_;
+  const int64_t N = c.num_sequences();
   std::vector<int64_t> token_slots;  // [N, index_columns]
   const int64_t index_columns = c.longest() + 2;
   const int64_t slots = assign_pool_slots(index_columns, token_slots);
-  Tensor& pool = add("state_pool", Role::inout, c.sdtype, {slots, c.HV, rows, columns}, false);
-  const int64_t per_slot = c.HV * rows * columns;
+  Tensor& pool = add("state_pool", Role::inout, c.sdtype, states_shape(slots), false);
   std::vector<int64_t> read(read_slots_);
   std::sort(read.begin(), read.end());
   read.erase(std::unique(read.begin(), read.end()), read.end());
   for (int64_t slot : read) {  // all other slots stay NaN
-    if (slot < 0 || !draws()) continue;
-    TensorView view = pool.view;
-    view.data = static_cast<std::byte*>(view.data) + slot * view.strides[0] * size_of(c.sdtype);
-    view.shape[0] = 1;
-    const int64_t first = slot * per_slot;
-    const DType type = c.sdtype;
-#pragma omp parallel for if (per_slot > kWorthThreads)
-    for (int64_t r = 0; r < c.HV * rows; ++r) {
-      const int64_t offset = memory_offset(view, r * columns);
-      for (int64_t d = 0; d < columns; ++d) {
-        store(view.data, type, offset + d, value(first + r * columns + d));
-      }
-    }
+    if (slot >= 0 && draws()) fill_slot(pool, slot);
   }
   const auto list = [](const std::vector<int64_t>& from) {
     return [&from](int64_t i) { return static_cast<double>(from[static_cast<size_t>(i)]); };
@@ -184,6 +194,21 @@ void Instance::add_states() {
     draw(add("write_index", Role::input, c.idx, {N, index_columns}, false), list(token_slots));
   } else if (c.pool != Pool::identity && c.pool != Pool::inplace) {
     draw(add("write_index", Role::input, c.idx, {N}, false), list(write_slots_));
+  }
+}
+
+void Instance::fill_slot(Tensor& pool, int64_t slot) const {
+  const Random random(spec_.seed, "state");
+  const TensorView& view = pool.view;
+  const int64_t columns = view.shape[view.rank - 1], per_slot = view.numel() / view.shape[0];
+  const DType type = spec_.sdtype;
+#pragma omp parallel for if (per_slot > kWorthThreads)
+  for (int64_t r = 0; r < per_slot / columns; ++r) {
+    const int64_t first = slot * per_slot + r * columns;
+    const int64_t offset = memory_offset(view, first);
+    for (int64_t d = 0; d < columns; ++d) {
+      store(view.data, type, offset + d, 0.5 * random.normal(first + d));
+    }
   }
 }
 
@@ -211,9 +236,7 @@ void Instance::add_checkpoints() {
   add_list("ckpt_cu", cu);
   add_list("ckpt_tokens", tokens);
   add_list("ckpt_slots", slots);
-  const bool v_first = c.state == StateLayout::vk;
-  add("ckpt_states", Role::output, c.cdtype,
-      {M + 2, c.HV, v_first ? c.V : c.K, v_first ? c.K : c.V}, false);
+  add("ckpt_states", Role::output, c.cdtype, states_shape(M + 2), false);
 }
 
 void Instance::generate_sequence_op() {
@@ -243,52 +266,59 @@ void Instance::generate_sequence_op() {
   add_lengths();
   add_states();
   add_checkpoints();
-  if (c.op == Op::backward) add_gradients();
+  if (c.op == Op::backward) add_backward();
 }
 
 // d_o, and a gradient for every input that has one.
-void Instance::add_gradients() {
+void Instance::add_backward() {
   const Case& c = spec_;
   if (c.d_o) {
     const Random random(c.seed, "d_o");
     draw(add("d_o", Role::input, c.dtype, {c.num_batches(), c.num_tokens(), c.HV, c.V}, true),
          [&](int64_t i) { return random.normal(i); });
   }
-  for (const char* name : {"q", "k", "v", "beta", "g", "A_log", "dt_bias"}) {
+  add_gradients_of({"q", "k", "v", "beta", "g", "A_log", "dt_bias", "initial_state"});
+}
+
+// Outputs of the inputs' shapes. backward: of their dtypes, but fp32 of the initial state.
+void Instance::add_gradients_of(std::initializer_list<const char*> inputs) {
+  for (const std::string_view name : inputs) {
     if (!has(name)) continue;
     const TensorView x = tensor(name).view;
-    const bool is_parameter =
-        std::string_view(name) == "A_log" || std::string_view(name) == "dt_bias";
-    add(std::string("d") + name, Role::output, dtype_of(x),
-        std::vector<int64_t>(x.shape, x.shape + x.rank), !is_parameter);
+    const bool is_state = name == "initial_state", is_row = x.rank >= 3 && !is_state;
+    const DType type = name == "x" && spec_.op == Op::conv ? spec_.dtype
+                       : spec_.gradient                    ? spec_.odtype
+                       : is_state                          ? DType::f32
+                                                           : dtype_of(x);
+    const bool is_parameter = name == "A_log" || name == "dt_bias";
+    add((is_state ? "d_" : "d") + std::string(name), Role::output, type,
+        std::vector<int64_t>(x.shape, x.shape + x.rank), is_row && !is_parameter);
   }
-  if (!c.init) return;
-  const TensorView x = tensor("initial_state").view;
-  add("d_initial_state", Role::output, DType::f32, std::vector<int64_t>(x.shape, x.shape + x.rank),
-      false);
 }
 
 void Instance::generate_block() {
+  add_lengths();
+  add_block_inputs();
+  if (spec_.gradient) {
+    add_block_gradients();
+  } else {
+    add_block_outputs();
+  }
+}
+
+void Instance::add_block_inputs() {
   const Case& c = spec_;
   const std::vector<double> none;
   const int64_t B = c.num_batches(), T = c.num_tokens(), W = c.chunk;
-  add_lengths();
   if (c.op == Op::l2norm) {
     const std::vector<double> x = draws() ? draw_keys(c, false) : none;
     draw(add("x", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x));
-    add("out", Role::output, c.odtype, {B, T, c.H, c.K}, true);
-    if (c.rstd) add("rstd", Role::output, DType::f32, {B, T, c.H}, true);
     return;
   }
-  if (c.op == Op::cumsum || c.op == Op::gate) {
-    add_raw_gate();
-    add("out", Role::output, c.odtype, gate_shape(), true);
-    return;
-  }
+  if (c.op == Op::cumsum || c.op == Op::gate) return add_raw_gate();
   const BlockInputs x = draws() ? draw_block_inputs(c) : BlockInputs{};
   if (c.op == Op::inverse) {
-    draw(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
-    add("out", Role::output, c.odtype, {B, T, c.HV, W}, true);
+    draw(add(c.from_result ? "out" : "a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
     return;
   }
   draw(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x.k));
@@ -303,29 +333,100 @@ void Instance::generate_block() {
     draw(add("beta", Role::input, c.betadtype, {B, T, c.HV}, true),
          [&](int64_t i) { return draw_beta(c, random_beta, i); });
   }
-  if (c.op != Op::wy) {
+  if (c.op != Op::wy) return;
+  draw(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
+  if (!c.u) return;
+  const Random random_v(c.seed, "v");
+  draw(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
+       [&](int64_t i) { return random_v.normal(i); });
+}
+
+void Instance::add_block_outputs() {
+  const Case& c = spec_;
+  const int64_t B = c.num_batches(), T = c.num_tokens(), W = c.chunk;
+  if (c.op == Op::l2norm) {
+    add("out", Role::output, c.odtype, {B, T, c.H, c.K}, true);
+    if (c.rstd) add("rstd", Role::output, DType::f32, {B, T, c.H}, true);
+  } else if (c.op == Op::cumsum || c.op == Op::gate) {
+    add("out", Role::output, c.odtype, gate_shape(), true);
+  } else if (c.op != Op::wy) {
     add("out", Role::output, c.odtype, {B, T, c.HV, W}, true);
     if (c.op == Op::scores_inverse) add("a", Role::output, c.odtype, {B, T, c.HV, W}, true);
+  } else {
+    add("w", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
+    if (c.u) add("u", Role::output, c.odtype, {B, T, c.HV, c.V}, true);
+    if (c.kg) add("kg", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
+    if (c.qg) add("qg", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
+  }
+}
+
+// What came back for the outputs, in the dtype of the rows, and a gradient for every input.
+void Instance::add_block_gradients() {
+  const Case& c = spec_;
+  const int64_t B = c.num_batches(), T = c.num_tokens();
+  const bool is_gate = c.op == Op::cumsum || c.op == Op::gate;
+  const auto incoming = [&](const char* name, const std::vector<int64_t>& shape) {
+    const Random random(c.seed, name);
+    draw(add(name, Role::input, is_gate ? c.gdtype : c.dtype, shape, true),
+         [&](int64_t i) { return random.normal(i); });
+  };
+  if (c.op == Op::l2norm) {
+    incoming("d_out", {B, T, c.H, c.K});
+  } else if (is_gate) {
+    incoming("d_out", gate_shape());
+  } else if (c.op == Op::wy) {
+    if (c.d_o) incoming("d_w", {B, T, c.HV, c.K});
+    if (c.u) incoming("d_u", {B, T, c.HV, c.V});
+    if (c.kg) incoming("d_kg", {B, T, c.HV, c.K});
+    if (c.qg) incoming("d_qg", {B, T, c.HV, c.K});
+  } else {
+    add_square_gradient();
+  }
+  add_gradients_of({"q", "k", "v", "x", "g", "beta", "a", "A_log", "dt_bias"});
+  if (c.from_result) add("da", Role::output, c.odtype, {B, T, c.HV, c.chunk}, true);
+}
+
+// d_out of kkt, inverse (below the diagonal) and scores (up to it): what is not read is NaN.
+void Instance::add_square_gradient() {
+  const Case& c = spec_;
+  const int64_t W = c.chunk, end = c.op == Op::scores ? 1 : 0;
+  const Random random(c.seed, "d_out");
+  draw(add("d_out", Role::input, c.dtype, {c.num_batches(), c.num_tokens(), c.HV, W}, true),
+       [&](int64_t i) {
+         const int64_t row = i / W / c.HV % c.num_tokens();  // padding is spoilt later
+         return i % W < token_in_sequence(c, row) % W + end ? random.normal(i) : NAN;
+       });
+}
+
+void Instance::generate_conv() {
+  const Case& c = spec_;
+  const int64_t B = c.num_batches(), T = c.num_tokens();
+  const auto normal = [&](const char* name, Role role, DType type, std::vector<int64_t> shape,
+                          bool is_row) {
+    const Random random(c.seed, name);
+    draw(add(name, role, type, std::move(shape), is_row),
+         [&](int64_t i) { return random.normal(i); });
+  };
+  normal("x", Role::input, c.dtype, {B, T, c.D}, true);
+  normal("weight", Role::input, c.wdtype, {c.D, c.W}, false);
+  if (c.bias) normal("bias", Role::input, c.wdtype, {c.D}, false);
+  add_lengths();
+  add_states();
+  if (!c.gradient) {
+    add("out", Role::output, c.dtype, {B, T, c.D}, true);
     return;
   }
-  draw(add("a", Role::input, c.dtype, {B, T, c.HV, W}, true), from(x.a));
-  add("w", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
-  if (c.u) {
-    const Random random_v(c.seed, "v");
-    draw(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
-         [&](int64_t i) { return random_v.normal(i); });
-    add("u", Role::output, c.odtype, {B, T, c.HV, c.V}, true);
-  }
-  if (c.kg) add("kg", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
-  if (c.qg) add("qg", Role::output, c.odtype, {B, T, c.HV, c.K}, true);
+  if (c.d_o) normal("d_out", Role::input, c.dtype, {B, T, c.D}, true);
+  add_gradients_of({"x", "weight", "bias", "initial_state"});
 }
 
 // Input rows of padding and of skipped sequences must never be looked at: they hold NaN.
 void Instance::spoil_unread_rows() {
-  for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "a", "d_o"}) {
+  for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "a", "out", "d_o", "d_out", "d_w",
+                           "d_u", "d_kg", "d_qg"}) {
     if (!has(name)) continue;
     Tensor& t = find(name);
-    if (t.role == Role::output) continue;  // `a` of scores_inverse
+    if (t.role == Role::output) continue;
     const int64_t tokens = spec_.num_batches() * spec_.num_tokens();
     for (const auto& [first, last] : unread_tokens()) {
       const int64_t per_token = t.view.numel() / tokens;
@@ -354,7 +455,9 @@ std::vector<std::pair<int64_t, int64_t>> Instance::unread_tokens() const {
 }
 
 void Instance::generate() {
-  if (spec_.is_block()) {
+  if (spec_.op == Op::conv) {
+    generate_conv();
+  } else if (spec_.is_block()) {
     generate_block();
   } else {
     generate_sequence_op();

@@ -11,69 +11,6 @@
 namespace deltic::cases {
 namespace {
 
-struct SequenceField {
-  const char* name;
-  TensorView Tensors::*field;
-};
-constexpr std::array kSequenceFields = {SequenceField{"q", &Tensors::q},
-                                        SequenceField{"k", &Tensors::k},
-                                        SequenceField{"v", &Tensors::v},
-                                        SequenceField{"o", &Tensors::o},
-                                        SequenceField{"beta", &Tensors::beta},
-                                        SequenceField{"g", &Tensors::g},
-                                        SequenceField{"gv", &Tensors::gv},
-                                        SequenceField{"A_log", &Tensors::A_log},
-                                        SequenceField{"dt_bias", &Tensors::dt_bias},
-                                        SequenceField{"cu_seqlens", &Tensors::cu_seqlens},
-                                        SequenceField{"cu_seqlens_host", &Tensors::cu_seqlens_host},
-                                        SequenceField{"initial_state", &Tensors::initial_state},
-                                        SequenceField{"final_state", &Tensors::final_state},
-                                        SequenceField{"state_pool", &Tensors::state_pool},
-                                        SequenceField{"read_index", &Tensors::read_index},
-                                        SequenceField{"write_index", &Tensors::write_index},
-                                        SequenceField{"ckpt_cu", &Tensors::ckpt_cu},
-                                        SequenceField{"ckpt_tokens", &Tensors::ckpt_tokens},
-                                        SequenceField{"ckpt_slots", &Tensors::ckpt_slots},
-                                        SequenceField{"ckpt_states", &Tensors::ckpt_states}};
-
-struct GradientField {
-  const char* name;
-  TensorView BackwardTensors::*field;
-};
-constexpr std::array kGradientFields = {
-    GradientField{"d_o", &BackwardTensors::d_o},
-    GradientField{"d_final_state", &BackwardTensors::d_final_state},
-    GradientField{"dq", &BackwardTensors::dq},
-    GradientField{"dk", &BackwardTensors::dk},
-    GradientField{"dv", &BackwardTensors::dv},
-    GradientField{"dbeta", &BackwardTensors::dbeta},
-    GradientField{"dg", &BackwardTensors::dg},
-    GradientField{"dA_log", &BackwardTensors::dA_log},
-    GradientField{"ddt_bias", &BackwardTensors::ddt_bias},
-    GradientField{"d_initial_state", &BackwardTensors::d_initial_state}};
-
-struct BlockField {
-  const char* name;
-  TensorView BlockTensors::*field;
-};
-constexpr std::array kBlockFields = {BlockField{"q", &BlockTensors::q},
-                                     BlockField{"k", &BlockTensors::k},
-                                     BlockField{"v", &BlockTensors::v},
-                                     BlockField{"x", &BlockTensors::x},
-                                     BlockField{"g", &BlockTensors::g},
-                                     BlockField{"beta", &BlockTensors::beta},
-                                     BlockField{"A_log", &BlockTensors::A_log},
-                                     BlockField{"dt_bias", &BlockTensors::dt_bias},
-                                     BlockField{"a", &BlockTensors::a},
-                                     BlockField{"cu_seqlens", &BlockTensors::cu_seqlens},
-                                     BlockField{"cu_seqlens_host", &BlockTensors::cu_seqlens_host},
-                                     BlockField{"out", &BlockTensors::out},
-                                     BlockField{"w", &BlockTensors::w},
-                                     BlockField{"u", &BlockTensors::u},
-                                     BlockField{"kg", &BlockTensors::kg},
-                                     BlockField{"qg", &BlockTensors::qg},
-                                     BlockField{"rstd", &BlockTensors::rstd}};
-
 struct MemoryLayout {
   std::vector<int64_t> strides;
   int64_t offset = 0;    // elements before the first one
@@ -241,31 +178,22 @@ Instance Instance::widened(const Instance& other, DType wide) {
 
 // The descriptors of the call.
 void Instance::bind(size_t copy) {
-  const auto bind_one = [&](const Tensor& t, const auto& fields, auto& tensors) {
-    TensorView view = t.view;
-    if (place_.device == DeviceType::cuda && t.name != "cu_seqlens_host") {
+  call_ = Call(spec_.op, spec_.gradient);
+  for (const auto& t : list_) {
+    TensorView view = t->view;
+    if (place_.device == DeviceType::cuda && t->name != "cu_seqlens_host") {
       view.device_type = DELTIC_CUDA;
-      if (t.buffer.is_mirrored()) {
-        view.data = t.buffer.device_data(copy);
-        if (t.buffer.has_memory())
+      if (t->buffer.is_mirrored()) {
+        view.data = t->buffer.device_data(copy);
+        if (t->buffer.has_memory())
           view.data = static_cast<std::byte*>(view.data) +
-                      (static_cast<std::byte*>(t.view.data) - t.buffer.data());
+                      (static_cast<std::byte*>(t->view.data) - t->buffer.data());
       }
     }
-    for (const auto& f : fields) {
-      if (t.name == f.name) tensors.*f.field = view;
-    }
-  };
-  for (const auto& t : list_) {
-    if (spec_.is_block()) {
-      bind_one(*t, kBlockFields, blocks_);
-    } else {
-      bind_one(*t, kSequenceFields, tensors_);
-      bind_one(*t, kGradientFields, gradients_);
-    }
+    call_.set(t->name, view);
   }
-  if (spec_.final_state == Final::inplace) tensors_.final_state = tensors_.initial_state;
-  gradients_.forward = tensors_;
+  if (spec_.final_state == Final::inplace) call_.set("final_state", call_.get("initial_state"));
+  if (keeps_for_backward()) call_.set_saved(at_call(saved_, copy));
 }
 
 // ---- Running --------------------------------------------------------------------------------
@@ -277,13 +205,14 @@ Options Instance::options(const RunOptions& run) const {
   o.num_threads = run.threads;
   if (run.checked) o.checked = true;
   o.chunk = c.chunk;
-  if (c.gate != Gate::none && (!c.is_block() || c.op == Op::cumsum || c.op == Op::gate)) {
+  if (c.gate != Gate::none && (c.is_sequence() || c.op == Op::cumsum || c.op == Op::gate)) {
     o.gate_form = c.form;
     if (c.form == GateForm::bounded) o.lower_bound = static_cast<float>(c.lower_bound);
   }
   if (c.scale) o.scale = static_cast<float>(*c.scale);
   o.reverse = c.reverse;
-  if (c.is_block()) return o;
+  o.activation = c.activation;
+  if (!c.is_sequence()) return o;
   if (c.beta == Beta::sigmoid) o.beta_form = BetaForm::sigmoid;
   if (c.beta == Beta::two_sigmoid) o.beta_form = BetaForm::two_sigmoid;
   o.state_layout = c.state;
@@ -298,19 +227,23 @@ Options Instance::forward_options(const RunOptions& run) const {
   Options o = options({.impl = {}, .threads = run.threads});
   o.save = spec_.save;
   if (run.impl.empty()) return o;
-  for (const Choice& choice : deltic::explain(Op::forward, o, forward_tensors())) {
+  for (const Choice& choice : forward_call().explain(o)) {
     if (choice.name == run.impl && choice.accepts) o.impl = run.impl;
   }
   return o;
 }
 
-Tensors Instance::forward_tensors(size_t copy) const {
-  Tensors t = tensors_;
-  t.o = TensorView(at_call(forward_o_, copy).data, spec_.dtype,
-                   {spec_.num_batches(), spec_.num_tokens(), spec_.HV, spec_.V});
-  t.o.device_type = t.q.device_type;
-  if (spec_.save != Save::none) t.saved = at_call(saved_, copy);
-  return t;
+Call Instance::forward_call(size_t copy) const {
+  Call call(Op::forward);
+  for (const auto& t : list_) {
+    if (t->role == Role::input) call.set(t->name, call_.get(t->name));
+  }
+  TensorView o(at_call(forward_o_, copy).data, spec_.dtype,
+               {spec_.num_batches(), spec_.num_tokens(), spec_.HV, spec_.V});
+  o.device_type = call.get("q").device_type;
+  call.set("o", o);
+  if (spec_.save != Save::none) call.set_saved(at_call(saved_, copy));
+  return call;
 }
 
 // Where a buffer lies for the call.
@@ -328,26 +261,22 @@ std::vector<Buffer*> Instance::buffers() {
 void Instance::reserve_forward(const RunOptions& run) {
   constexpr uint8_t kWorkspaceMark = 122, kSavedMark = 123, kOutputMark = 124;
   const Options o = forward_options(run);
-  const Tensors t = forward_tensors();
-  forward_o_ = Buffer(static_cast<size_t>(t.o.numel() * size_of(spec_.dtype)), kOutputMark);
-  forward_workspace_ = Buffer(forward_workspace_bytes(o, t, run.stream), kWorkspaceMark);
-  if (spec_.save != Save::none) saved_ = Buffer(forward_saved_bytes(o, t), kSavedMark);
+  const Call call = forward_call();
+  const auto elements = static_cast<size_t>(call.get("o").numel());
+  forward_o_ = Buffer(elements * static_cast<size_t>(size_of(spec_.dtype)), kOutputMark);
+  forward_workspace_ = Buffer(call.workspace_bytes(o, run.stream), kWorkspaceMark);
+  if (spec_.save != Save::none)
+    saved_ = Buffer(forward_saved_bytes(o, call.as<Tensors>()), kSavedMark);
   if (place_.device == DeviceType::cuda) {
     for (Buffer* b : {&forward_o_, &forward_workspace_, &saved_}) b->mirror(place_.copies);
   }
-  gradients_.forward.saved = forward_tensors().saved;
+  if (keeps_for_backward()) call_.set_saved(at_call(saved_, 0));
 }
 
 void Instance::reserve(const RunOptions& run) {
   constexpr uint8_t kWorkspaceMark = 121;
-  const Options o = options(run);
   if (keeps_for_backward()) reserve_forward(run);
-  const size_t bytes =
-      spec_.op == Op::forward    ? forward_workspace_bytes(o, tensors_, run.stream)
-      : spec_.op == Op::backward ? backward_workspace_bytes(o, gradients_, run.stream)
-      : spec_.op == Op::decode   ? decode_workspace_bytes(o, tensors_, run.stream)
-                                 : block_workspace_bytes(spec_.op, o, blocks_, run.stream);
-  workspace_ = make_workspace(bytes, kWorkspaceMark);
+  workspace_ = make_workspace(call_.workspace_bytes(options(run), run.stream), kWorkspaceMark);
 }
 Buffer Instance::make_workspace(size_t bytes, uint8_t mark) const {
   if (memory_ == Memory::lists) return Buffer::on_gpu(bytes, place_.copies);
@@ -358,8 +287,8 @@ Buffer Instance::make_workspace(size_t bytes, uint8_t mark) const {
 
 void Instance::call_forward(const RunOptions& run) {
   if (place_.copies > 1) bind(run.copy);
-  forward(forward_options(run), forward_tensors(run.copy), at_call(forward_workspace_, run.copy),
-          run.stream);
+  forward_call(run.copy).run(forward_options(run), at_call(forward_workspace_, run.copy),
+                             run.stream);
 }
 
 void Instance::reset() {
@@ -381,19 +310,8 @@ void Instance::fetch() {
 }
 
 void Instance::call(const RunOptions& run) {
-  const Options o = options(run);
-  const deltic_workspace w = at_call(workspace_, run.copy);
   if (place_.copies > 1) bind(run.copy);
-  if (spec_.op == Op::forward) {
-    forward(o, tensors_, w, run.stream);
-  } else if (spec_.op == Op::backward) {
-    gradients_.forward.saved = forward_tensors(run.copy).saved;
-    backward(o, gradients_, w, run.stream);
-  } else if (spec_.op == Op::decode) {
-    decode(o, tensors_, w, run.stream);
-  } else {
-    block(spec_.op, o, blocks_, w, run.stream);
-  }
+  call_.run(options(run), at_call(workspace_, run.copy), run.stream);
 }
 
 void Instance::run(const RunOptions& run) {
@@ -412,10 +330,7 @@ void Instance::run(const RunOptions& run) {
 }
 
 std::vector<Choice> Instance::explain(const RunOptions& run) const {
-  const Options o = options(run);
-  return spec_.is_block()           ? deltic::explain(spec_.op, o, blocks_)
-         : spec_.op == Op::backward ? deltic::explain(o, gradients_)
-                                    : deltic::explain(spec_.op, o, tensors_);
+  return call_.explain(options(run));
 }
 
 // ---- Looking --------------------------------------------------------------------------------
@@ -550,8 +465,11 @@ std::string Instance::damage() const {
 
 std::vector<std::pair<int64_t, int64_t>> Instance::zero_ranges(std::string_view name) const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
-  const bool by_token = spec_.is_block() || name == "o" || name == "dq" || name == "dk" ||
-                        name == "dv" || name == "dbeta" || name == "dg";
+  constexpr std::array kNotByToken = {"final_state", "state_pool",     "ckpt_states",
+                                      "dA_log",      "ddt_bias",       "dweight",
+                                      "dbias",       "d_initial_state"};
+  const bool by_token =
+      std::find(kNotByToken.begin(), kNotByToken.end(), name) == kNotByToken.end();
   if (!has(name) || !by_token) return ranges;
   const int64_t tokens = spec_.num_batches() * spec_.num_tokens();
   for (const auto& [first, last] : unread_tokens()) {

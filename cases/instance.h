@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cases/call.h"
 #include "cases/case.h"
 #include "cases/device.h"
 
@@ -59,7 +60,7 @@ class Buffer {
 enum class Role { input, output, inout };
 
 struct Tensor {
-  std::string name;  // as the field of Tensors, BackwardTensors or BlockTensors
+  std::string name;  // as in the operation's struct
   Role role = Role::input;
   TensorView view;
   Buffer buffer;
@@ -124,9 +125,9 @@ class Instance {
   const Case& spec() const { return spec_; }
   Options options(const RunOptions& run = {}) const;
   // The descriptors of the call, pointing into this object. Tests may change a copy of them.
-  const Tensors& tensors() const { return tensors_; }  // forward, decode; backward: its inputs
-  const BackwardTensors& gradients() const { return gradients_; }  // backward
-  const BlockTensors& blocks() const { return blocks_; }           // building blocks
+  const Call& call_of() const { return call_; }
+  const Tensors& tensors() const { return call_.as<Tensors>(); }  // forward, decode
+  const BackwardTensors& gradients() const { return call_.as<BackwardTensors>(); }  // backward
 
   // Outputs and workspace to NaN, states updated in place back to their first value; all of it to
   // the GPU if the instance is there.
@@ -206,10 +207,20 @@ class Instance {
   void add_states();
   void add_checkpoints();
   void generate_sequence_op();
-  void add_gradients();
+  std::vector<int64_t> state_shape() const;
+  std::vector<int64_t> states_shape(int64_t count) const;
+  void add_pool();
+  void fill_slot(Tensor& pool, int64_t slot) const;
+  void add_backward();
+  void add_gradients_of(std::initializer_list<const char*> inputs);
   Options forward_options(const RunOptions& run) const;
-  Tensors forward_tensors(size_t copy = 0) const;
+  Call forward_call(size_t copy = 0) const;
   void generate_block();
+  void add_block_inputs();
+  void add_block_outputs();
+  void add_block_gradients();
+  void add_square_gradient();
+  void generate_conv();
   void spoil_unread_rows();
   std::vector<std::pair<int64_t, int64_t>> unread_tokens() const;
 
@@ -217,9 +228,7 @@ class Instance {
   Place place_;
   Memory memory_ = Memory::drawn;
   std::vector<std::unique_ptr<Tensor>> list_;
-  Tensors tensors_;
-  BackwardTensors gradients_;
-  BlockTensors blocks_;
+  Call call_;
   Buffer workspace_;
   Buffer forward_o_, forward_workspace_, saved_;  // of a backward case's forward call
   std::vector<std::byte> saved_before_;           // as forward left it

@@ -309,15 +309,18 @@ Values decode(const Instance& instance) {
 }  // namespace plain
 
 Values plain_chunked(const Instance& instance) {
-  switch (instance.spec().op) {
+  const Case& c = instance.spec();
+  switch (c.op) {
     case Op::forward:
       return plain::forward(instance);
     case Op::decode:
       return plain::decode(instance);
     case Op::backward:
       return plain::backward(instance);
+    case Op::conv:
+      return c.gradient ? plain::conv_gradient(instance) : plain::conv(instance);
     default:
-      return plain::block(instance);
+      return c.gradient ? plain::block_gradient(instance) : plain::block(instance);
   }
 }
 

@@ -67,6 +67,7 @@ struct Problem {
   }
 
   // Worth more than one thread: about ten milliseconds.
+  int64_t gate_width() const { return c.gate == Gate::channel ? c.K : 1; }
   bool is_large() const { return c.num_real_tokens() * c.HV * c.K * c.V > 1 << 22; }
   int64_t first_token(int64_t n) const { return c.packed ? c.sequence_begin(n) : n * c.length; }
   int64_t k_head(int64_t h) const { return h / (c.HV / c.H); }
@@ -176,7 +177,53 @@ Floats first_state(const Problem& p, int64_t n, int64_t h);
 Floats next_state(const Problem& p, const Chunk& x, const Floats& S, const Floats& v_new,
                   int64_t rows);
 
+// Calls f(first token of the chunk, its rows, value head) for every chunk.
+template <class F>
+void for_each_chunk(const Problem& p, const F& f) {
+  for (int64_t n = 0; n < p.c.num_sequences(); ++n) {
+    for (int64_t begin = 0; begin < p.c.sequence_length(n); begin += p.c.chunk) {
+      const int64_t rows = std::min<int64_t>(p.c.chunk, p.c.sequence_length(n) - begin);
+      for (int64_t h = 0; h < p.c.HV; ++h) f(p.first_token(n) + begin, rows, h);
+    }
+  }
+}
+// The cumulative log decay that a building block is given.
+inline float gate_at(const Problem& p, int64_t row, int64_t d) {
+  if (p.c.gate == Gate::none) return 0.0f;
+  return p.g[static_cast<size_t>(p.c.gate == Gate::channel ? row * p.c.K + d : row)];
+}
+
+// A[I, M] B[N, M]^T
+Floats times_transposed(const Floats& A, const Floats& B, int64_t I, int64_t M, int64_t N);
+// A[I, M]^T B[I, N]
+Floats transposed_times(const Floats& A, const Floats& B, int64_t I, int64_t M, int64_t N);
+
+struct ChunkGradient {
+  Floats dq, dk, dG;  // [R,K]: of the normalised rows, of the cumulative log decay
+  Floats dv, dbeta;   // [R,V] [R]
+};
+// The part of dq, dk and dG that comes from dP = d(Aqk) / scale and dL inside the chunk. A product
+// with exp(G_i - G_i) does not depend on G: the diagonal is left out of dG.
+void add_inner_scores(const Problem& p, const Chunk& x, const Floats& dP, const Floats& dL,
+                      ChunkGradient& r);
+
+// Sums over the group and the tokens of what the value heads give, in fp32.
+struct Sums {
+  Floats dq, dk;            // [B,T,H,K], of the normalised rows
+  Floats dA_log, ddt_bias;  // [HV] [HV, width]
+  explicit Sums(const Problem& p);
+  // Adds a chunk's rows of dq and dk to those of its key head.
+  void add_rows(const Problem& p, int64_t token, int64_t h, const ChunkGradient& r);
+};
+// d(log decay) of one element -> dg, and its part of dA_log and ddt_bias.
+void put_gate(const Problem& p, const Output& dg, Sums& sums, int64_t row, int64_t h, int64_t d,
+              float dy);
+void put_parameters(const Instance& instance, Values& all, const Sums& sums);
+
 Values backward(const Instance& instance);
 Values block(const Instance& instance);
+Values block_gradient(const Instance& instance);
+Values conv(const Instance& instance);
+Values conv_gradient(const Instance& instance);
 
 }  // namespace deltic::cases::plain

@@ -3,9 +3,7 @@
 #include "cases/plain.h"
 
 namespace deltic::cases::plain {
-namespace {
 
-// A[I, M] B[N, M]^T
 Floats times_transposed(const Floats& A, const Floats& B, int64_t I, int64_t M, int64_t N) {
   Floats turned(static_cast<size_t>(M * N)), C(static_cast<size_t>(I * N), 0.0f);
   for (int64_t n = 0; n < N; ++n) {
@@ -16,7 +14,6 @@ Floats times_transposed(const Floats& A, const Floats& B, int64_t I, int64_t M, 
   multiply(A.data(), turned.data(), C.data(), I, M, N);
   return C;
 }
-// A[I, M]^T B[I, N]
 Floats transposed_times(const Floats& A, const Floats& B, int64_t I, int64_t M, int64_t N) {
   Floats C(static_cast<size_t>(M * N), 0.0f);
   for (int64_t i = 0; i < I; ++i) {
@@ -30,13 +27,6 @@ Floats transposed_times(const Floats& A, const Floats& B, int64_t I, int64_t M, 
   return C;
 }
 
-struct ChunkGradient {
-  Floats dq, dk, dG;  // [R,K]: of the normalised rows, of the cumulative log decay
-  Floats dv, dbeta;   // [R,V] [R]
-};
-
-// The part of dq, dk and dG that comes from dP = d(Aqk) / scale and dL inside the chunk. A product
-// with exp(G_i - G_i) does not depend on G: the diagonal is left out of dG.
 void add_inner_scores(const Problem& p, const Chunk& x, const Floats& dP, const Floats& dL,
                       ChunkGradient& r) {
   const int64_t R = x.R, K = x.K;
@@ -73,6 +63,8 @@ void add_inner_scores(const Problem& p, const Chunk& x, const Floats& dP, const 
     r.dG[i] += x.q[i] * q_rows[i] + x.k[i] * (k_rows[i] - columns[i]);
   }
 }
+
+namespace {
 
 // D: the gradient of the state after the chunk, then of the one before it.
 ChunkGradient chunk_gradient(const Problem& p, const Chunk& x, const Inner& m, const Floats& S,
@@ -155,28 +147,39 @@ ChunkGradient chunk_gradient(const Problem& p, const Chunk& x, const Inner& m, c
   return r;
 }
 
-// Sums over the group and the tokens of what the value heads give, in fp32.
-struct Sums {
-  Floats dq, dk;            // [B,T,H,K], of the normalised rows
-  Floats dA_log, ddt_bias;  // [HV] [HV, width]
-};
-
 struct GradientOutputs {
-  Output dq, dk, dv, dbeta, dg, dA_log, ddt_bias, d_initial;
+  Output dq, dk, dv, dbeta, dg, d_initial;
   GradientOutputs(const Instance& i, Values& all)
       : dq(make_output(i, all, "dq", 0.0)),
         dk(make_output(i, all, "dk", 0.0)),
         dv(make_output(i, all, "dv", 0.0)),
         dbeta(make_output(i, all, "dbeta", 0.0)),
         dg(make_output(i, all, "dg", 0.0)),
-        dA_log(make_output(i, all, "dA_log", 0.0)),
-        ddt_bias(make_output(i, all, "ddt_bias", 0.0)),
         d_initial(make_output(i, all, "d_initial_state", 0.0)) {}
 };
 
-// d(log decay) of one element -> dg, and its part of dA_log and ddt_bias.
-void put_gate(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t row, int64_t h,
-              int64_t d, int64_t width, float dy) {
+}  // namespace
+
+Sums::Sums(const Problem& p)
+    : dq(p.k.size(), 0.0f),
+      dk(p.k.size(), 0.0f),
+      dA_log(static_cast<size_t>(p.c.HV), 0.0f),
+      ddt_bias(static_cast<size_t>(p.c.HV * p.gate_width()), 0.0f) {}
+
+void Sums::add_rows(const Problem& p, int64_t token, int64_t h, const ChunkGradient& r) {
+  const auto rows = static_cast<int64_t>(r.dk.size()) / p.c.K;
+  for (int64_t i = 0; i < rows; ++i) {
+    const int64_t k_row = ((token + i) * p.c.H + p.k_head(h)) * p.c.K;
+    for (int64_t d = 0; d < p.c.K; ++d) {
+      dq[static_cast<size_t>(k_row + d)] += r.dq[static_cast<size_t>(i * p.c.K + d)];
+      dk[static_cast<size_t>(k_row + d)] += r.dk[static_cast<size_t>(i * p.c.K + d)];
+    }
+  }
+}
+
+void put_gate(const Problem& p, const Output& out, Sums& sums, int64_t row, int64_t h, int64_t d,
+              float dy) {
+  const int64_t width = p.gate_width();
   float dg = dy, dA = 0;
   if (p.c.form != GateForm::log_decay) {
     const Problem::RawGate r = p.raw_gate(row, h, d);
@@ -194,13 +197,23 @@ void put_gate(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t 
     sums.dA_log[static_cast<size_t>(h)] += dA;
     sums.ddt_bias[static_cast<size_t>(h * width + d)] += dg;
   }
-  out.dg.put(static_cast<size_t>(row * width + d), dg);
+  out.put(static_cast<size_t>(row * width + d), dg);
 }
+
+void put_parameters(const Instance& instance, Values& all, const Sums& sums) {
+  const Output dA_log = make_output(instance, all, "dA_log", 0.0);
+  const Output ddt_bias = make_output(instance, all, "ddt_bias", 0.0);
+  for (size_t i = 0; i < sums.dA_log.size(); ++i) dA_log.put(i, sums.dA_log[i]);
+  for (size_t i = 0; i < sums.ddt_bias.size(); ++i) ddt_bias.put(i, sums.ddt_bias[i]);
+}
+
+namespace {
 
 void put_chunk(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t token, int64_t h,
                const Chunk& x, const ChunkGradient& r) {
-  const int64_t K = x.K, V = x.V, width = p.c.gate == Gate::channel ? K : 1;
+  const int64_t K = x.K, V = x.V, width = p.gate_width();
   Floats dy(static_cast<size_t>(K), 0.0f);  // of the log decay: dG summed from the chunk's end
+  sums.add_rows(p, token, h, r);
   for (int64_t i = x.R - 1; i >= 0; --i) {
     const int64_t row = (token + i) * p.c.HV + h;
     for (int64_t c = 0; c < V; ++c) {
@@ -212,15 +225,14 @@ void put_chunk(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t
       dbeta *= (p.c.beta == Beta::two_sigmoid ? 2.0f : 1.0f) * sigmoid(b) * sigmoid(-b);
     }
     out.dbeta.put(static_cast<size_t>(row), dbeta);
-    const int64_t k_row = ((token + i) * p.c.H + p.k_head(h)) * K;
     for (int64_t d = 0; d < K; ++d) {
-      const auto at = static_cast<size_t>(i * K + d);
-      sums.dq[static_cast<size_t>(k_row + d)] += r.dq[at];
-      sums.dk[static_cast<size_t>(k_row + d)] += r.dk[at];
-      dy[static_cast<size_t>(width > 1 ? d : 0)] += r.dG[at];
+      dy[static_cast<size_t>(width > 1 ? d : 0)] += r.dG[static_cast<size_t>(i * K + d)];
     }
     for (int64_t d = 0; d < width && p.c.gate != Gate::none; ++d) {
-      put_gate(p, out, sums, row, h, d, width, dy[static_cast<size_t>(d)]);
+      // Below the clamp the decay is 0 whatever the gate is: nothing comes back, and the rounding
+      // of dG times a log decay of -1000 must not either.
+      const bool is_clamped = p.log_decay(row, h, d) < kMinLogDecay;
+      put_gate(p, out.dg, sums, row, h, d, is_clamped ? 0.0f : dy[static_cast<size_t>(d)]);
     }
   }
 }
@@ -275,12 +287,10 @@ void run_head(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t 
 
 Values backward(const Instance& instance) {
   const Problem p(instance);
-  const int64_t group = p.c.HV / p.c.H, width = p.c.gate == Gate::channel ? p.c.K : 1;
+  const int64_t group = p.c.HV / p.c.H;
   Values all;
   const GradientOutputs out(instance, all);
-  Sums sums{Floats(p.q.size(), 0.0f), Floats(p.q.size(), 0.0f),
-            Floats(static_cast<size_t>(p.c.HV), 0.0f),
-            Floats(static_cast<size_t>(p.c.HV * width), 0.0f)};
+  Sums sums(p);
   // Value heads of a group share rows of dq and dk; sequences share sums of parameters.
 #pragma omp parallel for schedule(dynamic) if (p.is_large())
   for (int64_t key_head = 0; key_head < p.c.H; ++key_head) {
@@ -292,8 +302,7 @@ Values backward(const Instance& instance) {
     put_rows(p, p.q, sums.dq, out.dq, n);
     put_rows(p, p.k, sums.dk, out.dk, n);
   }
-  for (size_t i = 0; i < sums.dA_log.size(); ++i) out.dA_log.put(i, sums.dA_log[i]);
-  for (size_t i = 0; i < sums.ddt_bias.size(); ++i) out.ddt_bias.put(i, sums.ddt_bias[i]);
+  put_parameters(instance, all, sums);
   return all;
 }
 

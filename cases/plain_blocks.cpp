@@ -4,17 +4,6 @@
 namespace deltic::cases::plain {
 namespace {
 
-// Calls f(first token of the chunk, its rows, value head) for every chunk.
-template <class F>
-void for_each_chunk(const Problem& p, const F& f) {
-  for (int64_t n = 0; n < p.c.num_sequences(); ++n) {
-    for (int64_t begin = 0; begin < p.c.sequence_length(n); begin += p.c.chunk) {
-      const int64_t rows = std::min<int64_t>(p.c.chunk, p.c.sequence_length(n) - begin);
-      for (int64_t h = 0; h < p.c.HV; ++h) f(p.first_token(n) + begin, rows, h);
-    }
-  }
-}
-
 void block_gates(const Problem& p, const Output& out) {
   const Case& c = p.c;
   const int64_t width = c.gate == Gate::channel ? c.K : 1;
@@ -45,12 +34,6 @@ void block_l2norm(const Problem& p, const Output& out, const Output& rstd) {
       rstd.put(static_cast<size_t>(r), factor);
     }
   }
-}
-
-// exp of G at (row, d), or of a difference of two rows.
-float gate_at(const Problem& p, int64_t row, int64_t d) {
-  if (p.c.gate == Gate::none) return 0.0f;
-  return p.g[static_cast<size_t>(p.c.gate == Gate::channel ? row * p.c.K + d : row)];
 }
 
 // Entries of kkt or of scores: put(index, value).
