@@ -18,13 +18,13 @@ Values reference(const Instance& instance);
 
 // The plain algorithm: the chunked form with the operands of each product rounded to the operand
 // type (the dtype; factors of exponentials to bf16 where it is f16; nothing for f32), fp32
-// otherwise. decode: the fp32 recurrence. Building blocks: their formula in fp32. Outputs rounded
-// as the call's. What a call's error is compared with; the adversarial budget is twice its error.
+// otherwise. decode: the fp32 recurrence. Building blocks, conv: their formula in fp32. Outputs
+// rounded as the call's. What a call's error is compared with: see budget_of.
 Values plain_chunked(const Instance& instance);
 
 struct TensorError {
   std::string name;
-  double error = 0.0;  // rms(x - ref) / rms(ref); absolute where rms(ref) < 1e-6 of the input scale
+  double error = 0.0;  // see relative_error
   double budget = 0.0;
   double plain = 0.0;  // the plain algorithm's error
   bool absolute = false;
@@ -41,17 +41,28 @@ struct Result {
 };
 
 struct Expected {
-  Values reference, plain;
+  Values reference;
+  // Of the gradients of a gate's parameters, each a sum over all tokens in which much cancels: the
+  // root of the sum of its squared terms. An error is counted from it where it exceeds the sum.
+  Values magnitude;
+  // The plain algorithm's errors by tensor. On adversarial inputs one draw's is a random number (a
+  // repeated key is one key: its rounding alone moves the error by half), so there it is the larger
+  // of this draw's and the root mean square of four draws, of this seed and the next three.
+  std::map<std::string, double> plain;
 };
 Expected expect(const Instance& instance);
 
-// Error of x against ref for a tensor stored as `stored`. `count_from_rounded` takes half a unit in
-// the last place of the stored dtype off every difference (states, building blocks).
+// rms(x - ref) / rms(ref) for a tensor stored as `stored`; absolute where rms(ref) is below 1e-6.
+// With magnitudes the larger of |ref| and they count instead of |ref|. `count_from_rounded` takes
+// half a unit in the last place of the stored dtype off every difference (states, blocks).
 double relative_error(const std::vector<double>& x, const std::vector<double>& ref, DType stored,
-                      bool count_from_rounded, bool* absolute = nullptr, double input_scale = 1.0);
+                      bool count_from_rounded, const std::vector<double>* magnitude = nullptr,
+                      bool* absolute = nullptr);
 
 // After instance.run(): errors, budgets, zero rows, damage. NaN never passes.
 Result compare(const Instance& instance, const Expected& expected);
+// The same of outputs that are no call's: errors, budgets, zero rows.
+Result compare_values(const Instance& instance, const Values& values, const Expected& expected);
 
 // The outputs an instance holds against fp32 on the CPU (itself within 1e-4 of the oracle, and a
 // hundred times as quick): errors and the contract's budgets, for whole long sequences of
@@ -74,6 +85,8 @@ std::string lack_of_memory(const Case& c, DeviceType device = DeviceType::cpu);
 // that is named, where the operation has it.
 std::vector<std::string> implementation_names(Op op, const std::string& named = {},
                                               DeviceType device = DeviceType::cpu);
+// Implementations that are compiled in and cannot run on this machine, each with its sentence.
+std::vector<ImplementationInfo> not_run_here();
 // Whether these arguments leave somebody to run the operation. A build without the device's backend
 // has nobody for anything, which is no fault of the arguments.
 bool may_run(Op op, const std::string& named, DeviceType device);

@@ -1,11 +1,33 @@
 // Counting formulas; their derivation is in counts.h.
 #include "counts.h"
 
+#include "cases/instance.h"
+
 namespace deltic::cli {
 
 using cases::Case;
 
+namespace {
+
+double conv_bytes(const Case& c) {
+  const double D = static_cast<double>(c.D), N = static_cast<double>(c.num_sequences());
+  const bool pool = c.pool != cases::Pool::none;
+  const int reads = (pool ? c.pool != cases::Pool::start : c.init) ? 1 : 0;
+  const int writes =
+      (pool ? c.pool != cases::Pool::peek : c.final_state != cases::Final::none) ? 1 : 0;
+  return 2 * static_cast<double>(c.num_real_tokens()) * D *
+             static_cast<double>(cases::size_of(c.dtype)) +
+         N * D * static_cast<double>(c.S * cases::size_of(c.sdtype)) * (reads + writes);
+}
+
+}  // namespace
+
 double count_flops(const Case& c) {
+  if (c.is_block() && c.gradient) {
+    Case forward = c;
+    forward.gradient = false;
+    return 2 * count_flops(forward);
+  }
   const double K = static_cast<double>(c.K), V = static_cast<double>(c.V), C = c.chunk;
   const double rows = static_cast<double>(c.num_real_tokens()) * static_cast<double>(c.HV);
   const double width = c.gate == cases::Gate::channel ? K : 1.0;
@@ -33,12 +55,16 @@ double count_flops(const Case& c) {
       return rows * C * (2 * K + C / 3);
     case Op::inverse:
       return rows * C * C / 3;
+    case Op::conv:
+      return static_cast<double>(c.num_real_tokens() * c.D * 2 * c.W) * (c.gradient ? 3 : 1);
     default:
       return rows * (C * (K + (c.u ? V : 0)) + (c.kg ? K : 0) + (c.qg ? K : 0));
   }
 }
 
 double count_bytes(const Case& c) {
+  if (c.gradient) return cases::Instance::shapes_of(c).tensor_bytes();
+  if (c.op == Op::conv) return conv_bytes(c);
   const auto size = [](DType t) { return static_cast<double>(cases::size_of(t)); };
   const double K = static_cast<double>(c.K), V = static_cast<double>(c.V), C = c.chunk;
   const double tokens = static_cast<double>(c.num_real_tokens());

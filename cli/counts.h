@@ -31,12 +31,15 @@ namespace deltic::cli {
 // twice from the inputs alone; with everything kept w alone, C K.
 //
 // Building blocks: cumsum and gate 1 per element, l2norm 3 per element, kkt and scores C K, inverse
-// C^2 / 3, wy C (K + V) + 2 K, each per token and value head.
+// C^2 / 3, wy C (K + V) + 2 K, each per token and value head. Their gradients twice as much: every
+// product has two. conv 2 W per channel and token, its gradient three times that (the sums again,
+// dx, dweight).
 double count_flops(const cases::Case& c);
 
 // Every input is read once and every output written once: tensors of tokens, and of the states
 // those of sequences that read or write one. Index lists and parameters are left out, and so is
-// what forward keeps for backward (see Instance::saved_bytes).
+// what forward keeps for backward (see Instance::saved_bytes). Of a building block's gradient, and
+// of conv's, all tensors count.
 double count_bytes(const cases::Case& c);
 
 }  // namespace deltic::cli

@@ -1,10 +1,10 @@
 // `deltic verify`: every case on every implementation that takes it, against the oracle.
 #include <algorithm>
 #include <filesystem>
-#include <functional>
 #include <map>
 
 #include "cases/check.h"
+#include "cases/features.h"
 #include "commands.h"
 
 namespace deltic::cli {
@@ -14,52 +14,6 @@ using cases::Case;
 using cases::Result;
 using cases::SourcedCase;
 using cases::Status;
-
-// Rows of the table by feature; a case counts in every row that fits.
-struct Feature {
-  const char* name;
-  std::function<bool(const SourcedCase&)> fits;
-};
-std::vector<Feature> features() {
-  const auto key = [](const char* k, const char* value) {
-    return [=](const SourcedCase& s) { return cases::value_of(s.spec, k) == value; };
-  };
-  const auto sequence = [](const SourcedCase& s) { return !s.spec.is_block(); };
-  return {
-      {"forward", key("op", "forward")},
-      {"decode", key("op", "decode")},
-      {"backward", key("op", "backward")},
-      {"  from the inputs alone", key("save", "none")},
-      {"  from kept states", key("save", "states")},
-      {"  from everything kept", key("save", "all")},
-      {"building blocks", [](const SourcedCase& s) { return s.spec.is_block(); }},
-      {"no gate", key("gate", "none")},
-      {"gate per head", key("gate", "head")},
-      {"gate per channel", key("gate", "channel")},
-      {"gate forms",
-       [](const SourcedCase& s) {
-         const auto form = cases::value_of(s.spec, "form");
-         return form && *form != "log_decay";
-       }},
-      {"fp32", key("dtype", "f32")},
-      {"bf16", key("dtype", "bf16")},
-      {"fp16", key("dtype", "f16")},
-      {"packed sequences", [](const SourcedCase& s) { return s.spec.packed; }},
-      {"padding", [](const SourcedCase& s) { return s.spec.packed && s.spec.pad > 0; }},
-      {"grouped values",
-       [=](const SourcedCase& s) { return sequence(s) && s.spec.HV != s.spec.H; }},
-      {"L2 norm inside", key("l2norm", "1")},
-      {"V-first states", key("state", "vk")},
-      {"bf16 states", key("sdtype", "bf16")},
-      {"pools", [](const SourcedCase& s) { return s.spec.pool != cases::Pool::none; }},
-      {"checkpoints", [](const SourcedCase& s) { return !s.spec.ckpt.empty(); }},
-      {"strides", [](const SourcedCase& s) { return s.spec.strided != cases::Layout::packed; }},
-      {"chunks of 16 and 32", [](const SourcedCase& s) { return s.spec.chunk != 64; }},
-      {"vector beta, gv", [](const SourcedCase& s) { return s.spec.betavec || s.spec.gv; }},
-      {"standard inputs", [](const SourcedCase& s) { return cases::is_standard(s.spec); }},
-      {"adversarial inputs", [](const SourcedCase& s) { return !cases::is_standard(s.spec); }},
-  };
-}
 
 struct Count {
   int passed = 0, failed = 0, skipped = 0;
@@ -156,6 +110,14 @@ Json to_json(const SourcedCase& s, const std::string& impl, const Result& r) {
   return j;
 }
 
+// Instruction sets and devices that this machine cannot answer for.
+void print_not_run(Report& report) {
+  for (const ImplementationInfo& i : cases::not_run_here()) {
+    report.print("not run here: %s (%s)\n", i.name.c_str(), i.sentence.c_str());
+    report.summary()["not_run_here"][i.name] = i.sentence;
+  }
+}
+
 }  // namespace
 
 int run_verify(const VerifyOptions& options) {
@@ -173,7 +135,7 @@ int run_verify(const VerifyOptions& options) {
   Count total;
   std::map<std::string, Count> by_impl;
   std::vector<std::string> impl_order;
-  const std::vector<Feature> rows = features();
+  const auto rows = cases::features();
   std::vector<Count> by_feature(rows.size());
   std::map<std::string, int> refusals;
   {
@@ -185,7 +147,7 @@ int run_verify(const VerifyOptions& options) {
         if (by_impl.find(impl) == by_impl.end()) impl_order.push_back(impl);
         by_impl[impl].add(result);
         for (size_t i = 0; i < rows.size(); ++i) {
-          if (rows[i].fits(s)) by_feature[i].add(result);
+          if (rows[i].fits(s.spec)) by_feature[i].add(result);
         }
         if (result.status == Status::failed) {
           report.print("FAIL %s  %s\n     %s\n", impl.c_str(), cases::canonical(s.spec).c_str(),
@@ -222,7 +184,9 @@ int run_verify(const VerifyOptions& options) {
                                                   {"skipped", n.skipped},
                                                   {"worst", number_or_null(n.worst)}};
   }
-  report.print("\n%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped);
+  report.print("\n");
+  print_not_run(report);
+  report.print("%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped);
   report.write();
   return total.failed == 0 ? kExitPass : kExitFail;
 }

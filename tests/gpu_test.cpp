@@ -12,6 +12,8 @@
 #include <numeric>
 
 #include "cases/check.h"
+#include "cuda_rules.h"
+#include "not_finite.h"
 
 namespace deltic::test {
 namespace {
@@ -98,6 +100,38 @@ TEST_F(Gpu, EveryOperationHasAnImplementation) {
                            "inverse seqs=64", "wy gate=head seqs=64",
                            "scores_inverse gate=channel seqs=64", "backward gate=head seqs=64"}) {
     EXPECT_FALSE(takers(cases::parse(line)).empty()) << line;
+  }
+}
+
+// The rules by which machines without a GPU count cases say what the implementations say.
+TEST_F(Gpu, TakesWhatTheRulesSay) {
+  for (const cases::SourcedCase& s : cases::built_in_cases()) {
+    if (!cases::may_run(s.spec.op, {}, DeviceType::cuda)) continue;
+    for (const Choice& choice : Instance::shapes_of(s.spec, DeviceType::cuda).explain()) {
+      if (choice.sentence.find("build") != std::string::npos) continue;  // not the full set
+      for (const CudaRule& rule : kCudaRules) {
+        if (choice.name == rule.impl)
+          EXPECT_EQ(choice.accepts, rule.takes(s.spec))
+              << choice.name << ": " << choice.sentence << "\n  " << cases::canonical(s.spec);
+      }
+    }
+  }
+}
+
+TEST_F(Gpu, NotFiniteStaysInItsSequenceHeadAndChunk) {
+  for (const char* line : kLines) {
+    const Case c = cases::parse(line);
+    if (c.op != Op::forward) continue;
+    for (const std::string& impl : takers(c)) {
+      // The last sequence, after its first two chunks; or its last token.
+      const int64_t n = c.num_sequences() - 1;
+      expect_contained(line, impl, kGpu, n, std::min<int64_t>(140, c.sequence_length(n) - 1));
+    }
+  }
+  for (const char* line : {"decode gate=head seqs=3,9,2 H=2 HV=4 K=128 V=128 dtype=bf16 init=1",
+                           "decode gate=channel seqs=3,9,2 H=2 HV=4 K=64 V=64 dtype=f16"}) {
+    for (const std::string& impl : takers(cases::parse(line)))
+      expect_contained(line, impl, kGpu, 1, 4);
   }
 }
 

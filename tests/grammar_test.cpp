@@ -67,6 +67,23 @@ TEST(Grammar, ReadsABackwardLine) {
   EXPECT_FALSE(matches(c, "save=states"));
 }
 
+TEST(Grammar, ReadsGradientsOfBlocksAndConv) {
+  const Case c = parse("kkt_backward gate=channel seqs=3,0 dtype=bf16 odtype=f16");
+  EXPECT_EQ(c.op, Op::kkt);
+  EXPECT_TRUE(c.gradient);
+  EXPECT_TRUE(c.is_block());
+  EXPECT_TRUE(c.is_gradient());
+  EXPECT_EQ(value_of(c, "op"), "kkt_backward");
+  EXPECT_TRUE(matches(c, "op=kkt_backward"));
+  EXPECT_FALSE(matches(c, "op=kkt"));
+  EXPECT_FALSE(parse("kkt") == parse("kkt_backward"));
+  const Case conv = parse("conv_backward W=1 D=3 act=silu init=1");
+  EXPECT_EQ(conv.activation, Activation::silu);
+  EXPECT_FALSE(conv.is_block());
+  EXPECT_EQ(conv.S, 1) << "a state has room for one input";
+  EXPECT_EQ(parse("conv W=6").S, 5);
+}
+
 TEST(Grammar, OrderAndBlanksDoNotMatter) {
   EXPECT_TRUE(parse("forward K=32 gate=none  V=16") == parse("  forward V=16 gate=none K=32 "));
 }
@@ -123,6 +140,21 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"backward split=off", "case: split:"},
       {"backward sdtype=bf16", "case: sdtype: expected init=1"},
       {"backward dfinal=0 state=vk", "case: state: expected a state"},
+      {"scores_inverse_backward", "case: operation: expected forward|"},
+      {"kkt_backward rstd=1", "case: rstd: expected l2norm as the operation"},
+      {"l2norm_backward rstd=1", "case: rstd: expected an operation that is no gradient"},
+      {"inverse result=1", "case: result: expected inverse_backward as the operation"},
+      {"forward sdtype=f16", "case: sdtype: expected f32|bf16 for this operation, got 'f16'"},
+      {"conv K=64", "case: K: expected another operation than conv"},
+      {"conv W=9", "case: W: expected a whole number from 1 to 8, got '9'"},
+      {"conv W=4 S=2", "case: S: expected at least W - 1 = 3, got 2"},
+      {"conv final=0 S=4", "case: S: expected a state"},
+      {"conv dtype=f16 sdtype=bf16", "case: sdtype: expected f32 or dtype's f16, got 'bf16'"},
+      {"conv strided=expand", "case: strided: expected 0 or 1 for conv"},
+      {"conv pool=tokens", "case: pool: expected decode as the operation for tokens, got 'conv'"},
+      {"conv_backward pool=move", "case: pool:"},
+      {"conv act=relu", "case: act: expected none|silu, got 'relu'"},
+      {"forward D=3", "case: D: expected conv as the operation"},
   };
   for (const auto& row : rows) {
     const std::string text = error_of(row.line);
@@ -178,7 +210,8 @@ TEST(Grammar, Filters) {
 TEST(Grammar, HelpNamesEveryKeyOfALine) {
   const std::string help = grammar_help();
   for (const char* op : {"forward", "decode", "cumsum", "gate", "l2norm", "kkt", "scores",
-                         "inverse", "wy", "scores_inverse", "backward form=softplus init=1"}) {
+                         "inverse", "wy", "scores_inverse", "backward form=softplus init=1", "conv",
+                         "conv_backward init=1", "inverse_backward", "wy_backward"}) {
     const std::string line = canonical(parse(op));
     for (size_t at = line.find('='); at != std::string::npos; at = line.find('=', at + 1)) {
       const size_t begin = line.rfind(' ', at) + 1;

@@ -166,8 +166,7 @@ def cpu_text(run: Row) -> list[str]:
     return [
         f"{datetime.date.today().isoformat()}, {machine_text(run['machine'])}, deltic "
         f"{run['version']} at {run['commit']}.",
-        "All tensors of all cases under `tests/cases`. A budget is twice the plain algorithm's",
-        "error, for standard inputs at most the table's.",
+        "All tensors of all cases under `tests/cases`; a budget is as said above.",
         "",
         *table(run["cases"]),
         "",

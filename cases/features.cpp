@@ -1,0 +1,49 @@
+// Features: what a case has of each.
+#include "cases/features.h"
+
+namespace deltic::cases {
+namespace {
+
+using C = const Case&;
+
+bool has_value(C c, const char* key, const char* value) { return value_of(c, key) == value; }
+
+// In the order of verify's table.
+constexpr Feature kFeatures[] = {
+    {"forward", [](C c) { return c.op == Op::forward; }},
+    {"decode", [](C c) { return c.op == Op::decode; }},
+    {"backward", [](C c) { return c.op == Op::backward; }},
+    {"  from the inputs alone", [](C c) { return has_value(c, "save", "none"); }},
+    {"  from kept states", [](C c) { return has_value(c, "save", "states"); }},
+    {"  from everything kept", [](C c) { return has_value(c, "save", "all"); }},
+    {"building blocks", [](C c) { return c.is_block() && !c.gradient; }},
+    {"  their gradients", [](C c) { return c.is_block() && c.gradient; }},
+    {"convolution", [](C c) { return c.op == Op::conv && !c.gradient; }},
+    {"  its gradient", [](C c) { return c.op == Op::conv && c.gradient; }},
+    {"no gate", [](C c) { return has_value(c, "gate", "none"); }},
+    {"gate per head", [](C c) { return has_value(c, "gate", "head"); }},
+    {"gate per channel", [](C c) { return has_value(c, "gate", "channel"); }},
+    {"gate forms", [](C c) { return value_of(c, "form").value_or("log_decay") != "log_decay"; }},
+    {"fp32", [](C c) { return has_value(c, "dtype", "f32"); }},
+    {"bf16", [](C c) { return has_value(c, "dtype", "bf16"); }},
+    {"fp16", [](C c) { return has_value(c, "dtype", "f16"); }},
+    {"packed sequences", [](C c) { return c.packed; }},
+    {"padding", [](C c) { return c.packed && c.pad > 0; }},
+    {"grouped values", [](C c) { return c.is_sequence() && c.HV != c.H; }},
+    {"L2 norm inside", [](C c) { return has_value(c, "l2norm", "1"); }},
+    {"V-first states", [](C c) { return has_value(c, "state", "vk"); }},
+    {"16-bit states", [](C c) { return value_of(c, "sdtype").value_or("f32") != "f32"; }},
+    {"pools", [](C c) { return c.pool != Pool::none; }},
+    {"checkpoints", [](C c) { return !c.ckpt.empty(); }},
+    {"strides", [](C c) { return c.strided != Layout::packed; }},
+    {"chunks of 16 and 32", [](C c) { return c.chunk != 64; }},
+    {"vector beta, gv", [](C c) { return c.betavec || c.gv; }},
+    {"standard inputs", [](C c) { return is_standard(c); }},
+    {"adversarial inputs", [](C c) { return !is_standard(c); }},
+};
+
+}  // namespace
+
+std::span<const Feature> features() { return kFeatures; }
+
+}  // namespace deltic::cases

@@ -1,0 +1,29 @@
+// Which cases the CUDA implementations take, by shapes alone: so that a machine without a GPU can
+// count them. A test on a GPU compares these rules with what the implementations say.
+#pragma once
+
+#include <string_view>
+
+#include "cases/case.h"
+
+namespace deltic::test {
+
+// cuda.sm90.forward: chunks of 64, rows of 16 bits and up to 128 columns, aligned to 16 bytes.
+inline bool sm90_forward_takes(const cases::Case& c) {
+  return c.op == Op::forward && cases::is_half(c.dtype) && c.K <= 128 && c.V <= 128 &&
+         c.K % 8 == 0 && c.V % 8 == 0 && c.chunk == 64 && c.segment % 64 == 0 &&
+         c.strided != cases::Layout::wide;
+}
+// cuda.general: everything without a gradient, but the convolution.
+inline bool cuda_general_takes(const cases::Case& c) {
+  return !c.is_gradient() && c.op != Op::conv;
+}
+
+struct CudaRule {
+  std::string_view impl;
+  bool (*takes)(const cases::Case&);
+};
+inline constexpr CudaRule kCudaRules[] = {{"cuda.sm90.forward", sm90_forward_takes},
+                                          {"cuda.general", cuda_general_takes}};
+
+}  // namespace deltic::test

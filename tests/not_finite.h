@@ -1,0 +1,87 @@
+// What a number that is not finite may do to a call, on any device: tests of the CPU and of a GPU.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cases/check.h"
+
+namespace deltic::test {
+
+// One head of one token of a packed instance gets a number, in its first channel.
+inline void put(cases::Instance& instance, const std::string& tensor, int64_t token, int64_t head,
+                double value) {
+  const TensorView& t = instance.tensor(tensor).view;
+  const int64_t width = t.rank == 4 ? t.shape[3] : 1;
+  instance.set(tensor, (token * t.shape[2] + head) * width, value);
+}
+
+// The call of `line` with NaN or an infinity in token `at` of sequence `n`, head 1: other
+// sequences, other heads and earlier chunks keep their bits. A NaN is not lost; in g it is in every
+// output of its head from that token on, and in its final state.
+inline void expect_contained(const std::string& line, const std::string& impl,
+                             const cases::Place& place, int64_t n, int64_t at) {
+  const cases::Case c = cases::parse(line);
+  const int64_t begin = c.sequence_begin(n), end = begin + c.sequence_length(n);
+  const int64_t chunk = begin + (c.op == Op::decode ? at : at / c.chunk * c.chunk);
+  cases::Instance instance(c, true, place);
+  instance.run({.impl = impl});
+  const std::vector<std::byte> before = instance.bytes("o");
+  const std::vector<std::byte> states_before = instance.bytes("final_state");
+  const auto row = static_cast<size_t>(c.V * cases::size_of(c.dtype));
+  const auto state = static_cast<size_t>(c.K * c.V * cases::size_of(c.sdtype));
+  for (const std::string tensor : {"q", "k", "v", "beta", "g"}) {
+    if (!instance.has(tensor)) continue;
+    for (const double value : {std::nan(""), std::numeric_limits<double>::infinity(),
+                               -std::numeric_limits<double>::infinity()}) {
+      const std::string what = impl + ": " + tensor + " = " + std::to_string(value) + "\n  " + line;
+      cases::Instance spoiled(c, true, place);
+      put(spoiled, tensor, begin + at, 1, value);
+      spoiled.run({.impl = impl});
+      const std::vector<std::byte> after = spoiled.bytes("o");
+      const auto states = spoiled.bytes("final_state");
+      const std::vector<double> o = spoiled.values("o"), S = spoiled.values("final_state");
+      if (std::isnan(value)) {
+        EXPECT_FALSE(after == before) << what << ": left no trace";
+      }
+      // Head 1 of q and k feeds a group of value heads.
+      const auto is_spoilt = [&](int64_t h) {
+        return tensor == "q" || tensor == "k" ? h / (c.HV / c.H) == 1 : h == 1;
+      };
+      const auto is_same = [&](const auto& a, const auto& b, int64_t i, size_t size) {
+        return std::equal(a.begin() + i * static_cast<int64_t>(size),
+                          a.begin() + (i + 1) * static_cast<int64_t>(size),
+                          b.begin() + i * static_cast<int64_t>(size));
+      };
+      const auto all_nan = [](const std::vector<double>& list, int64_t first, int64_t count) {
+        return std::all_of(list.begin() + first, list.begin() + first + count,
+                           [](double x) { return std::isnan(x); });
+      };
+      const bool is_nan_gate = tensor == "g" && std::isnan(value);
+      for (int64_t t = 0; t < c.num_tokens(); ++t) {
+        for (int64_t h = 0; h < c.HV; ++h) {
+          const bool may_change = t >= chunk && t < end && is_spoilt(h);
+          ASSERT_TRUE(may_change || is_same(after, before, t * c.HV + h, row))
+              << what << ": token " << t << ", head " << h;
+          const bool must_be_nan = is_nan_gate && t >= begin + at && t < end && h == 1;
+          ASSERT_TRUE(!must_be_nan || all_nan(o, (t * c.HV + h) * c.V, c.V))
+              << what << ": token " << t;
+        }
+      }
+      for (int64_t i = 0; i < c.num_sequences() * c.HV; ++i) {
+        const bool may_change = i / c.HV == n && is_spoilt(i % c.HV);
+        ASSERT_TRUE(may_change || is_same(states, states_before, i, state))
+            << what << ": state " << i;
+        const bool must_be_nan = may_change && is_nan_gate && c.gate == cases::Gate::head;
+        ASSERT_TRUE(!must_be_nan || all_nan(S, i * c.K * c.V, c.K * c.V))
+            << what << ": final state";
+      }
+    }
+  }
+}
+
+}  // namespace deltic::test
