@@ -178,7 +178,7 @@ std::vector<Choice> ask(Op, const Options& o, const ConvBackwardTensors& t) {
 
 }  // namespace
 
-Call::Call(Op op, bool is_gradient) : op_(op), is_gradient_(is_gradient) {
+Call::Call(Op op, bool is_gradient) : op_(op) {
   switch (op) {
     case Op::forward:
     case Op::decode:

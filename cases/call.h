@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <type_traits>
 #include <variant>
 #include <vector>
 
@@ -15,9 +16,9 @@ class Call {
   Call() = default;
   // is_gradient: of a building block or of conv (backward is an operation of its own).
   explicit Call(Op op, bool is_gradient = false);
-
-  Op op() const { return op_; }
-  bool is_gradient() const { return is_gradient_; }
+  // With the operation's struct, or its gradient's.
+  template <class T>
+  requires std::is_class_v<T> Call(Op op, const T& tensors) : op_(op), tensors_(tensors) {}
 
   // Sets the tensor of this name, as the header has it, those of `forward` among them; false if the
   // operation has none of that name.
@@ -40,7 +41,6 @@ class Call {
 
  private:
   Op op_ = Op::forward;
-  bool is_gradient_ = false;
   std::variant<Tensors, BackwardTensors, BlockTensors, BlockBackwardTensors, ConvTensors,
                ConvBackwardTensors>
       tensors_{};

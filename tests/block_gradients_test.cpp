@@ -170,7 +170,7 @@ struct Call {
   bool taken_by(const std::string& impl) const {
     Options o = options;
     o.impl = impl;
-    return explain(s.op, o, tensors())[0].chosen;
+    return cases::Call(s.op, tensors()).explain(o)[0].chosen;
   }
   // Gradients and workspace are NaN before; nothing else is written and padding is 0.
   void backward(const std::string& impl, int32_t threads = 1) {
@@ -180,10 +180,7 @@ struct Call {
     for (size_t i = 0; i < kNumTensors; ++i) make_gradient(i);
     std::vector<std::vector<uint8_t>> before;
     for (const Buffer& b : x) before.push_back(b ? b.all_bytes() : std::vector<uint8_t>{});
-    const BlockBackwardTensors t = tensors();
-    const Scratch workspace(block_backward_workspace_bytes(s.op, o, t));
-    block_backward(s.op, o, t, workspace.c());
-    EXPECT_TRUE(workspace.sentinels_intact()) << impl << ": workspace";
+    run_guarded({s.op, tensors()}, o);
     for (size_t i = 0; i < kNumTensors; ++i) {
       if (!x[i]) continue;
       EXPECT_TRUE(x[i].all_bytes() == before[i]) << impl << ": " << kTensorNames[i];

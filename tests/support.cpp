@@ -617,22 +617,21 @@ std::string name(const Layer& layer) {
   return out.str();
 }
 
+void run_guarded(const cases::Call& call, const Options& options) {
+  const Scratch scratch(call.workspace_bytes(options));
+  call.run(options, scratch.c());
+  EXPECT_TRUE(scratch.sentinels_intact()) << options.impl << ": written behind the workspace";
+}
+
 Results run(Op op, const std::string& impl, const Layer& layer, const Batch& batch) {
   Call call = build(impl, layer, batch);
-  const Scratch scratch(op == Op::forward ? forward_workspace_bytes(call.options, call.tensors)
-                                          : decode_workspace_bytes(call.options, call.tensors));
   const Buffer* inputs[] = {&call.q,           &call.k,          &call.v,      &call.beta,
                             &call.g,           &call.gv,         &call.A_log,  &call.dt_bias,
                             &call.cu,          &call.read,       &call.write,  &call.ckpt_cu,
                             &call.ckpt_tokens, &call.ckpt_slots, &call.initial};
   std::vector<std::vector<uint8_t>> before;
   for (const Buffer* b : inputs) before.push_back(*b ? b->all_bytes() : std::vector<uint8_t>());
-  if (op == Op::forward) {
-    forward(call.options, call.tensors, scratch.c());
-  } else {
-    decode(call.options, call.tensors, scratch.c());
-  }
-  EXPECT_TRUE(scratch.sentinels_intact()) << "written behind the workspace";
+  run_guarded({op, call.tensors}, call.options);
   for (size_t i = 0; i < std::size(inputs); ++i) {
     if (!*inputs[i] || (batch.state_in_place && inputs[i] == &call.initial)) continue;
     EXPECT_EQ(inputs[i]->all_bytes() == before[i], true) << "input " << i << " was written";
@@ -670,7 +669,7 @@ bool accepts(Op op, const std::string& impl, const Layer& layer) {
   // The oracle takes what only it takes when it is named.
   Options options = call.options;
   if (impl == "reference") options.impl = impl;
-  for (const Choice& c : explain(op, options, call.tensors))
+  for (const Choice& c : cases::Call(op, call.tensors).explain(options))
     if (c.name == impl) return c.accepts;
   return false;
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/call.h"
 #include "deltic/deltic.hpp"
 
 namespace deltic::test {
@@ -72,6 +73,10 @@ class Scratch {
   size_t bytes_;
   std::shared_ptr<uint8_t> memory_;
 };
+
+// Runs a call in a workspace of just the size that it asks for, filled with NaN, and sees that
+// nothing behind it is written.
+void run_guarded(const cases::Call& call, const Options& options);
 
 enum class GateKind { none, head, channel };
 enum class BetaKind { none, head, value };
