@@ -13,6 +13,8 @@
 #include <sstream>
 #include <string>
 
+#include "cases/check.h"
+
 namespace {
 
 struct Outcome {
@@ -122,6 +124,28 @@ TEST_F(Program, BenchAndVerifyAgreeOnExitCodes) {
                                       << r.text;
     }
   }
+}
+
+// The new operations from end to end, and what this machine cannot say about any of them.
+TEST_F(Program, ConvAndGradientsAreCasesAndVerifySaysWhatWasNotRun) {
+  std::ofstream(path("cases.txt")) << "conv seqs=9,1,0 D=40 init=1 act=silu dtype=bf16\n"
+                                   << "conv_backward dense=2x9 D=40\n"
+                                   << "kkt_backward gate=channel seqs=70,3 K=32 dtype=bf16\n";
+  for (const char* command : {"verify", "bench --time 0.01"}) {
+    const Outcome r = run(std::string(command) + " --cases " + path("cases.txt"));
+    EXPECT_EQ(r.status, 0) << r.text;
+    if (command == std::string("bench --time 0.01")) continue;
+    size_t lines = 0;
+    for (size_t at = 0; (at = r.text.find("\nnot run here: ", at)) != std::string::npos; ++at)
+      ++lines;
+    EXPECT_EQ(lines, deltic::cases::not_run_here().size()) << r.text;
+    for (const deltic::ImplementationInfo& i : deltic::cases::not_run_here()) {
+      EXPECT_NE(r.text.find("\nnot run here: " + i.name + " (" + i.sentence + ")\n"),
+                std::string::npos)
+          << r.text;
+    }
+  }
+  EXPECT_EQ(run("explain 'conv_backward dense=2x9 D=40'").status, 0);
 }
 
 TEST_F(Program, WrongSettingsAndCasesAreNamed) {
