@@ -1,7 +1,7 @@
 """The building blocks of the chunked form, each with its gradient."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -331,6 +331,29 @@ refuse_vmap("block_backward")
 # ---- Functions ----------------------------------------------------------------------------------
 
 
+class L2Norm(NamedTuple):
+    """What :func:`l2norm` returns."""
+
+    y: Tensor
+    rstd: Tensor
+
+
+class ScoresInverse(NamedTuple):
+    """What :func:`scores_inverse` returns."""
+
+    scores: Tensor
+    inverse: Tensor
+
+
+class WY(NamedTuple):
+    """What :func:`wy` returns; None for what was not asked for."""
+
+    w: Tensor
+    u: Tensor | None
+    kg: Tensor | None
+    qg: Tensor | None
+
+
 def call(op: Any, *args: Any) -> Any:
     """An operator; an error now where its gradient would be missing later."""
     tensors = tuple(x for x in args if isinstance(x, Tensor))
@@ -463,7 +486,7 @@ def l2norm(
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
     impl: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> L2Norm:
     """Rows divided by ``sqrt(sum(x ** 2) + 1e-6)``.
 
     Args:
@@ -471,7 +494,8 @@ def l2norm(
         dtype: of the result, by default x's.
 
     Returns:
-        The rows, and one over their norms ``[B, T, H]`` in fp32, which has no gradient.
+        ``y``, the rows, and ``rstd``, one over their norms ``[B, T, H]`` in fp32, which has no
+        gradient.
 
     >>> import torch, deltic
     >>> y, rstd = deltic.l2norm(torch.full((1, 1, 1, 4), 2.0))
@@ -480,7 +504,7 @@ def l2norm(
     """
     words = _words("l2norm", dtype=dtype, impl=impl)
     out, rstd = call(_OPS.l2norm.default, x, cu_seqlens, cu_seqlens_cpu, words, dtype)
-    return out, rstd
+    return L2Norm(out, rstd)
 
 
 def kkt(
@@ -588,7 +612,7 @@ def scores_inverse(
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
     impl: str | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> ScoresInverse:
     """:func:`deltic.scores`, and :func:`deltic.inverse` of :func:`deltic.kkt`, in one pass.
 
     q, k and g are read once, and what is inverted is never rounded in between.
@@ -601,7 +625,7 @@ def scores_inverse(
         dtype: of the results, by default fp32.
 
     Returns:
-        The scores and the inverse, both ``[B, T, HV, chunk_size]``, with HV of g or beta, else H.
+        ``scores`` and ``inverse``, both ``[B, T, HV, chunk_size]``, with HV of g or beta, else H.
 
     >>> import torch, deltic
     >>> ones = torch.ones(1, 2, 1, 4)
@@ -613,7 +637,7 @@ def scores_inverse(
     scores, inverse = call(
         _OPS.scores_inverse.default, q, k, g, beta, cu_seqlens, cu_seqlens_cpu, scale, words, dtype
     )
-    return scores, inverse
+    return ScoresInverse(scores, inverse)
 
 
 def wy(
@@ -629,7 +653,7 @@ def wy(
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
     impl: str | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+) -> WY:
     """The WY pair of a chunk and the gated rows that go with it.
 
     Args:
@@ -667,4 +691,4 @@ def wy(
         _words("wy", dtype=dtype, impl=impl),
         dtype,
     )
-    return w, None if v is None else u, kg if output_kg else None, None if q is None else qg
+    return WY(w, None if v is None else u, kg if output_kg else None, None if q is None else qg)

@@ -1,6 +1,6 @@
 """The causal depthwise convolution in front of the delta rule, with its gradient."""
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from ._sequence_ops import (
     short_way,
     wanted,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Activation = Literal["silu"] | None
 MOST_TAPS = 8
@@ -114,6 +117,16 @@ _conv = short_way(_CONV, _setup, _backward)
 # ---- Functions ----------------------------------------------------------------------------------
 
 
+class _Options(TypedDict, total=False):
+    """The keywords of causal_conv1d but for ``output_final_state``, which the result follows."""
+
+    activation: Activation
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    cu_seqlens_cpu: Tensor | None
+    impl: str | None
+
+
 def _words(function: str, activation: str | None, impl: str | None) -> str:
     try:
         words = _ACTIVATIONS[activation]
@@ -124,6 +137,33 @@ def _words(function: str, activation: str | None, impl: str | None) -> str:
     return words if impl is None else words + name_word(function, impl)
 
 
+@overload
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    output_final_state: Literal[True],
+    **options: "Unpack[_Options]",
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    output_final_state: Literal[False] = False,
+    **options: "Unpack[_Options]",
+) -> tuple[Tensor, None]: ...
+@overload
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    output_final_state: bool,
+    **options: "Unpack[_Options]",
+) -> tuple[Tensor, Tensor | None]: ...
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,

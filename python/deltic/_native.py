@@ -1,12 +1,15 @@
 """The native calls: delta_rule, recurrent and decode."""
 
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from ._library import HAS_CUDA_BACKWARD, call
 from ._sequence_ops import DECODE, DECODE_, FORWARD, FORWARD_, FORWARD_SAVE, differentiable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Gate = Literal["log_decay", "softplus", "bounded"]
 BetaForm = Literal["value", "sigmoid", "2sigmoid"]
@@ -33,6 +36,42 @@ class Checkpoints(NamedTuple):
     tokens: Tensor
     slots: Tensor
     states: Tensor
+
+
+class _Options(TypedDict, total=False):
+    """The keywords that delta_rule and recurrent share, but for ``output_final_state``.
+
+    The type of what a call returns follows that one alone.
+    """
+
+    beta: Tensor | None
+    g: Tensor | None
+    scale: float | None
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    cu_seqlens_cpu: Tensor | None
+    gate: Gate
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+    lower_bound: float | None
+    beta_form: BetaForm
+    qk_l2norm: bool
+    state_layout: StateLayout
+    impl: str | None
+
+
+class _ChunkOptions(_Options, total=False):
+    split: Split
+    chunk_size: int
+    recompute: bool
+    checkpoints: Checkpoints | tuple[Tensor, Tensor, Tensor, Tensor] | None
+    state_pool: Tensor | None
+    read_index: Tensor | None
+    write_index: Tensor | None
+
+
+class _RecurrentOptions(_Options, total=False):
+    gv: Tensor | None
 
 
 def word_for(op: str, argument: str, value: Any, words: dict[str, str]) -> str:
@@ -142,6 +181,33 @@ def check_has_gradient(op: str, q: Tensor) -> None:
         )
 
 
+@overload
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    output_final_state: Literal[True],
+    **options: "Unpack[_ChunkOptions]",
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    output_final_state: Literal[False] = False,
+    **options: "Unpack[_ChunkOptions]",
+) -> tuple[Tensor, None]: ...
+@overload
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    output_final_state: bool,
+    **options: "Unpack[_ChunkOptions]",
+) -> tuple[Tensor, Tensor | None]: ...
 def delta_rule(
     q: Tensor,
     k: Tensor,
@@ -358,6 +424,33 @@ def _checkpoints(given: Any) -> tuple[Tensor, ...]:
     return found
 
 
+@overload
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    output_final_state: Literal[True],
+    **options: "Unpack[_RecurrentOptions]",
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    output_final_state: Literal[False] = False,
+    **options: "Unpack[_RecurrentOptions]",
+) -> tuple[Tensor, None]: ...
+@overload
+def recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    output_final_state: bool,
+    **options: "Unpack[_RecurrentOptions]",
+) -> tuple[Tensor, Tensor | None]: ...
 def recurrent(
     q: Tensor,
     k: Tensor,

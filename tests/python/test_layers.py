@@ -884,6 +884,46 @@ def test_what_is_no_cache(thing, layer_idx):
         layer(torch.randn(1, 3, 64), past_key_values=thing, use_cache=True)
 
 
+def test_cache_goes_back_to_what_was_kept():
+    layer = GatedDeltaNet(64, head_dim=16, num_heads=2, layer_idx=0).eval()
+    x, cache = torch.randn(2, 12, 64), Cache()
+
+    def go(begin, end):
+        return layer(x[:, begin:end], past_key_values=cache, use_cache=True)[0]
+
+    with torch.inference_mode():
+        go(0, 5)
+        cache.keep()
+        expected = go(5, 8)
+        go(8, 10)
+        with pytest.raises(ValueError, match=r"crop: expected a length .*\(0, 5: .*, got 8"):
+            cache.crop(8)
+        assert cache.get_seq_length() == 10  # refused, and as it was
+        cache.crop(20)
+        assert cache.get_seq_length() == 10
+        for again in range(2):
+            cache.crop(5 if again else -5)
+            assert cache.get_seq_length() == 5
+            assert torch.equal(go(5, 8), expected)
+        # A copy has what was kept, and beams move it too.
+        other = cache.clone()
+        other.reorder([1, 0])
+        other.crop(5)
+        assert torch.equal(other[0]["recurrent_state"][0], cache._kept[5][0]["recurrent_state"][1])
+        cache.crop(0)
+        assert cache.get_seq_length() == 0 and len(cache) == 0
+
+
+def test_cache_is_reordered_by_lists():
+    state = torch.randn(3, 2, 4, 4)
+    for indices in ([2, 0], (2, 0), torch.tensor([2, 0]), torch.tensor([2, 0], dtype=torch.int32)):
+        cache = Cache()
+        cache.update(recurrent_state=state, conv_state=(state,))
+        cache.reorder(indices)
+        assert torch.equal(cache[0]["recurrent_state"], state[[2, 0]])
+        assert torch.equal(cache[0]["conv_state"][0], state[[2, 0]])
+
+
 REFUSED = [
     (GatedDeltaNet, dict(num_v_heads=3), "num_v_heads: expected a multiple of num_heads=6, got 3"),
     (GatedDeltaNet, dict(num_v_heads=8), "num_v_heads: expected a multiple of num_heads=6, got 8"),

@@ -261,3 +261,37 @@ def test_info():
     facts = deltic.info()
     assert facts["version"] == deltic.__version__ and facts["torch"] == torch.__version__
     assert {"compiler", "cuda", "cpu.found", "cpu.used", "threads"} <= facts.keys()
+
+
+def test_types_follow_the_arguments(tmp_path):
+    """What a type checker says of calls: the final state is there where it was asked for."""
+    api = pytest.importorskip("mypy.api")
+    lines = {
+        "deltic.delta_rule(x, x, x)": "tuple[Tensor, None]",
+        "deltic.delta_rule(x, x, x, g=x, output_final_state=True)": "tuple[Tensor, Tensor]",
+        "deltic.recurrent(x, x, x, gv=x, output_final_state=yes)": "tuple[Tensor, Tensor | None]",
+        "deltic.causal_conv1d(x, x, output_final_state=True)": "tuple[Tensor, Tensor]",
+        "deltic.l2norm(x).rstd": "Tensor",
+        "deltic.wy(x, x).kg": "Tensor | None",
+        "deltic.scores_inverse(x, x).inverse": "Tensor",
+        "deltic.layers.Cache().crop": "def (max_length: int)",
+    }
+    code = "import deltic\nimport deltic.layers\nfrom torch import Tensor\n"
+    code += "def call(x: Tensor, yes: bool) -> None:\n"
+    code += "".join(f"    reveal_type({line})\n" for line in lines)
+    code += "    deltic.delta_rule(x, x, x, gt=x)\n"
+    (tmp_path / "calls.py").write_text(code)
+    found, _, _ = api.run(
+        [
+            "--no-incremental",
+            "--config-file=",
+            "--follow-imports=silent",
+            str(tmp_path / "calls.py"),
+        ]
+    )
+    said = [line.partition('Revealed type is "')[2] for line in found.splitlines()]
+    said = [text.rstrip('"').replace("torch._tensor.", "") for text in said if text]
+    assert len(said) == len(lines), found
+    for text, expected in zip(said, lines.values(), strict=True):
+        assert text.startswith(expected), found
+    assert 'No overload variant of "delta_rule"' in found, found

@@ -1,7 +1,7 @@
 """What the layers of a model remember between calls."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Cache:
     def __init__(self) -> None:
         self._states: list[dict[str, States] | None] = []
         self._seen: list[int] = []
+        self._kept: dict[int, Cache] = {}
 
     def __len__(self) -> int:
         return len(self._states)
@@ -84,29 +85,64 @@ class Cache:
             for entry in self._states
         ]
 
-    def reorder(self, indices: Tensor) -> None:
-        """Sequence n continues what sequence ``indices[n]`` was: beams, or part of a batch."""
-        self._states = self._map(lambda state: state.index_select(0, indices.to(state.device)))
+    def _change(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Every state, and those that were kept, by a function."""
+        self._states = self._map(function)
+        for kept in self._kept.values():
+            kept._change(function)
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder(self, indices: Tensor | Sequence[int]) -> None:
+        """Sequence n continues what sequence ``indices[n]`` was: beams, or part of a batch."""
+        index = torch.as_tensor(indices)
+        self._change(lambda state: state.index_select(0, index.to(state.device)))
+
+    def reorder_cache(self, beam_idx: Tensor | Sequence[int]) -> None:
         """:meth:`reorder`, by the name that transformers has for it."""
         self.reorder(beam_idx)
 
-    def batch_select_indices(self, indices: Tensor) -> None:
+    def batch_select_indices(self, indices: Tensor | Sequence[int]) -> None:
         """:meth:`reorder` to fewer sequences, by the name that transformers has for it."""
         self.reorder(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every sequence ``repeats`` times, next to each other."""
-        self._states = self._map(lambda state: state.repeat_interleave(repeats, dim=0))
+        self._change(lambda state: state.repeat_interleave(repeats, dim=0))
+
+    def keep(self) -> None:
+        """Keeps a copy of the states as they are now, for :meth:`crop` to come back to."""
+        self._kept[self.get_seq_length()] = self._with(torch.clone)
+
+    def crop(self, max_length: int) -> None:
+        """Goes back to the first ``max_length`` tokens; below 0: forgets so many.
+
+        A state holds all tokens in one and cannot forget the last ones: there is a way back to a
+        length at which :meth:`keep` was called, and to 0.
+        """
+        seen = self.get_seq_length()
+        length = seen + max_length if max_length < 0 else max_length
+        if length >= seen:
+            return
+        if length != 0 and length not in self._kept:
+            known = ", ".join(map(str, sorted({0, *self._kept})))
+            raise ValueError(
+                f"Cache: crop: expected a length at which keep() was called ({known}: a state "
+                f"cannot forget its last tokens), got {length}"
+            )
+        kept = {tokens: cache for tokens, cache in self._kept.items() if tokens <= length}
+        past = kept[length].clone() if length in kept else Cache()
+        self._states, self._seen, self._kept = past._states, past._seen, kept
 
     def to(self, *args: Any, **kwargs: Any) -> "Cache":
         """A cache with every state moved or cast as ``Tensor.to`` does."""
-        return self._with(lambda state: state.to(*args, **kwargs))
+        found = self._with(lambda state: state.to(*args, **kwargs))
+        found._kept = {tokens: kept.to(*args, **kwargs) for tokens, kept in self._kept.items()}
+        return found
 
     def clone(self) -> "Cache":
         """A cache that later calls on this one do not change."""
-        return self._with(torch.clone)
+        found = self._with(torch.clone)
+        found._kept = {tokens: kept.clone() for tokens, kept in self._kept.items()}
+        return found
 
     def _with(self, function: Callable[[Tensor], Tensor]) -> "Cache":
         found = Cache()
@@ -115,11 +151,11 @@ class Cache:
 
     def detach_(self) -> None:
         """Cuts the states off their graph: training on parts of a sequence."""
-        self._states = self._map(torch.Tensor.detach)
+        self._change(torch.Tensor.detach)
 
     def reset(self) -> None:
         """Forgets everything."""
-        self._states, self._seen = [], []
+        self._states, self._seen, self._kept = [], [], {}
 
 
 def is_cache(found: object) -> bool:
