@@ -14,10 +14,8 @@ inline bool sm90_forward_takes(const cases::Case& c) {
          c.K % 8 == 0 && c.V % 8 == 0 && c.chunk == 64 && c.segment % 64 == 0 &&
          c.strided != cases::Layout::wide;
 }
-// cuda.general: everything without a gradient, but the convolution.
-inline bool cuda_general_takes(const cases::Case& c) {
-  return !c.is_gradient() && c.op != Op::conv;
-}
+// cuda.general: everything but the convolution and the gradients of building blocks.
+inline bool cuda_general_takes(const cases::Case& c) { return !c.gradient && c.op != Op::conv; }
 
 struct CudaRule {
   std::string_view impl;

@@ -110,9 +110,9 @@ TEST_F(Gpu, TakesWhatTheRulesSay) {
     for (const Choice& choice : Instance::shapes_of(s.spec, DeviceType::cuda).explain()) {
       if (choice.sentence.find("build") != std::string::npos) continue;  // not the full set
       for (const CudaRule& rule : kCudaRules) {
-        if (choice.name == rule.impl)
-          EXPECT_EQ(choice.accepts, rule.takes(s.spec))
-              << choice.name << ": " << choice.sentence << "\n  " << cases::canonical(s.spec);
+        if (choice.name != rule.impl) continue;
+        EXPECT_EQ(choice.accepts, rule.takes(s.spec))
+            << choice.name << ": " << choice.sentence << "\n  " << cases::canonical(s.spec);
       }
     }
   }
