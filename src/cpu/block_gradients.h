@@ -1,5 +1,5 @@
-// The gradients of the building blocks, chunk by chunk, for any arithmetic type. With D the
-// gradient of a block's output and E_ij = exp(G_i - G_j), per channel where the gate is:
+// The gradients of the building blocks, chunk by chunk, in fp32. With D the gradient of a block's
+// output and E_ij = exp(G_i - G_j), per channel where the gate is:
 //
 //   cumsum   y_i = scale sum_{t<=i} g_t:       dg_t = scale sum_{i>=t} D_i (reverse: i <= t)
 //   kkt      y_ij = beta_i k_i E_ij k_j, i > j, and
@@ -27,12 +27,11 @@ namespace deltic::block_gradients {
 using blocks::Chunk;
 
 // What one thread needs besides the tensors. W is the chunk length.
-template <class Real>
 struct Buffers {
   Buffers(const Problem& p, std::byte* base) {
     Scratch scratch(base);
     const int64_t W = p.chunk, width = gate_width(p);
-    const auto take = [&](auto... extents) { return scratch.take<Real>(extents...); };
+    const auto take = [&](auto... extents) { return scratch.take<float>(extents...); };
     switch (p.op) {
       case DELTIC_CUMSUM:
       case DELTIC_GATE:
@@ -57,40 +56,38 @@ struct Buffers {
     bytes = scratch.used();
   }
   double* sum = nullptr;
-  Real *row = nullptr, *up = nullptr, *decay = nullptr, *x = nullptr, *a = nullptr, *k = nullptr,
-       *G = nullptr, *dG = nullptr, *dk = nullptr, *dq = nullptr, *dbeta = nullptr, *da = nullptr,
-       *product = nullptr;
+  float *row = nullptr, *up = nullptr, *decay = nullptr, *x = nullptr, *a = nullptr, *k = nullptr,
+        *G = nullptr, *dG = nullptr, *dk = nullptr, *dq = nullptr, *dbeta = nullptr, *da = nullptr,
+        *product = nullptr;
   size_t bytes = 0;
 };
 
 // Where a row of values goes if it is asked for.
-template <class Real>
-void store_asked(const Rows& out, const Chunk& c, int64_t i, int64_t head, int64_t width,
-                 const Real* row) {
+inline void store_asked(const Rows& out, const Chunk& c, int64_t i, int64_t head, int64_t width,
+                        const float* row) {
   if (out) store_row(out, c.batch, c.begin + i, head, 0, width, row);
 }
 
 // cumsum and gate: the sum backwards, then the gate's form. sums: A_log, dt_bias of this head.
-template <class Real>
-void gate_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers, double* sums) {
+inline void gate_chunk(const Problem& p, const Chunk& c, Buffers& buffers, double* sums) {
   const int64_t width = gate_width(p);
   const bool is_sum = p.op == DELTIC_CUMSUM;
-  const Real rate = p.A_log ? std::exp(static_cast<Real>(p.A_log[c.head])) : Real(1);
+  const float rate = p.A_log ? std::exp(static_cast<float>(p.A_log[c.head])) : 1.0f;
   std::fill_n(buffers.sum, width, 0.0);
   for (int64_t n = 0; n < c.length; ++n) {
     const int64_t i = p.reverse ? n : c.length - 1 - n;
     load_row(p.g, c.batch, c.begin + i, c.head, 0, width, buffers.row);
     load_row(p.d_out, c.batch, c.begin + i, c.head, 0, width, buffers.up);
     for (int64_t d = 0; d < width; ++d) {
-      const Real g = buffers.row[d];
-      const Real bias = p.dt_bias ? static_cast<Real>(p.dt_bias[c.head * width + d]) : Real(0);
-      Real dy = buffers.up[d];
+      const float g = buffers.row[d];
+      const float bias = p.dt_bias ? static_cast<float>(p.dt_bias[c.head * width + d]) : 0.0f;
+      float dy = buffers.up[d];
       if (is_sum) {
         buffers.sum[d] += static_cast<double>(dy);
-        dy = static_cast<Real>(p.scale * buffers.sum[d]);
+        dy = static_cast<float>(p.scale * buffers.sum[d]);
         if (log_decay(p, g, rate, bias) < kMinLogDecay) dy = 0;  // the sum has the bound there
       }
-      const GateGradient<Real> gradient = log_decay_gradient(p, g, rate, bias, dy);
+      const GateGradient gradient = log_decay_gradient(p, g, rate, bias, dy);
       buffers.row[d] = gradient.g;
       if (sums != nullptr) {
         sums[0] += static_cast<double>(gradient.A_log);
@@ -101,22 +98,20 @@ void gate_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers, double
   }
 }
 
-template <class Real>
-void l2norm_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void l2norm_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   for (int64_t t = c.begin; t < c.begin + c.length; ++t) {
     load_row(p.x, c.batch, t, c.head, 0, p.K, buffers.row);
     load_row(p.d_out, c.batch, t, c.head, 0, p.K, buffers.up);
-    const Real r = reciprocal_norm(buffers.row, p.K);
+    const float r = reciprocal_norm(buffers.row, p.K);
     for (int64_t d = 0; d < p.K; ++d) buffers.row[d] *= r;
     normalize_gradient(buffers.row, r, p.K, buffers.up);
     store_asked(p.dx, c, t - c.begin, c.head, p.K, buffers.up);
   }
 }
 
-template <class Real>
-void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void inverse_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   const int64_t W = p.chunk, n = c.length;
-  Real *X = buffers.x, *D = buffers.a, *XtD = buffers.product;
+  float *X = buffers.x, *D = buffers.a, *XtD = buffers.product;
   if (p.out) {
     for (int64_t i = 0; i < n; ++i) {
       load_row(p.out, c.batch, c.begin + i, c.head, 0, i, X + i * W);
@@ -130,13 +125,13 @@ void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
   }
   // (X^T D)_ij = sum_{l>=i, l>j} X_li D_lj
   for (int64_t i = 0; i < n; ++i) {
-    std::fill_n(XtD + i * W, n, Real(0));
+    std::fill_n(XtD + i * W, n, 0.0f);
     for (int64_t l = i; l < n; ++l) {
       for (int64_t j = 0; j < l; ++j) XtD[i * W + j] += X[l * W + i] * D[l * W + j];
     }
   }
   for (int64_t i = 0; i < n; ++i) {
-    std::fill_n(buffers.row, W, Real(0));
+    std::fill_n(buffers.row, W, 0.0f);
     for (int64_t j = 0; j < i; ++j) {
       for (int64_t m = 0; m <= j; ++m) buffers.row[j] -= XtD[i * W + m] * X[j * W + m];
     }
@@ -145,8 +140,7 @@ void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
 }
 
 // exp(Gi - Gj) for every channel.
-template <class Real>
-void pair_decay(const Problem& p, const Real* Gi, const Real* Gj, Real* decay) {
+inline void pair_decay(const Problem& p, const float* Gi, const float* Gj, float* decay) {
   if (p.gate == Gate::channel) {
     for (int64_t d = 0; d < p.K; ++d) decay[d] = std::exp(Gi[d] - Gj[d]);
   } else {
@@ -155,10 +149,9 @@ void pair_decay(const Problem& p, const Real* Gi, const Real* Gj, Real* decay) {
 }
 
 // dG is kept for every channel; a gate per head takes the sum of a row.
-template <class Real>
-void store_gate_gradient(const Problem& p, const Chunk& c, Real* dG) {
+inline void store_gate_gradient(const Problem& p, const Chunk& c, float* dG) {
   for (int64_t i = 0; i < c.length; ++i) {
-    Real* row = dG + i * p.K;
+    float* row = dG + i * p.K;
     if (p.gate == Gate::head) {
       for (int64_t d = 1; d < p.K; ++d) row[0] += row[d];
     }
@@ -167,30 +160,29 @@ void store_gate_gradient(const Problem& p, const Chunk& c, Real* dG) {
 }
 
 // kkt and scores of one value head; dq and dk of the group are added to.
-template <class Real>
-void products_chunk(const Problem& p, const Chunk& c, Buffers<Real>& b) {
+inline void products_chunk(const Problem& p, const Chunk& c, Buffers& b) {
   const bool is_scores = p.op == DELTIC_SCORES;
   const int64_t K = p.K, width = gate_width(p);
-  std::fill_n(b.dG, c.length * K, Real(0));
+  std::fill_n(b.dG, c.length * K, 0.0f);
   for (int64_t i = 0; i < c.length; ++i) {
-    Real f = static_cast<Real>(p.scale), dbeta = 0;
+    float f = p.scale, dbeta = 0;
     if (!is_scores) load_beta(p, c.batch, c.begin + i, c.head, 0, 1, &f);
-    const Real* x = (is_scores ? b.x : b.k) + i * K;
-    Real* dx = (is_scores ? b.dq : b.dk) + i * K;
+    const float* x = (is_scores ? b.x : b.k) + i * K;
+    float* dx = (is_scores ? b.dq : b.dk) + i * K;
     const int64_t num_columns = is_scores ? i + 1 : i;
     load_row(p.d_out, c.batch, c.begin + i, c.head, 0, num_columns, b.row);
     for (int64_t j = 0; j < num_columns; ++j) {
-      const Real *k = b.k + j * K, D = b.row[j];
-      Real* dk = b.dk + j * K;
+      const float *k = b.k + j * K, D = b.row[j];
+      float* dk = b.dk + j * K;
       pair_decay(p, b.G + i * width, b.G + j * width, b.decay);
       for (int64_t d = 0; d < K; ++d) {
-        const Real DE = D * b.decay[d];
+        const float DE = D * b.decay[d];
         dx[d] += f * DE * k[d];
         dk[d] += f * DE * x[d];
         dbeta += DE * x[d] * k[d];
       }
       for (int64_t d = 0; d < K && i != j; ++d) {
-        const Real term = f * D * b.decay[d] * x[d] * k[d];
+        const float term = f * D * b.decay[d] * x[d] * k[d];
         b.dG[i * K + d] += term;
         b.dG[j * K + d] -= term;
       }
@@ -201,18 +193,17 @@ void products_chunk(const Problem& p, const Chunk& c, Buffers<Real>& b) {
 }
 
 // One of wy's two products, y = A x with x = beta z: da takes dy x^T, and product becomes A^T dy.
-template <class Real>
-void pull_through_a(const Problem& p, const Chunk& c, Buffers<Real>& b, const Rows& dy,
-                    int64_t width) {
-  std::fill_n(b.product, c.length * width, Real(0));
+inline void pull_through_a(const Problem& p, const Chunk& c, Buffers& b, const Rows& dy,
+                           int64_t width) {
+  std::fill_n(b.product, c.length * width, 0.0f);
   for (int64_t i = 0; i < c.length; ++i) {
     for (int64_t first = 0; first < width; first += p.K) {  // room for K numbers at a time
       const int64_t count = std::min(p.K, width - first);
       load_row(dy, c.batch, c.begin + i, c.head, first, count, b.up);
       for (int64_t j = 0; j <= i; ++j) {
-        const Real *x = b.x + j * width + first, a = b.a[i * p.chunk + j];
-        Real* pulled = b.product + j * width + first;
-        Real dot = 0;
+        const float *x = b.x + j * width + first, a = b.a[i * p.chunk + j];
+        float* pulled = b.product + j * width + first;
+        float dot = 0;
         for (int64_t d = 0; d < count; ++d) {
           dot += b.up[d] * x[d];
           pulled[d] += a * b.up[d];
@@ -224,18 +215,17 @@ void pull_through_a(const Problem& p, const Chunk& c, Buffers<Real>& b, const Ro
 }
 
 // wy of one value head; dq and dk of the group are added to.
-template <class Real>
-void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& b) {
+inline void wy_chunk(const Problem& p, const Chunk& c, Buffers& b) {
   const int64_t K = p.K, V = p.V, W = p.chunk, width = gate_width(p), n = c.length, last = n - 1;
   const auto G = [&](int64_t i, int64_t d) { return b.G[i * width + (width == 1 ? 0 : d)]; };
   const auto beta_of = [&](int64_t i) {
-    Real beta = 1;
+    float beta = 1;
     load_beta(p, c.batch, c.begin + i, c.head, 0, 1, &beta);
     return beta;
   };
-  std::fill_n(b.dG, n * K, Real(0));
-  std::fill_n(b.dbeta, n, Real(0));
-  std::fill_n(b.da, n * W, Real(0));
+  std::fill_n(b.dG, n * K, 0.0f);
+  std::fill_n(b.dbeta, n, 0.0f);
+  std::fill_n(b.da, n * W, 0.0f);
   for (int64_t i = 0; i < n; ++i) {
     load_row(p.a, c.batch, c.begin + i, c.head, 0, i + 1, b.a + i * W);
   }
@@ -247,10 +237,10 @@ void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& b) {
     }
     pull_through_a(p, c, b, p.d_w, K);
     for (int64_t i = 0; i < n; ++i) {
-      const Real beta = beta_of(i);
+      const float beta = beta_of(i);
       for (int64_t d = 0; d < K; ++d) {
-        const Real decayed = std::exp(G(i, d)) * b.product[i * K + d],
-                   term = b.k[i * K + d] * decayed;
+        const float decayed = std::exp(G(i, d)) * b.product[i * K + d],
+                    term = b.k[i * K + d] * decayed;
         b.dk[i * K + d] += beta * decayed;
         b.dbeta[i] += term;
         b.dG[i * K + d] += beta * term;
@@ -264,7 +254,7 @@ void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& b) {
     }
     pull_through_a(p, c, b, p.d_u, V);
     for (int64_t i = 0; i < n; ++i) {
-      const Real beta = beta_of(i);
+      const float beta = beta_of(i);
       load_row(p.v, c.batch, c.begin + i, c.head, 0, V, b.x);
       for (int64_t d = 0; d < V; ++d) {
         b.dbeta[i] += b.x[d] * b.product[i * V + d];
@@ -276,7 +266,7 @@ void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& b) {
   for (int64_t i = 0; i < n && p.d_kg; ++i) {
     load_row(p.d_kg, c.batch, c.begin + i, c.head, 0, K, b.up);
     for (int64_t d = 0; d < K; ++d) {
-      const Real decayed = std::exp(G(last, d) - G(i, d)) * b.up[d];
+      const float decayed = std::exp(G(last, d) - G(i, d)) * b.up[d];
       b.dk[i * K + d] += decayed;
       if (i == last) continue;
       b.dG[i * K + d] -= b.k[i * K + d] * decayed;
@@ -287,7 +277,7 @@ void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& b) {
     load_row(p.q, c.batch, c.begin + i, p.k_head(c.head), 0, K, b.row);
     load_row(p.d_qg, c.batch, c.begin + i, c.head, 0, K, b.up);
     for (int64_t d = 0; d < K; ++d) {
-      const Real decayed = std::exp(G(i, d)) * b.up[d];
+      const float decayed = std::exp(G(i, d)) * b.up[d];
       b.dq[i * K + d] += decayed;
       b.dG[i * K + d] += b.row[d] * decayed;
     }
@@ -301,11 +291,10 @@ void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& b) {
 }
 
 // The value heads of one q/k head, in order; c.head is the q/k head.
-template <class Real>
-void group_chunk(const Problem& p, Chunk c, Buffers<Real>& b) {
+inline void group_chunk(const Problem& p, Chunk c, Buffers& b) {
   const int64_t K = p.K, k_head = c.head, group = p.HV / p.H;
-  std::fill_n(b.dq, c.length * K, Real(0));
-  std::fill_n(b.dk, c.length * K, Real(0));
+  std::fill_n(b.dq, c.length * K, 0.0f);
+  std::fill_n(b.dk, c.length * K, 0.0f);
   for (int64_t i = 0; i < c.length && p.op == DELTIC_SCORES; ++i) {
     load_row(p.q, c.batch, c.begin + i, k_head, 0, K, b.x + i * K);
   }
@@ -319,8 +308,7 @@ void group_chunk(const Problem& p, Chunk c, Buffers<Real>& b) {
   }
 }
 
-template <class Real>
-void run_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers, double* sums) {
+inline void run_chunk(const Problem& p, const Chunk& c, Buffers& buffers, double* sums) {
   switch (p.op) {
     case DELTIC_CUMSUM:
     case DELTIC_GATE:
@@ -334,19 +322,17 @@ void run_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers, double*
   }
 }
 
-template <class Real>
-size_t workspace_bytes(const Problem& p) {
+inline size_t workspace_bytes(const Problem& p) {
   Scratch sums(nullptr);
   sums.take<double>(num_parameter_sums(p));
   return static_cast<size_t>(
-      checked_sum(sums.used(), checked_product(Buffers<Real>(p, nullptr).bytes, p.threads)));
+      checked_sum(sums.used(), checked_product(Buffers(p, nullptr).bytes, p.threads)));
 }
 
 // Every thread walks the same list and takes each num_threads-th chunk and head; where sums over
 // tokens are wanted, all chunks of a sequence and head, in order.
-template <class Real>
-void run(const Problem& p, std::span<std::byte> workspace) {
-  const size_t bytes = Buffers<Real>(p, nullptr).bytes;
+inline void run(const Problem& p, std::span<std::byte> workspace) {
+  const size_t bytes = Buffers(p, nullptr).bytes;
   const int64_t per_head = parameter_sums_per_head(p);
   Scratch scratch(workspace.data());
   double* sums = scratch.take<double>(num_parameter_sums(p));
@@ -354,8 +340,7 @@ void run(const Problem& p, std::span<std::byte> workspace) {
 #pragma omp parallel num_threads(p.threads)
   {
     const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    Buffers<Real> buffers(p,
-                          workspace.data() + scratch.used() + static_cast<size_t>(thread) * bytes);
+    Buffers buffers(p, workspace.data() + scratch.used() + static_cast<size_t>(thread) * bytes);
     int64_t turn = 0;
     for (int64_t n = 0; n < p.N; ++n) {
       const Sequence s = sequence(p, n);

@@ -1,5 +1,4 @@
-// The building blocks, chunk by chunk, for any arithmetic type: straight loops over the
-// definitions.
+// The building blocks, chunk by chunk, in fp32: straight loops over the definitions.
 #pragma once
 
 #include <omp.h>
@@ -23,7 +22,6 @@ struct Chunk {
 inline int64_t num_heads(const Problem& p) { return p.op == DELTIC_L2NORM ? p.H : p.HV; }
 
 // What one thread needs besides the tensors. W is the chunk length.
-template <class Real>
 struct Buffers {
   Buffers(const Problem& p, std::byte* base) {
     Scratch scratch(base);
@@ -33,69 +31,66 @@ struct Buffers {
         sum = scratch.take<double>(width);
         [[fallthrough]];
       case DELTIC_GATE:
-        row = scratch.take<Real>(width);
+        row = scratch.take<float>(width);
         break;
       case DELTIC_L2NORM:
-        row = scratch.take<Real>(p.K);
+        row = scratch.take<float>(p.K);
         break;
       case DELTIC_INVERSE:
-        row = scratch.take<Real>(W);
-        x = scratch.take<Real>(W, W);
+        row = scratch.take<float>(W);
+        x = scratch.take<float>(W, W);
         break;
       case DELTIC_SCORES_INVERSE:
-        a = scratch.take<Real>(W);
-        x = scratch.take<Real>(W, W);
+        a = scratch.take<float>(W);
+        x = scratch.take<float>(W, W);
         [[fallthrough]];
       case DELTIC_KKT:
       case DELTIC_SCORES:
-        row = scratch.take<Real>(std::max(W, p.K));
-        k = scratch.take<Real>(W, p.K);
-        G = scratch.take<Real>(W, width);
+        row = scratch.take<float>(std::max(W, p.K));
+        k = scratch.take<float>(W, p.K);
+        G = scratch.take<float>(W, width);
         break;
       default:  // DELTIC_WY
-        row = scratch.take<Real>(std::max(p.K, p.V));
-        a = scratch.take<Real>(W, W);
-        x = scratch.take<Real>(W, std::max(p.K, p.V));
-        k = scratch.take<Real>(W, p.K);
-        G = scratch.take<Real>(W, width);
+        row = scratch.take<float>(std::max(p.K, p.V));
+        a = scratch.take<float>(W, W);
+        x = scratch.take<float>(W, std::max(p.K, p.V));
+        k = scratch.take<float>(W, p.K);
+        G = scratch.take<float>(W, width);
     }
     bytes = scratch.used();
   }
   double* sum = nullptr;
-  Real *row = nullptr, *x = nullptr, *a = nullptr, *k = nullptr, *G = nullptr;
+  float *row = nullptr, *x = nullptr, *a = nullptr, *k = nullptr, *G = nullptr;
   size_t bytes = 0;
 };
 
 // out_i = scale * sum of the chunk's log decays up to row i (reverse: from row i on). The sum is in
 // double: 64 terms of -104 would cost fp32 3e-4.
-template <class Real>
-void cumsum_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void cumsum_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   const int64_t width = gate_width(p);
   std::fill_n(buffers.sum, width, 0.0);
   for (int64_t i = 0; i < c.length; ++i) {
     const int64_t t = c.begin + (p.reverse ? c.length - 1 - i : i);
     load_log_decay(p, c.batch, t, c.head, buffers.row);
     for (int64_t d = 0; d < width; ++d) {
-      buffers.sum[d] += std::max(buffers.row[d], static_cast<Real>(kMinLogDecay));
-      buffers.row[d] = static_cast<Real>(p.scale * buffers.sum[d]);
+      buffers.sum[d] += std::max(buffers.row[d], kMinLogDecay);
+      buffers.row[d] = static_cast<float>(p.scale * buffers.sum[d]);
     }
     store_row(p.out, c.batch, t, c.head, 0, width, buffers.row);
   }
 }
 
-template <class Real>
-void gate_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void gate_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   for (int64_t t = c.begin; t < c.begin + c.length; ++t) {
     load_log_decay(p, c.batch, t, c.head, buffers.row);
     store_row(p.out, c.batch, t, c.head, 0, gate_width(p), buffers.row);
   }
 }
 
-template <class Real>
-void l2norm_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void l2norm_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   for (int64_t t = c.begin; t < c.begin + c.length; ++t) {
     load_row(p.x, c.batch, t, c.head, 0, p.K, buffers.row);
-    const Real r = reciprocal_norm(buffers.row, p.K);
+    const float r = reciprocal_norm(buffers.row, p.K);
     for (int64_t d = 0; d < p.K; ++d) buffers.row[d] *= r;
     store_row(p.out, c.batch, t, c.head, 0, p.K, buffers.row);
     if (p.rstd) store_row(p.rstd, c.batch, t, c.head, 0, 1, &r);
@@ -115,9 +110,9 @@ void load_keys_and_gates(const Problem& p, const Chunk& c, Memory& buffers) {
 }
 
 // sum_d x_d k_d exp(Gi_d - Gj_d)
-template <class Real>
-Real gated_product(const Problem& p, const Real* x, const Real* k, const Real* Gi, const Real* Gj) {
-  Real sum = 0;
+inline float gated_product(const Problem& p, const float* x, const float* k, const float* Gi,
+                           const float* Gj) {
+  float sum = 0;
   if (p.gate == Gate::channel) {
     for (int64_t d = 0; d < p.K; ++d) sum += x[d] * k[d] * std::exp(Gi[d] - Gj[d]);
     return sum;
@@ -128,11 +123,11 @@ Real gated_product(const Problem& p, const Real* x, const Real* k, const Real* G
 
 // Row i of beta_i (k_i, k_j), j < i, or of scale (q_i, k_j), j <= i, with decays: f(j, entry).
 // Needs load_keys_and_gates.
-template <class Real, class F>
-void products_row(const Problem& p, const Chunk& c, int64_t i, bool is_scores,
-                  Buffers<Real>& buffers, const F& f) {
+template <class F>
+void products_row(const Problem& p, const Chunk& c, int64_t i, bool is_scores, Buffers& buffers,
+                  const F& f) {
   const int64_t K = p.K, width = gate_width(p), t = c.begin + i;
-  Real factor = static_cast<Real>(p.scale);
+  float factor = p.scale;
   if (is_scores) {
     load_row(p.q, c.batch, t, p.k_head(c.head), 0, K, buffers.row);
   } else {
@@ -146,18 +141,16 @@ void products_row(const Problem& p, const Chunk& c, int64_t i, bool is_scores,
 }
 
 // Row i of a result of kkt (strictly lower) or of scores.
-template <class Real>
-void store_products(const Problem& p, const Chunk& c, int64_t i, bool is_scores,
-                    Buffers<Real>& buffers) {
+inline void store_products(const Problem& p, const Chunk& c, int64_t i, bool is_scores,
+                           Buffers& buffers) {
   const int64_t t = c.begin + i, num_columns = is_scores ? i + 1 : i;
-  products_row(p, c, i, is_scores, buffers, [&](int64_t j, Real x) {
+  products_row(p, c, i, is_scores, buffers, [&](int64_t j, float x) {
     store(p.out.data, p.out.dtype, p.out.at(c.batch, t, c.head) + j, x);
   });
   zero_row(p.out, c.batch, t, c.head, num_columns, p.chunk - num_columns);
 }
 
-template <class Real>
-void products_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void products_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   load_keys_and_gates(p, c, buffers);
   for (int64_t i = 0; i < c.length; ++i) {
     store_products(p, c, i, p.op == DELTIC_SCORES, buffers);
@@ -165,9 +158,8 @@ void products_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
 }
 
 // Row i of X = (I + A)^-1 from row i of A: X_i = e_i - sum_{j<i} A_ij X_j.
-template <class Real>
-void invert_row(int64_t W, int64_t i, const Real* A, Real* X) {
-  std::fill_n(X + i * W, W, Real(0));
+inline void invert_row(int64_t W, int64_t i, const float* A, float* X) {
+  std::fill_n(X + i * W, W, 0.0f);
   X[i * W + i] = 1;
   for (int64_t j = 0; j < i; ++j) {
     for (int64_t m = 0; m <= j; ++m) X[i * W + m] -= A[j] * X[j * W + m];
@@ -175,56 +167,51 @@ void invert_row(int64_t W, int64_t i, const Real* A, Real* X) {
 }
 
 // A: room for a row.
-template <class Real>
-void invert_rows(const Problem& p, const Chunk& c, Real* A, Real* X) {
+inline void invert_rows(const Problem& p, const Chunk& c, float* A, float* X) {
   for (int64_t i = 0; i < c.length; ++i) {
     load_row(p.a, c.batch, c.begin + i, c.head, 0, i, A);
     invert_row(p.chunk, i, A, X);
   }
 }
 
-template <class Real>
-void inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void inverse_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   invert_rows(p, c, buffers.row, buffers.x);
   for (int64_t i = 0; i < c.length; ++i) {
     store_row(p.out, c.batch, c.begin + i, c.head, 0, p.chunk, buffers.x + i * p.chunk);
   }
 }
 
-template <class Real>
-void scores_inverse_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void scores_inverse_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   load_keys_and_gates(p, c, buffers);
   for (int64_t i = 0; i < c.length; ++i) {
     store_products(p, c, i, true, buffers);
-    products_row(p, c, i, false, buffers, [&](int64_t j, Real x) { buffers.a[j] = x; });
+    products_row(p, c, i, false, buffers, [&](int64_t j, float x) { buffers.a[j] = x; });
     invert_row(p.chunk, i, buffers.a, buffers.x);
     store_row(p.inverse, c.batch, c.begin + i, c.head, 0, p.chunk, buffers.x + i * p.chunk);
   }
 }
 
 // out_i = sum_{j<=i} a_ij x_j
-template <class Real>
-void multiply_by_a(const Problem& p, const Chunk& c, Buffers<Real>& buffers, int64_t width,
-                   const Rows& out) {
+inline void multiply_by_a(const Problem& p, const Chunk& c, Buffers& buffers, int64_t width,
+                          const Rows& out) {
   for (int64_t i = 0; i < c.length; ++i) {
-    std::fill_n(buffers.row, width, Real(0));
+    std::fill_n(buffers.row, width, 0.0f);
     for (int64_t j = 0; j <= i; ++j) {
-      const Real a = buffers.a[i * p.chunk + j];
+      const float a = buffers.a[i * p.chunk + j];
       for (int64_t d = 0; d < width; ++d) buffers.row[d] += a * buffers.x[j * width + d];
     }
     store_row(out, c.batch, c.begin + i, c.head, 0, width, buffers.row);
   }
 }
 
-template <class Real>
-void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void wy_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   const int64_t K = p.K, V = p.V, W = p.chunk, width = gate_width(p), last = c.length - 1;
   load_keys_and_gates(p, c, buffers);
   const auto G = [&](int64_t i, int64_t d) { return buffers.G[i * width + (width == 1 ? 0 : d)]; };
 
   for (int64_t i = 0; i < c.length; ++i) {
     load_row(p.a, c.batch, c.begin + i, c.head, 0, i + 1, buffers.a + i * W);
-    Real beta = 1;
+    float beta = 1;
     load_beta(p, c.batch, c.begin + i, c.head, 0, 1, &beta);
     for (int64_t d = 0; d < K; ++d) {
       buffers.x[i * K + d] = beta * buffers.k[i * K + d] * std::exp(G(i, d));
@@ -234,7 +221,7 @@ void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
 
   if (p.u) {
     for (int64_t i = 0; i < c.length; ++i) {
-      Real beta = 1;
+      float beta = 1;
       load_beta(p, c.batch, c.begin + i, c.head, 0, 1, &beta);
       load_row(p.v, c.batch, c.begin + i, c.head, 0, V, buffers.x + i * V);
       for (int64_t d = 0; d < V; ++d) buffers.x[i * V + d] *= beta;
@@ -254,8 +241,7 @@ void wy_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
   }
 }
 
-template <class Real>
-void run_chunk(const Problem& p, const Chunk& c, Buffers<Real>& buffers) {
+inline void run_chunk(const Problem& p, const Chunk& c, Buffers& buffers) {
   switch (p.op) {
     case DELTIC_CUMSUM:
       return cumsum_chunk(p, c, buffers);
@@ -286,20 +272,18 @@ inline void zero_all_padding(const Problem& p) {
   zero_padding(p, p.qg, heads, p.K);
 }
 
-template <class Real>
-size_t workspace_bytes(const Problem& p) {
-  return static_cast<size_t>(checked_product(Buffers<Real>(p, nullptr).bytes, p.threads));
+inline size_t workspace_bytes(const Problem& p) {
+  return static_cast<size_t>(checked_product(Buffers(p, nullptr).bytes, p.threads));
 }
 
 // Every thread walks the same list of chunks and heads and takes each num_threads-th: no table of
 // chunks is needed, and counting is nothing next to the work of a chunk.
-template <class Real>
-void run(const Problem& p, std::span<std::byte> workspace) {
-  const size_t bytes = Buffers<Real>(p, nullptr).bytes;
+inline void run(const Problem& p, std::span<std::byte> workspace) {
+  const size_t bytes = Buffers(p, nullptr).bytes;
 #pragma omp parallel num_threads(p.threads)
   {
     const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    Buffers<Real> buffers(p, workspace.data() + static_cast<size_t>(thread) * bytes);
+    Buffers buffers(p, workspace.data() + static_cast<size_t>(thread) * bytes);
     int64_t turn = 0;
     for (int64_t n = 0; n < p.N; ++n) {
       const Sequence s = sequence(p, n);

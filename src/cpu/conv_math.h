@@ -13,24 +13,21 @@
 
 namespace deltic::conv {
 
-template <class Real>
-Real activate(const Problem& p, Real pre) {
+inline float activate(const Problem& p, float pre) {
   return p.activation == DELTIC_ACTIVATION_SILU ? pre * sigmoid(pre) : pre;
 }
-template <class Real>
-Real activation_slope(const Problem& p, Real pre) {
+inline float activation_slope(const Problem& p, float pre) {
   if (p.activation != DELTIC_ACTIVATION_SILU) return 1;
-  const Real s = sigmoid(pre);
+  const float s = sigmoid(pre);
   return s * (1 + pre * (1 - s));
 }
 
 // One channel of a call: its parameters, and its inputs by (sequence, token).
-template <class Real>
 class Channel {
  public:
   Channel(const Problem& p, int64_t d) : p_(p), d_(d) {
-    for (int64_t j = 0; j < p.taps; ++j) w_[j] = static_cast<Real>(p.weight[d * p.taps + j]);
-    if (p.bias) bias_ = static_cast<Real>(p.bias[d]);
+    for (int64_t j = 0; j < p.taps; ++j) w_[j] = static_cast<float>(p.weight[d * p.taps + j]);
+    if (p.bias) bias_ = static_cast<float>(p.bias[d]);
   }
 
   void forward() const {
@@ -71,18 +68,18 @@ class Channel {
  private:
   static constexpr int64_t kMaxTaps = 8;
 
-  void put(const Rows& rows, const Sequence& s, int64_t t, Real x) const {
+  void put(const Rows& rows, const Sequence& s, int64_t t, float x) const {
     store_row(rows, s.batch, s.begin + t, 0, d_, 1, &x);
   }
-  void put(const States& states, int64_t slot, int64_t i, Real x) const {
+  void put(const States& states, int64_t slot, int64_t i, float x) const {
     store_elements(states.data, states.dtype, at(states, slot, i), 1, 1, &x);
   }
   int64_t at(const States& x, int64_t slot, int64_t i) const {
     return x.at(slot, 0) + d_ * x.s_k + i * x.s_v;
   }
   // The input at token t; before the first one what the initial state has, or 0.
-  Real input(const Sequence& s, int64_t t) const {
-    Real x = 0;
+  float input(const Sequence& s, int64_t t) const {
+    float x = 0;
     if (t >= 0) {
       load_row(p_.x, s.batch, s.begin + t, 0, d_, 1, &x);
     } else if (s.read_slot >= 0 && p_.V + t >= 0) {
@@ -91,21 +88,21 @@ class Channel {
     }
     return x;
   }
-  Real pre(const Sequence& s, int64_t t) const {
-    Real sum = bias_;
+  float pre(const Sequence& s, int64_t t) const {
+    float sum = bias_;
     for (int64_t j = 0; j < p_.taps; ++j) sum += w_[j] * input(s, t - p_.taps + 1 + j);
     return sum;
   }
-  Real d_pre(const Sequence& s, int64_t t) const {
+  float d_pre(const Sequence& s, int64_t t) const {
     if (!p_.d_out) return 0;
-    Real dy;
+    float dy;
     load_row(p_.d_out, s.batch, s.begin + t, 0, d_, 1, &dy);
     return dy * activation_slope(p_, pre(s, t));
   }
   // Of the input at token t, which may lie before the first one: what the final state and every
   // output that saw it say.
-  Real d_input(const Sequence& s, int64_t t) const {
-    Real sum = 0;
+  float d_input(const Sequence& s, int64_t t) const {
+    float sum = 0;
     const int64_t kept = p_.V - s.length + t;  // where the final state has it
     if (p_.d_final && kept >= 0 && kept < p_.V) {
       load_elements(p_.d_final.data, p_.d_final.dtype, at(p_.d_final, s.n, kept), 1, 1, &sum);
@@ -119,15 +116,14 @@ class Channel {
 
   const Problem& p_;
   int64_t d_;
-  Real w_[kMaxTaps] = {}, bias_ = 0;
+  float w_[kMaxTaps] = {}, bias_ = 0;
 };
 
 // Needs no workspace.
-template <class Real>
-void run(const Problem& p) {
+inline void run(const Problem& p) {
 #pragma omp parallel for schedule(static) num_threads(useful_threads(p, p.K / 64 + 1))
   for (int64_t d = 0; d < p.K; ++d) {
-    const Channel<Real> channel(p, d);
+    const Channel channel(p, d);
     p.is_gradient ? channel.backward() : channel.forward();
   }
   zero_padding(p, p.is_gradient ? p.dx : p.out, 1, p.K);

@@ -1,5 +1,5 @@
-// Gradients of a call's edges, for any arithmetic type: the L2 norm, the beta and gate forms, and
-// what has to be zero.
+// Gradients of a call's edges in fp32: the L2 norm, the beta and gate forms, and what has to be
+// zero.
 #pragma once
 
 #include <cstdint>
@@ -18,20 +18,18 @@ inline double norm_gradient_along(double dot, double squares, double r) {
 // dy) is the same where y . y is 1 - 1e-6 r^2, but a rounded y is off by 6e-8: 6 % of what is left
 // of a dy along y, and for a key of one channel nothing else is. Hence p by the y there is, and in
 // double.
-template <class Real>
-void normalize_gradient(const Real* y, Real r, int64_t count, Real* dy) {
+inline void normalize_gradient(const float* y, float r, int64_t count, float* dy) {
   double dot = 0, squares = 0;
   for (int64_t i = 0; i < count; ++i) {
     dot += static_cast<double>(y[i]) * dy[i];
     squares += static_cast<double>(y[i]) * y[i];
   }
   const double along = norm_gradient_along(dot, squares, r);
-  for (int64_t i = 0; i < count; ++i) dy[i] = r * static_cast<Real>(dy[i] - along * y[i]);
+  for (int64_t i = 0; i < count; ++i) dy[i] = r * static_cast<float>(dy[i] - along * y[i]);
 }
 
 // d(beta form)/dx * dy
-template <class Real>
-Real beta_gradient(const Problem& p, Real x, Real dy) {
+inline float beta_gradient(const Problem& p, float x, float dy) {
   switch (p.beta_form) {
     case DELTIC_BETA_SIGMOID:
       return sigmoid(x) * sigmoid(-x) * dy;
@@ -42,22 +40,21 @@ Real beta_gradient(const Problem& p, Real x, Real dy) {
   }
 }
 
-template <class Real>
 struct GateGradient {
-  Real g = 0;      // of the raw g, and of dt_bias
-  Real A_log = 0;  // of A_log
+  float g = 0;      // of the raw g, and of dt_bias
+  float A_log = 0;  // of A_log
 };
 
 // Of y = log_decay(p, g, exp(A_log), bias).
-template <class Real>
-GateGradient<Real> log_decay_gradient(const Problem& p, Real g, Real rate, Real bias, Real dy) {
+inline GateGradient log_decay_gradient(const Problem& p, float g, float rate, float bias,
+                                       float dy) {
   if (dy == 0) return {};  // a decay of 0 passes nothing on, and y may be infinite there
-  const Real x = g + bias;
+  const float x = g + bias;
   switch (p.gate_form) {
     case DELTIC_GATE_SOFTPLUS:
       return {-rate * sigmoid(x) * dy, -rate * softplus(x) * dy};
     case DELTIC_GATE_BOUNDED: {
-      const Real slope = static_cast<Real>(p.lower_bound) * sigmoid(rate * x) * sigmoid(-rate * x);
+      const float slope = p.lower_bound * sigmoid(rate * x) * sigmoid(-rate * x);
       return {dy * slope * rate, dy * slope * rate * x};
     }
     default:

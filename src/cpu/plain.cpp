@@ -102,7 +102,7 @@ void run_slice(const Problem& p, const Sequence& s, int64_t h, int64_t first, Sl
   std::fill_n(x.decay, p.K, 1.0f);
   for (float* row : {x.v, x.value_decay, x.beta}) std::fill_n(row, kColumns, 0.0f);
 
-  StateColumns<float> states(p, s, h, first, count, kColumns);
+  StateColumns states(p, s, h, first, count, kColumns);
   states.load_initial(x.S);
   states.keep(x.S, 0);
   for (int64_t t = 0; t < s.length; ++t) {
@@ -134,22 +134,22 @@ const char* nothing_missing() { return nullptr; }
 
 size_t workspace_bytes(const Problem& p) {
   if (p.op == DELTIC_CONV) return 0;
-  if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes<float>(p);
-  if (p.is_gradient) return block_gradients::workspace_bytes<float>(p);
-  if (!is_recurrence(p)) return blocks::workspace_bytes<float>(p);
+  if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes(p);
+  if (p.is_gradient) return block_gradients::workspace_bytes(p);
+  if (!is_recurrence(p)) return blocks::workspace_bytes(p);
   return static_cast<size_t>(checked_product(Slice(p, nullptr).bytes, p.threads));
 }
 
 // Backward here starts from the first token, whatever was kept: the header is all it looks at.
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
-  if (p.op == DELTIC_CONV) return conv::run<float>(p);
+  if (p.op == DELTIC_CONV) return conv::run(p);
   if (p.op == DELTIC_BACKWARD) {
     check_saved_header(p, Arithmetic::recurrence);
-    return recurrence_backward::run<float>(p, workspace);
+    return recurrence_backward::run(p, workspace);
   }
   if (p.save != DELTIC_SAVE_NONE) write_saved_header(p, p.save, Arithmetic::recurrence);
-  if (p.is_gradient) return block_gradients::run<float>(p, workspace);
-  is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run<float>(p, workspace);
+  if (p.is_gradient) return block_gradients::run(p, workspace);
+  is_recurrence(p) ? run_recurrence(p, workspace) : blocks::run(p, workspace);
 }
 
 }  // namespace

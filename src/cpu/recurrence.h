@@ -1,5 +1,5 @@
-// The edges of a pass over tokens, for any arithmetic type: scratch, rows in and out, gate and beta
-// forms, the L2 norm, and where the states of a sequence come from and go to.
+// The edges of a pass over tokens in fp32: scratch, rows in and out, gate and beta forms, the L2
+// norm, and where the states of a sequence come from and go to.
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,14 @@ inline int useful_threads(const Problem& p, int64_t num_tasks) {
 // ---- Rows ----
 // `count` elements, `stride` apart, from element `at` on. Stores round to nearest even.
 
-template <class Real>
-void load_elements(const void* data, DType type, int64_t at, int64_t stride, int64_t count,
-                   Real* out) {
-  const auto convert = [&](const auto* in, auto to_real) {
+inline void load_elements(const void* data, DType type, int64_t at, int64_t stride, int64_t count,
+                          float* out) {
+  const auto convert = [&](const auto* in, auto to_float) {
     if (stride == 1) {
-      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Real>(to_real(in[at + i]));
+      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(to_float(in[at + i]));
     } else {
-      for (int64_t i = 0; i < count; ++i) out[i] = static_cast<Real>(to_real(in[at + i * stride]));
+      for (int64_t i = 0; i < count; ++i)
+        out[i] = static_cast<float>(to_float(in[at + i * stride]));
     }
   };
   const auto as_is = [](auto x) { return x; };
@@ -45,26 +45,23 @@ void load_elements(const void* data, DType type, int64_t at, int64_t stride, int
   }
 }
 
-template <class Real>
-void store_elements(void* data, DType type, int64_t at, int64_t stride, int64_t count,
-                    const Real* in) {
+inline void store_elements(void* data, DType type, int64_t at, int64_t stride, int64_t count,
+                           const float* in) {
   if (type == DType::f32) {  // the usual state, worth a loop without a switch
     float* out = static_cast<float*>(data) + at;
-    for (int64_t i = 0; i < count; ++i) out[i * stride] = static_cast<float>(in[i]);
+    for (int64_t i = 0; i < count; ++i) out[i * stride] = in[i];
     return;
   }
   for (int64_t i = 0; i < count; ++i) store(data, type, at + i * stride, in[i]);
 }
 
-template <class Real>
-void load_row(const Rows& x, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count,
-              Real* out) {
+inline void load_row(const Rows& x, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count,
+                     float* out) {
   load_elements(x.data, x.dtype, x.at(b, t, h) + first, 1, count, out);
 }
 
-template <class Real>
-void store_row(const Rows& x, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count,
-               const Real* in) {
+inline void store_row(const Rows& x, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count,
+                      const float* in) {
   store_elements(x.data, x.dtype, x.at(b, t, h) + first, 1, count, in);
 }
 
@@ -85,24 +82,19 @@ inline void zero_padding(const Problem& p, const Rows& x, int64_t heads, int64_t
 
 // ---- Gate and beta forms. Written so that no exponential overflows. ----
 
-template <class Real>
-Real sigmoid(Real x) {
-  const Real e = std::exp(-std::abs(x));
+inline float sigmoid(float x) {
+  const float e = std::exp(-std::abs(x));
   return x >= 0 ? 1 / (1 + e) : e / (1 + e);
 }
 
-template <class Real>
-Real softplus(Real x) {
-  return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x)));
-}
+inline float softplus(float x) { return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x))); }
 
-template <class Real>
-Real log_decay(const Problem& p, Real g, Real rate, Real bias) {
+inline float log_decay(const Problem& p, float g, float rate, float bias) {
   switch (p.gate_form) {
     case DELTIC_GATE_SOFTPLUS:
       return -rate * softplus(g + bias);
     case DELTIC_GATE_BOUNDED:
-      return static_cast<Real>(p.lower_bound) * sigmoid(rate * (g + bias));
+      return p.lower_bound * sigmoid(rate * (g + bias));
     default:
       return g;
   }
@@ -112,20 +104,18 @@ inline int64_t gate_width(const Problem& p) { return p.gate == Gate::channel ? p
 inline int64_t beta_width(const Problem& p) { return p.beta_kind == BetaKind::value ? p.V : 1; }
 
 // The log decay of one token and value head: gate_width(p) numbers. Needs a gate.
-template <class Real>
-void load_log_decay(const Problem& p, int64_t b, int64_t t, int64_t h, Real* out) {
+inline void load_log_decay(const Problem& p, int64_t b, int64_t t, int64_t h, float* out) {
   const int64_t width = gate_width(p);
   load_row(p.g, b, t, h, 0, width, out);
   if (p.gate_form == DELTIC_GATE_LOG_DECAY) return;
-  const Real rate = p.A_log ? std::exp(static_cast<Real>(p.A_log[h])) : Real(1);
+  const float rate = p.A_log ? std::exp(static_cast<float>(p.A_log[h])) : 1.0f;
   for (int64_t d = 0; d < width; ++d) {
-    const Real bias = p.dt_bias ? static_cast<Real>(p.dt_bias[h * width + d]) : Real(0);
+    const float bias = p.dt_bias ? static_cast<float>(p.dt_bias[h * width + d]) : 0.0f;
     out[d] = log_decay(p, out[d], rate, bias);
   }
 }
 
-template <class Real>
-Real beta_value(const Problem& p, Real x) {
+inline float beta_value(const Problem& p, float x) {
   switch (p.beta_form) {
     case DELTIC_BETA_SIGMOID:
       return sigmoid(x);
@@ -137,14 +127,13 @@ Real beta_value(const Problem& p, Real x) {
 }
 
 // beta of value columns [first, first + count): 1, one number for all, or one each.
-template <class Real>
-void load_beta(const Problem& p, int64_t b, int64_t t, int64_t h, int64_t first, int64_t count,
-               Real* out) {
+inline void load_beta(const Problem& p, int64_t b, int64_t t, int64_t h, int64_t first,
+                      int64_t count, float* out) {
   if (p.beta_kind == BetaKind::value) {
     load_row(p.beta, b, t, h, first, count, out);
     for (int64_t i = 0; i < count; ++i) out[i] = beta_value(p, out[i]);
   } else {
-    Real beta = 1;
+    float beta = 1;
     if (p.beta_kind == BetaKind::head) {
       load_row(p.beta, b, t, h, 0, 1, &beta);
       beta = beta_value(p, beta);
@@ -154,16 +143,14 @@ void load_beta(const Problem& p, int64_t b, int64_t t, int64_t h, int64_t first,
 }
 
 // 1 / sqrt(sum x^2 + 1e-6). The sum is in double: squares of large fp32 numbers overflow fp32.
-template <class Real>
-Real reciprocal_norm(const Real* x, int64_t count) {
+inline float reciprocal_norm(const float* x, int64_t count) {
   double sum = kNormEps;
   for (int64_t i = 0; i < count; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-  return static_cast<Real>(1 / std::sqrt(sum));
+  return static_cast<float>(1 / std::sqrt(sum));
 }
 
-template <class Real>
-void normalize(Real* x, int64_t count) {
-  const Real r = reciprocal_norm(x, count);
+inline void normalize(float* x, int64_t count) {
+  const float r = reciprocal_norm(x, count);
   for (int64_t i = 0; i < count; ++i) x[i] *= r;
 }
 
@@ -171,7 +158,6 @@ void normalize(Real* x, int64_t count) {
 
 // The states of one sequence and value head, value columns [first, first + count). S is K-first in
 // scratch whatever the layout outside: element (d, c) is at d * pitch + c.
-template <class Real>
 class StateColumns {
  public:
   StateColumns(const Problem& p, const Sequence& s, int64_t h, int64_t first, int64_t count,
@@ -180,10 +166,10 @@ class StateColumns {
     next_checkpoint_ = checkpoint_from(0);
   }
 
-  void load_initial(Real* S) const {
+  void load_initial(float* S) const {
     for (int64_t d = 0; d < p_.K; ++d) {
       if (s_.read_slot < 0) {
-        std::fill_n(S + d * pitch_, count_, Real(0));
+        std::fill_n(S + d * pitch_, count_, 0.0f);
       } else {
         load_elements(p_.state_in.data, p_.state_in.dtype, at(p_.state_in, s_.read_slot, d),
                       p_.state_in.s_v, count_, S + d * pitch_);
@@ -192,7 +178,7 @@ class StateColumns {
   }
 
   // To be called with the state after 0, 1, ..., length tokens of the sequence.
-  void keep(const Real* S, int64_t tokens) {
+  void keep(const float* S, int64_t tokens) {
     const int64_t slot = tokens > 0       ? token_slot(p_, s_, tokens - 1)
                          : s_.length == 0 ? s_.write_slot
                                           : -1;
@@ -208,7 +194,7 @@ class StateColumns {
   int64_t at(const States& x, int64_t slot, int64_t d) const {
     return x.at(slot, h_) + d * x.s_k + first_ * x.s_v;
   }
-  void write(const States& x, int64_t slot, const Real* S) const {
+  void write(const States& x, int64_t slot, const float* S) const {
     for (int64_t d = 0; d < p_.K; ++d) {
       store_elements(x.data, x.dtype, at(x, slot, d), x.s_v, count_, S + d * pitch_);
     }

@@ -1,4 +1,4 @@
-// The backward pass of the recurrence, token by token, for any arithmetic type.
+// The backward pass of the recurrence, token by token, in fp32.
 //
 // Forward, for one sequence and value head (K x V state S, q and k after the L2 norm):
 //
@@ -47,22 +47,21 @@ inline int64_t segment_length(const Problem& p) {
 }
 
 // What one thread needs for one sequence and q/k head, with the value heads of its group.
-template <class Real>
 class Task {
  public:
   Task(const Problem& p, std::byte* base)
       : p_(p), group_(p.HV / p.H), length_(segment_length(p)), size_(p.K * p.V) {
     Scratch scratch(base);
     const int64_t tokens = std::min(length_, p.T);
-    starts_ = scratch.take<Real>(group_, (p.T + length_ - 1) / length_, size_);
-    states_ = scratch.take<Real>(tokens + 1, size_);
-    e_ = scratch.take<Real>(tokens, p.V);
-    dS_ = scratch.take<Real>(group_, size_);
-    dq_ = scratch.take<Real>(tokens, p.K);
-    dk_ = scratch.take<Real>(tokens, p.K);
-    for (Real** row : {&q_, &k_, &a_, &g_, &dg_}) *row = scratch.take<Real>(p.K);
-    for (Real** row : {&v_, &d_o_, &u_, &du_, &b_, &beta_, &dbeta_, &dgv_}) {
-      *row = scratch.take<Real>(p.V);
+    starts_ = scratch.take<float>(group_, (p.T + length_ - 1) / length_, size_);
+    states_ = scratch.take<float>(tokens + 1, size_);
+    e_ = scratch.take<float>(tokens, p.V);
+    dS_ = scratch.take<float>(group_, size_);
+    dq_ = scratch.take<float>(tokens, p.K);
+    dk_ = scratch.take<float>(tokens, p.K);
+    for (float** row : {&q_, &k_, &a_, &g_, &dg_}) *row = scratch.take<float>(p.K);
+    for (float** row : {&v_, &d_o_, &u_, &du_, &b_, &beta_, &dbeta_, &dgv_}) {
+      *row = scratch.take<float>(p.V);
     }
     bytes_ = scratch.used();
   }
@@ -86,8 +85,8 @@ class Task {
     }
     for (int64_t m = num_segments - 1; m >= 0; --m) {
       const int64_t begin = m * length_, end = std::min(begin + length_, s.length);
-      std::fill_n(dq_, (end - begin) * p_.K, Real(0));
-      std::fill_n(dk_, (end - begin) * p_.K, Real(0));
+      std::fill_n(dq_, (end - begin) * p_.K, 0.0f);
+      std::fill_n(dk_, (end - begin) * p_.K, 0.0f);
       for (int64_t i = 0; i < group_; ++i) {
         const int64_t h = first_head + i;
         run_segment(s, h, begin, end, starts_ + (m * group_ + i) * size_, dS_ + i * size_,
@@ -104,12 +103,12 @@ class Task {
   }
 
  private:
-  void run_segment(const Sequence& s, int64_t h, int64_t begin, int64_t end, const Real* start,
-                   Real* dS, double* sums) {
+  void run_segment(const Sequence& s, int64_t h, int64_t begin, int64_t end, const float* start,
+                   float* dS, double* sums) {
     std::copy_n(start, size_, states_);
     for (int64_t t = begin; t < end; ++t) {
       load_inputs(s, t, h);
-      Real* S = states_ + (t - begin) * size_;
+      float* S = states_ + (t - begin) * size_;
       advance(S, S + size_, e_ + (t - begin) * p_.V);
     }
     for (int64_t t = end - 1; t >= begin; --t) {
@@ -123,15 +122,15 @@ class Task {
 
   // S_{t-1} -> S_t, which may be the same memory, and e_t. Pointers are local here and in go_back:
   // through `this` g++ 12 makes scalar code, which took twice the time.
-  void advance(const Real* before, Real* after, Real* e) {
+  void advance(const float* before, float* after, float* e) {
     const int64_t K = p_.K, V = p_.V;
-    const Real *k = k_, *a = a_, *b = b_, *beta = beta_;
-    Real* u = u_;
+    const float *k = k_, *a = a_, *b = b_, *beta = beta_;
+    float* u = u_;
     std::copy_n(v_, V, e);
     for (int64_t d = 0; d < K; ++d) {
-      const Real* S_in = before + d * V;
-      Real* S = after + d * V;
-      const Real k_d = k[d], a_d = a[d];
+      const float* S_in = before + d * V;
+      float* S = after + d * V;
+      const float k_d = k[d], a_d = a[d];
 #pragma omp simd
       for (int64_t c = 0; c < V; ++c) {
         S[c] = a_d * S_in[c] * b[c];
@@ -140,8 +139,8 @@ class Task {
     }
     for (int64_t c = 0; c < V; ++c) u[c] = beta[c] * e[c];
     for (int64_t d = 0; d < K; ++d) {
-      Real* S = after + d * V;
-      const Real k_d = k[d];
+      float* S = after + d * V;
+      const float k_d = k[d];
 #pragma omp simd
       for (int64_t c = 0; c < V; ++c) S[c] += k_d * u[c];
     }
@@ -150,18 +149,18 @@ class Task {
   // One token backwards: dS of S_t -> of S_{t-1}. `before` is S_{t-1}, followed by S_t. Adds to dq
   // and dk; leaves dv in du, dbeta of each column, and the gradients of the log decays in dg and
   // dgv.
-  void go_back(const Real* before, const Real* e, Real* dS, Real* dq, Real* dk) {
+  void go_back(const float* before, const float* e, float* dS, float* dq, float* dk) {
     const int64_t K = p_.K, V = p_.V;
-    const Real* after = before + size_;
-    const Real *q = q_, *k = k_, *a = a_, *b = b_, *beta = beta_, *d_o = d_o_;
-    Real *u = u_, *du = du_, *dbeta = dbeta_;
-    const Real scale = static_cast<Real>(p_.scale);
-    std::fill_n(du, V, Real(0));
+    const float* after = before + size_;
+    const float *q = q_, *k = k_, *a = a_, *b = b_, *beta = beta_, *d_o = d_o_;
+    float *u = u_, *du = du_, *dbeta = dbeta_;
+    const float scale = p_.scale;
+    std::fill_n(du, V, 0.0f);
     for (int64_t d = 0; d < K; ++d) {
-      const Real* S = after + d * V;
-      Real* dS_d = dS + d * V;
-      const Real k_d = k[d], q_d = scale * q[d];
-      Real dq_d = 0;
+      const float* S = after + d * V;
+      float* dS_d = dS + d * V;
+      const float k_d = k[d], q_d = scale * q[d];
+      float dq_d = 0;
 #pragma omp simd reduction(+ : dq_d)
       for (int64_t c = 0; c < V; ++c) {
         dS_d[c] += q_d * d_o[c];
@@ -177,15 +176,15 @@ class Task {
     }
     if (p_.dgv) column_decay_gradient(before, dS);
     for (int64_t d = 0; d < K; ++d) {
-      const Real* S = before + d * V;
-      Real* dS_d = dS + d * V;
-      const Real k_d = k[d], a_d = a[d];
-      Real dk_d = 0, dg_d = 0;
+      const float* S = before + d * V;
+      float* dS_d = dS + d * V;
+      const float k_d = k[d], a_d = a[d];
+      float dk_d = 0, dg_d = 0;
 #pragma omp simd reduction(+ : dk_d, dg_d)
       for (int64_t c = 0; c < V; ++c) {
-        const Real decayed = S[c] * b[c];
+        const float decayed = S[c] * b[c];
         dk_d += dS_d[c] * u[c] - a_d * decayed * du[c];
-        const Real after_decay = dS_d[c] - k_d * du[c];
+        const float after_decay = dS_d[c] - k_d * du[c];
         dg_d += decayed * after_decay;
         dS_d[c] = a_d * after_decay * b[c];
       }
@@ -194,11 +193,11 @@ class Task {
     }
   }
 
-  void column_decay_gradient(const Real* before, const Real* dS) {
-    std::fill_n(dgv_, p_.V, Real(0));
+  void column_decay_gradient(const float* before, const float* dS) {
+    std::fill_n(dgv_, p_.V, 0.0f);
     for (int64_t d = 0; d < p_.K; ++d) {
       for (int64_t c = 0; c < p_.V; ++c) {
-        const Real after_decay = dS[d * p_.V + c] - k_[d] * du_[c];
+        const float after_decay = dS[d * p_.V + c] - k_[d] * du_[c];
         dgv_[c] += a_[d] * before[d * p_.V + c] * b_[c] * after_decay;
       }
     }
@@ -210,12 +209,12 @@ class Task {
     if (p_.l2norm) normalize(k_, p_.K);
     load_row(p_.v, b, row, h, 0, p_.V, v_);
     load_beta(p_, b, row, h, 0, p_.V, beta_);
-    std::fill_n(b_, p_.V, Real(1));
+    std::fill_n(b_, p_.V, 1.0f);
     if (p_.gv) {
       load_row(p_.gv, b, row, h, 0, p_.V, b_);
       for (int64_t c = 0; c < p_.V; ++c) b_[c] = std::exp(b_[c]);
     }
-    std::fill_n(a_, p_.K, Real(1));
+    std::fill_n(a_, p_.K, 1.0f);
     if (p_.gate == Gate::none) return;
     load_log_decay(p_, b, row, h, a_);
     // In fp32 exp is 0 below -104 without a clamp, and so is the gradient there.
@@ -226,7 +225,7 @@ class Task {
   void load_output_side(const Sequence& s, int64_t t, int64_t h) {
     load_row(p_.q, s.batch, s.begin + t, p_.k_head(h), 0, p_.K, q_);
     if (p_.l2norm) normalize(q_, p_.K);
-    std::fill_n(d_o_, p_.V, Real(0));
+    std::fill_n(d_o_, p_.V, 0.0f);
     if (p_.d_o) load_row(p_.d_o, s.batch, s.begin + t, h, 0, p_.V, d_o_);
   }
 
@@ -255,9 +254,9 @@ class Task {
   void to_raw_gate(int64_t b, int64_t row, int64_t h, double* sums) {
     const int64_t width = gate_width(p_);
     load_row(p_.g, b, row, h, 0, width, g_);
-    const Real rate = p_.A_log ? std::exp(static_cast<Real>(p_.A_log[h])) : Real(1);
+    const float rate = p_.A_log ? std::exp(static_cast<float>(p_.A_log[h])) : 1.0f;
     for (int64_t d = 0; d < width; ++d) {
-      const Real bias = p_.dt_bias ? static_cast<Real>(p_.dt_bias[h * width + d]) : Real(0);
+      const float bias = p_.dt_bias ? static_cast<float>(p_.dt_bias[h * width + d]) : 0.0f;
       const auto gradient = log_decay_gradient(p_, g_[d], rate, bias, dg_[d]);
       dg_[d] = gradient.g;
       if (!wants_parameter_sums(p_)) continue;
@@ -268,11 +267,11 @@ class Task {
 
   // dq or dk of one token, summed over the group: through the norm and out. x is q or k.
   void store_key_gradient(const Rows& x, const Rows& dx, const Sequence& s, int64_t t, int64_t h,
-                          Real* gradient) {
+                          float* gradient) {
     if (!dx) return;
     if (p_.l2norm) {
       load_row(x, s.batch, s.begin + t, h, 0, p_.K, q_);
-      const Real r = reciprocal_norm(q_, p_.K);
+      const float r = reciprocal_norm(q_, p_.K);
       for (int64_t d = 0; d < p_.K; ++d) q_[d] *= r;
       normalize_gradient(q_, r, p_.K, gradient);
     }
@@ -280,13 +279,13 @@ class Task {
   }
 
   // K-first in scratch whatever the layout outside. An absent state is 0.
-  void load_state(const States& x, int64_t slot, int64_t h, Real* S) const {
-    if (!x) std::fill_n(S, size_, Real(0));
+  void load_state(const States& x, int64_t slot, int64_t h, float* S) const {
+    if (!x) std::fill_n(S, size_, 0.0f);
     for (int64_t d = 0; d < p_.K && x; ++d) {
       load_elements(x.data, x.dtype, x.at(slot, h) + d * x.s_k, x.s_v, p_.V, S + d * p_.V);
     }
   }
-  void store_state(const States& x, int64_t slot, int64_t h, const Real* S) const {
+  void store_state(const States& x, int64_t slot, int64_t h, const float* S) const {
     for (int64_t d = 0; d < p_.K; ++d) {
       store_elements(x.data, x.dtype, x.at(slot, h) + d * x.s_k, x.s_v, p_.V, S + d * p_.V);
     }
@@ -294,9 +293,9 @@ class Task {
 
   const Problem& p_;
   int64_t group_, length_, size_;  // value heads, tokens of a segment, numbers of a state
-  Real *starts_, *states_, *e_, *dS_, *dq_, *dk_;
-  Real *q_, *k_, *a_, *g_, *dg_;                            // of one token: [K]
-  Real *v_, *d_o_, *u_, *du_, *b_, *beta_, *dbeta_, *dgv_;  // [V]
+  float *starts_, *states_, *e_, *dS_, *dq_, *dk_;
+  float *q_, *k_, *a_, *g_, *dg_;                            // of one token: [K]
+  float *v_, *d_o_, *u_, *du_, *b_, *beta_, *dbeta_, *dgv_;  // [V]
   size_t bytes_;
 };
 
@@ -309,21 +308,19 @@ inline size_t sums_bytes(const Problem& p) {
   return scratch.used();
 }
 
-template <class Real>
-size_t workspace_bytes(const Problem& p) {
+inline size_t workspace_bytes(const Problem& p) {
   return static_cast<size_t>(
-      checked_sum(sums_bytes(p), checked_product(Task<Real>(p, nullptr).bytes(), num_threads(p))));
+      checked_sum(sums_bytes(p), checked_product(Task(p, nullptr).bytes(), num_threads(p))));
 }
 
-template <class Real>
-void run(const Problem& p, std::span<std::byte> workspace) {
+inline void run(const Problem& p, std::span<std::byte> workspace) {
   auto* sums = reinterpret_cast<double*>(workspace.data());
   std::fill_n(sums, num_parameter_sums(p), 0.0);
   std::byte* tasks = workspace.data() + sums_bytes(p);
-  const size_t bytes = Task<Real>(p, nullptr).bytes();
+  const size_t bytes = Task(p, nullptr).bytes();
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads(p))
   for (int64_t i = 0; i < p.N * p.H; ++i) {
-    Task<Real> task(p, tasks + static_cast<size_t>(omp_get_thread_num()) * bytes);
+    Task task(p, tasks + static_cast<size_t>(omp_get_thread_num()) * bytes);
     const int64_t n = i / p.H;
     task.run(sequence(p, n), i % p.H, sums + n * p.HV * parameter_sums_per_head(p));
   }

@@ -22,14 +22,14 @@ bool needs_no_vectors(const Problem& p) {
 }
 
 size_t block_workspace(const Problem& p) {
-  if (needs_no_vectors(p)) return block_gradients::workspace_bytes<float>(p);
+  if (needs_no_vectors(p)) return block_gradients::workspace_bytes(p);
   if (p.is_gradient) {
     return with_gate<BlockGradients>(p, [](const auto& b) { return b.workspace_bytes(); });
   }
   return with_gate<Blocks>(p, [](const auto& b) { return b.workspace_bytes(); });
 }
 void block_run(const Problem& p, std::span<std::byte> workspace, void*) {
-  if (needs_no_vectors(p)) return block_gradients::run<float>(p, workspace);
+  if (needs_no_vectors(p)) return block_gradients::run(p, workspace);
   if (p.is_gradient) {
     return with_gate<BlockGradients>(p, [&](const auto& b) { b.run(workspace); });
   }

@@ -21,7 +21,7 @@ size_t conv_workspace(const Problem& p) {
   return Conv(p).workspace_bytes();
 }
 void conv_run(const Problem& p, std::span<std::byte> workspace, void*) {
-  if (is_handed_on(p)) return conv::run<float>(p);
+  if (is_handed_on(p)) return conv::run(p);
   Conv(p).run(workspace);
 }
 
