@@ -569,6 +569,40 @@ TEST(Backward, InfiniteLogDecayIsFinite) {
   }
 }
 
+// exp(A_log) itself has no fp32 number, the decays are ordinary: g + dt_bias around -A_log, or of
+// either sign in the bounded form.
+TEST(Backward, HugeRates) {
+  for (GateKind gate : {GateKind::head, GateKind::channel}) {
+    for (GateForm form : {GateForm::softplus, GateForm::bounded}) {
+      for (double A_log : {61.0, 89.0, 100.0}) {
+        const GradientSetup setup =
+            with_dtype({.K = 16, .V = 12, .sequences = {{1, 70}}, .gate = gate, .gate_form = form},
+                       DType::f32);
+        SCOPED_TRACE(name(setup) + " A_log " + std::to_string(A_log));
+        GradientCall call(setup);
+        for (int64_t at : offsets(call.x[kALog])) call.x[kALog].set(at, A_log);
+        for (int64_t at : offsets(call.x[kG])) {
+          if (form == GateForm::softplus) call.x[kG].set(at, call.x[kG].get(at) - A_log);
+        }
+        const GradientCall oracle = oracle_of(call);
+        for (const std::string& impl : takers(setup)) {
+          call.forward_keeping(impl, 2, Save::none);
+          GradientCall want(call.setup);
+          want.copy_inputs(call);
+          want.forward_keeping("reference", 2, Save::none);
+          EXPECT_LT(error(call.o, want.o), 1e-4) << impl;
+          call.backward(impl, 2);
+          for (size_t i = 0; i < kNumInputs; ++i) {
+            if (!call.x[i]) continue;
+            EXPECT_LT(error(call.dx[i], oracle.dx[i]), kSingleBudget[i])
+                << impl << " " << kInputNames[i];
+          }
+        }
+      }
+    }
+  }
+}
+
 std::vector<GradientSetup> contract_setups() {
   std::vector<GradientSetup> all;
   for (GateKind gate : {GateKind::none, GateKind::head, GateKind::channel}) {

@@ -418,6 +418,63 @@ TEST(GateForms, FusedSumIsFormThenSum) {
   }
 }
 
+// exp(A_log) leaves fp32 at 88.7, long before the log decay does where g is below -A_log, or 0 in
+// the bounded form. One value head for every pair; the gradients too, where they are in fp32's
+// range.
+TEST(GateForms, HugeRates) {
+  std::vector<float> A_log, g;
+  for (float a : {30.0f, 59.0f, 61.0f, 80.0f, 88.5f, 89.0f, 100.0f, 300.0f, 590.0f, 1e30f}) {
+    for (float x : {-2 * a, -a - 5, -a - 1, -a, -a + 1, -a + 4, -20.0f, -1e-30f, 0.0f, 1.0f}) {
+      A_log.push_back(a), g.push_back(x);
+    }
+  }
+  const auto heads = static_cast<int64_t>(g.size());
+  const std::vector<float> ones(g.size(), 1);
+  struct Run {
+    explicit Run(size_t n) : out(n), sum(n), dg(n), dA_log(n) {}
+    std::vector<float> out, sum, dg, dA_log;
+  };
+  for (GateForm form : {GateForm::softplus, GateForm::bounded}) {
+    const auto run = [&](const std::string& impl) {
+      Run r(g.size());
+      Options o{.gate_form = form, .impl = impl};
+      if (form == GateForm::bounded) o.lower_bound = -5.0f;
+      const auto view = [&](const std::vector<float>& x) {
+        return TensorView{x.data(), {1, 1, heads}};
+      };
+      const BlockTensors in{.g = view(g), .A_log = {A_log.data(), {heads}}};
+      BlockTensors t = in;
+      t.out = view(r.out);
+      gate(o, t);
+      t.out = view(r.sum);
+      cumsum(o, t);
+      block_backward(Op::gate, o,
+                     {.forward = in,
+                      .d_out = view(ones),
+                      .dg = view(r.dg),
+                      .dA_log = {r.dA_log.data(), {heads}}});
+      return r;
+    };
+    const Run want = run("reference");
+    for (const std::string& impl : names_of(Op::gate)) {
+      const Run got = run(impl);
+      for (size_t i = 0; i < g.size(); ++i) {
+        const auto expect_same = [&](float x, float ref, const char* what) {
+          EXPECT_FALSE(std::isnan(x)) << impl << " " << what << " " << A_log[i] << " " << g[i];
+          if (x == ref || A_log[i] > 600) return;  // infinite both; past the oracle's own range
+          EXPECT_LE(std::fabs(double{x} - double{ref}), 1e-4 * std::fabs(double{ref}) + 1e-9)
+              << impl << " " << what << " A_log " << A_log[i] << " g " << g[i] << ": " << x
+              << ", expected " << ref;
+        };
+        expect_same(got.out[i], want.out[i], "gate");
+        expect_same(got.sum[i], want.sum[i], "cumsum");
+        expect_same(got.dg[i], want.dg[i], "dg");
+        expect_same(got.dA_log[i], want.dA_log[i], "dA_log");
+      }
+    }
+  }
+}
+
 // Squares of large numbers overflow fp32, their norm does not.
 TEST(Norm, LargeNumbers) {
   const std::vector<float> x{1e20f, 2e20f, 0, 0};

@@ -72,7 +72,7 @@ inline void store_asked(const Rows& out, const Chunk& c, int64_t i, int64_t head
 inline void gate_chunk(const Problem& p, const Chunk& c, Buffers& buffers, double* sums) {
   const int64_t width = gate_width(p);
   const bool is_sum = p.op == DELTIC_CUMSUM;
-  const float rate = p.A_log ? std::exp(static_cast<float>(p.A_log[c.head])) : 1.0f;
+  const GateRate rate = gate_rate(p, c.head);
   std::fill_n(buffers.sum, width, 0.0);
   for (int64_t n = 0; n < c.length; ++n) {
     const int64_t i = p.reverse ? n : c.length - 1 - n;

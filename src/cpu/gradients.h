@@ -45,17 +45,24 @@ struct GateGradient {
   float A_log = 0;  // of A_log
 };
 
-// Of y = log_decay(p, g, exp(A_log), bias).
-inline GateGradient log_decay_gradient(const Problem& p, float g, float rate, float bias,
+// Of y = log_decay(p, g, rate, bias).
+inline GateGradient log_decay_gradient(const Problem& p, float g, const GateRate& rate, float bias,
                                        float dy) {
   if (dy == 0) return {};  // a decay of 0 passes nothing on, and y may be infinite there
   const float x = g + bias;
   switch (p.gate_form) {
-    case DELTIC_GATE_SOFTPLUS:
-      return {-rate * sigmoid(x) * dy, -rate * softplus(x) * dy};
+    case DELTIC_GATE_SOFTPLUS: {
+      // sigmoid(x) = exp(-softplus(-x))
+      const float slope =
+          rate.is_huge() ? std::exp(rate.log - softplus(-x)) : rate.value * sigmoid(x);
+      return {-slope * dy, -times_softplus(rate, x) * dy};
+    }
     case DELTIC_GATE_BOUNDED: {
-      const float slope = p.lower_bound * sigmoid(rate * x) * sigmoid(-rate * x);
-      return {dy * slope * rate, dy * slope * rate * x};
+      const float z = times_rate(rate, x), outer = p.lower_bound * dy;
+      const float slope = sigmoid(z) * sigmoid(-z);
+      const float inner =
+          rate.is_huge() ? std::exp(rate.log - softplus(z) - softplus(-z)) : slope * rate.value;
+      return {outer * inner, outer * slope * z};
     }
     default:
       return {dy, 0};

@@ -89,12 +89,37 @@ inline float sigmoid(float x) {
 
 inline float softplus(float x) { return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x))); }
 
-inline float log_decay(const Problem& p, float g, float rate, float bias) {
+// exp(A_log) of a value head. A huge one is used as its logarithm: from e^88.7 on fp32 has no
+// number for it, and well before that its product with a softplus that underflows would be 0.
+struct GateRate {
+  float value = 1, log = 0;
+  bool is_huge() const { return log > 60; }
+};
+
+inline GateRate gate_rate(const Problem& p, int64_t h) {
+  if (!p.A_log) return {};
+  const float log = static_cast<float>(p.A_log[h]);
+  return {std::exp(log), log};
+}
+
+// rate * softplus(x)
+inline float times_softplus(const GateRate& rate, float x) {
+  if (!rate.is_huge()) return rate.value * softplus(x);
+  // Below -15 softplus(x) is e^x but for 2e-7 of it.
+  return std::exp(rate.log + (x < -15 ? x : std::log(softplus(x))));
+}
+// rate * x; what a huge rate takes beyond e^88, where sigmoid has long been 0 or 1, stays there.
+inline float times_rate(const GateRate& rate, float x) {
+  if (!rate.is_huge()) return rate.value * x;
+  return std::copysign(std::exp(std::min(rate.log + std::log(std::abs(x)), 88.0f)), x);
+}
+
+inline float log_decay(const Problem& p, float g, const GateRate& rate, float bias) {
   switch (p.gate_form) {
     case DELTIC_GATE_SOFTPLUS:
-      return -rate * softplus(g + bias);
+      return -times_softplus(rate, g + bias);
     case DELTIC_GATE_BOUNDED:
-      return p.lower_bound * sigmoid(rate * (g + bias));
+      return p.lower_bound * sigmoid(times_rate(rate, g + bias));
     default:
       return g;
   }
@@ -108,7 +133,7 @@ inline void load_log_decay(const Problem& p, int64_t b, int64_t t, int64_t h, fl
   const int64_t width = gate_width(p);
   load_row(p.g, b, t, h, 0, width, out);
   if (p.gate_form == DELTIC_GATE_LOG_DECAY) return;
-  const float rate = p.A_log ? std::exp(static_cast<float>(p.A_log[h])) : 1.0f;
+  const GateRate rate = gate_rate(p, h);
   for (int64_t d = 0; d < width; ++d) {
     const float bias = p.dt_bias ? static_cast<float>(p.dt_bias[h * width + d]) : 0.0f;
     out[d] = log_decay(p, out[d], rate, bias);

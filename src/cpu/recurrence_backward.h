@@ -254,7 +254,7 @@ class Task {
   void to_raw_gate(int64_t b, int64_t row, int64_t h, double* sums) {
     const int64_t width = gate_width(p_);
     load_row(p_.g, b, row, h, 0, width, g_);
-    const float rate = p_.A_log ? std::exp(static_cast<float>(p_.A_log[h])) : 1.0f;
+    const GateRate rate = gate_rate(p_, h);
     for (int64_t d = 0; d < width; ++d) {
       const float bias = p_.dt_bias ? static_cast<float>(p_.dt_bias[h * width + d]) : 0.0f;
       const auto gradient = log_decay_gradient(p_, g_[d], rate, bias, dg_[d]);

@@ -145,7 +145,7 @@ inline void gate_gradient(const Problem& p, const ChunkPlace& at, int64_t Kp, fl
   constexpr bool kChannel = kGate == Gate::channel;
   const GateParams params = gate_params(p, at.head, Kp, bias_row);
   const int64_t width = kChannel ? Kp : kRowAlign, valid = kChannel ? p.K : 1;
-  const Vec factor = hn::Set(d, params.factor);
+  const Vec factor = hn::Set(d, params.rate.value);
   alignas(64) float row[kRowAlign] = {}, drow[kRowAlign] = {};
   double dA = 0;
   for (int64_t t = 0; t < at.length; ++t) {
@@ -154,7 +154,12 @@ inline void gate_gradient(const Problem& p, const ChunkPlace& at, int64_t Kp, fl
     float* dx = kChannel ? dg + t * Kp : drow;
     load_row(p.g.data, p.g.dtype, from, valid, width, x);
     if (!kChannel) drow[0] = dg[t];
-    for (int64_t c = 0; c < width; c += kLanes) {
+    for (int64_t c = 0; c < width && params.rate.is_huge(); ++c) {
+      const float bias = kChannel ? bias_row[c] : params.bias;
+      const GateGradient gradient = log_decay_gradient(p, x[c], params.rate, bias, dx[c]);
+      dx[c] = gradient.g, x[c] = gradient.A_log;
+    }
+    for (int64_t c = 0; c < width && !params.rate.is_huge(); c += kLanes) {
       const Vec bias = kChannel ? hn::LoadU(d, bias_row + c) : hn::Set(d, params.bias);
       const Vec shifted = hn::Add(hn::LoadU(d, x + c), bias), up = hn::LoadU(d, dx + c);
       Vec down, da;

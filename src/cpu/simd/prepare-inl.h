@@ -18,6 +18,7 @@
 #endif
 
 #include "core/scratch.h"
+#include "cpu/recurrence.h"
 #include "cpu/simd/products-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -151,12 +152,11 @@ inline void load_beta(const Problem& p, const ChunkPlace& at, int64_t C, float* 
 }
 
 struct GateParams {
-  float factor = 1.0f;  // exp(A_log)
-  float bias = 0.0f;    // per head
+  GateRate rate{};
+  float bias = 0.0f;  // per head
 };
 inline GateParams gate_params(const Problem& p, int64_t head, int64_t Kp, float* bias_row) {
-  GateParams g;
-  if (p.A_log) g.factor = std::exp(static_cast<float>(p.A_log[head]));
+  GateParams g{gate_rate(p, head)};
   if (p.gate == Gate::head) {
     if (p.dt_bias) g.bias = static_cast<float>(p.dt_bias[head]);
   } else if (p.dt_bias && p.dt_bias.contiguous) {
@@ -168,33 +168,40 @@ inline GateParams gate_params(const Problem& p, int64_t head, int64_t Kp, float*
   return g;
 }
 
+// The gate's form on n raw values, in place. bias: one for all, or one each.
+template <bool kBiasEach>
+inline void apply_gate(const Problem& p, const GateRate& rate, const float* bias, int64_t n,
+                       float* x) {
+  const F32 d;
+  if (rate.is_huge()) {
+    for (int64_t i = 0; i < n; ++i) x[i] = log_decay(p, x[i], rate, bias[kBiasEach ? i : 0]);
+    return;
+  }
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const Vec b = kBiasEach ? hn::LoadU(d, bias + i) : hn::Set(d, *bias);
+    const Vec y = gate_value(p.gate_form, hn::LoadU(d, x + i), b, rate.value, p.lower_bound);
+    hn::StoreU(y, d, x + i);
+  }
+}
+
 // The log decays of a chunk, g in its form: per head [C], 0 past the end; per channel a row of Kp
 // for each token.
 template <Gate kGate>
 inline void load_log_decays(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
                             float* bias_row, float* x) {
-  const F32 d;
   const GateParams g = gate_params(p, at.head, Kp, bias_row);
   if constexpr (kGate == Gate::channel) {
     for (int64_t t = 0; t < at.length; ++t) {
       float* row = x + t * Kp;
       load_row(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head), p.K, Kp, row);
-      for (int64_t c = 0; c < Kp; c += kLanes) {
-        hn::StoreU(gate_value(p.gate_form, hn::LoadU(d, row + c), hn::LoadU(d, bias_row + c),
-                              g.factor, p.lower_bound),
-                   d, row + c);
-      }
+      apply_gate<true>(p, g.rate, bias_row, Kp, row);
     }
   } else {
     for (int64_t t = 0; t < C; ++t) {
       x[t] = t < at.length ? load_f32(p.g.data, p.g.dtype, p.g.at(at.batch, at.begin + t, at.head))
                            : 0.0f;
     }
-    for (int64_t t = 0; t < C; t += kLanes) {
-      hn::StoreU(
-          gate_value(p.gate_form, hn::LoadU(d, x + t), hn::Set(d, g.bias), g.factor, p.lower_bound),
-          d, x + t);
-    }
+    apply_gate<false>(p, g.rate, &g.bias, C, x);
   }
 }
 // exp of n clamped log decays, in place.

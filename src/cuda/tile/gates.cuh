@@ -14,7 +14,11 @@ __device__ inline float sigmoid(float x) {
 
 __device__ inline float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
-// rate is exp(A_log), or 1.
+// exp(A_log), from 80 on as of 80: infinity times a softplus or a g of 0 would be NaN, and so would
+// sums of large products. The decay is the same but for raw gates below -75. NaN stays one.
+__device__ inline float gate_rate(float A_log) { return expf(A_log > 80.0f ? 80.0f : A_log); }
+
+// rate is gate_rate(A_log), or 1.
 __device__ inline float log_decay(deltic_gate_form form, float lower_bound, float g, float rate,
                                   float bias) {
   switch (form) {

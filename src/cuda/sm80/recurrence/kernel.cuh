@@ -74,7 +74,7 @@ __device__ inline Slice find_slice(const Params& p, unsigned index) {
 // One thread of each of two warps works, so that their trips to memory overlap.
 __device__ inline void find_place(const Params& p, const Slice& slice, Place& at) {
   if (threadIdx.x == 0) {
-    at.rate = p.A_log.present ? expf(load_param(p.A_log, slice.head)) : 1.0f;
+    at.rate = p.A_log.present ? gate_rate(load_param(p.A_log, slice.head)) : 1.0f;
   }
   if (threadIdx.x == 32) {
     static_cast<Slice&>(at) = slice;

@@ -20,7 +20,7 @@ struct Slice {
 struct Place : Slice {
   Span span;
   int64_t k_head;
-  float rate;                     // exp(A_log), or 1
+  float rate;                     // gate_rate(A_log), or 1
   int64_t read_slot, write_slot;  // -1: zero; nowhere, or write_index [N,T'] says where
   int64_t ckpt_begin, ckpt_end;
   bool per_token, skipped;

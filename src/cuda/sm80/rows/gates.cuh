@@ -27,7 +27,7 @@ __device__ inline void run_column(const GateParams& p, const TokenTile& tile, in
                                   int64_t channel) {
   float rate = 1, bias = 0;
   if (p.form != DELTIC_GATE_LOG_DECAY) {
-    if (p.A_log.present) rate = expf(load_param(p.A_log, head));
+    if (p.A_log.present) rate = gate_rate(load_param(p.A_log, head));
     if (p.dt_bias.present) bias = load_param(p.dt_bias, head * p.width + channel);
   }
   const int64_t from = offset(p.g, tile.batch, tile.begin, head) + channel;

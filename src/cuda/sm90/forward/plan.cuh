@@ -8,6 +8,7 @@
 #pragma once
 #include "cuda/ptx/async.cuh"
 #include "cuda/sm90/forward/params.h"
+#include "cuda/tile/gates.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu::forward {
@@ -174,7 +175,7 @@ __device__ inline float beta_value(const Params& p, float x) {
 }
 // log2 of a decay per head.
 __device__ inline float head_decay(const Params& p, float x, int head) {
-  const float rate = p.a_log.data ? expf(load_number(p.a_log.data, p.a_log.type, head)) : 1.f;
+  const float rate = p.a_log.data ? gate_rate(load_number(p.a_log.data, p.a_log.type, head)) : 1.f;
   if (p.dt_bias.data) x += load_number(p.dt_bias.data, p.dt_bias.type, head);
   if (p.form == GateForm::kBounded) {
     x = p.lower_bound * kLog2e * rcp_approx(1.f + exp2_approx(-rate * kLog2e * x));

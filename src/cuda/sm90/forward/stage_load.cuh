@@ -116,8 +116,8 @@ template <GateForm kForm>
 __device__ inline void finish_item(Stage& stage, const Params& params, const Fetched& f) {
   const int lane = threadIdx.x % 32;
   if constexpr (kForm != GateForm::kLogDecay) {
-    const float slope =
-        -expf(number_of(f.a_log, params.a_log.type)) * (kForm == GateForm::kBounded ? kLog2e : 1.f);
+    const float slope = -gate_rate(number_of(f.a_log, params.a_log.type)) *
+                        (kForm == GateForm::kBounded ? kLog2e : 1.f);
     if (lane == 0) stage.slope = slope;
     const float by = kForm == GateForm::kBounded ? slope : kLog2e;
     *reinterpret_cast<float4*>(&stage.bias[4 * lane]) =
