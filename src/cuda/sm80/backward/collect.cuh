@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (p.gate == Gate::none || !(p.dg.present || p.wants_sums)) return;
   for (uint32_t head = key_head * p.group; head < (key_head + 1) * p.group; ++head) {
-    const float rate = p.A_log.present ? expf(load_param(p.A_log, head)) : 1.0f;
+    const float rate = p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f;
     double A_log = 0, bias[N] = {};
     for_rows(p, m, [&](int64_t row, const RowToken& at) {
       store_gate_row<N>(p, row, at, head, rate, A_log, bias);

@@ -13,7 +13,7 @@ template <class Tr>
 __device__ void load_parameters(const Params& p, Shared<Tr>& s) {
   const int64_t head = s.item.head;
   const int d = static_cast<int>(threadIdx.x);
-  if (d == 0) s.rate = p.A_log.present ? expf(load_param(p.A_log, head)) : 1.0f;
+  if (d == 0) s.rate = p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f;
   if (d < Tr::kWidth) {
     const bool has = p.dt_bias.present && d < p.gate_width;
     s.bias[d] = has ? load_param(p.dt_bias, head * p.gate_width + d) : 0.0f;
