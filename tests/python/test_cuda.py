@@ -451,6 +451,16 @@ def test_wrong_arguments_leave_the_gpu_usable():
     forward(case, DEVICE)
 
 
+def test_out_of_memory():
+    """The bytes that were asked for, in torch's own exception, and the GPU is as before."""
+    x = torch.zeros(1, 1, 1, 128, device=DEVICE).expand(1, 2**30, 1, 128)  # no memory of its own
+    for function, arguments in ((deltic.recurrent, (x, x, x)), (deltic.l2norm, (x,))):
+        text = rf"^{function.__name__}: memory: expected {2**39} bytes on CUDA device 0, got none"
+        with pytest.raises(torch.OutOfMemoryError, match=text), torch.no_grad():
+            function(*arguments)
+    forward(make(T=70, **SHAPES[0]), DEVICE)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 def test_another_device():
     case = make(T=70, **SHAPES[0])
