@@ -1,6 +1,9 @@
 // The fuzz target's function on random bytes: what a run without libFuzzer can see.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <vector>
 
@@ -21,6 +24,18 @@ TEST(FuzzSmoke, RandomDescriptorsNeverCrash) {
   EXPECT_GT(fuzz_counts().accepted, fuzz_counts().calls / 3);
   EXPECT_GT(fuzz_counts().runs, fuzz_counts().calls / 8);
   RecordProperty("runs", static_cast<int>(fuzz_counts().runs));
+}
+
+TEST(FuzzSmoke, StoredInputs) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(DELTIC_FUZZ_CORPUS)) {
+    std::ifstream in(entry.path(), std::ios::binary);
+    const std::vector<char> text{std::istreambuf_iterator<char>(in), {}};
+    const std::vector<uint8_t> bytes(text.begin(), text.end());
+    fuzz_descriptors(bytes.data(), bytes.size());
+    ++count;
+  }
+  EXPECT_GT(count, 0) << DELTIC_FUZZ_CORPUS;
 }
 
 TEST(FuzzSmoke, ShortInputs) {

@@ -24,7 +24,7 @@ failed=0
 for ((run = 1; run <= runs; ++run)); do
   for program in "${programs[@]}"; do
     log=$(dirname "$shim")/log
-    if ! LD_PRELOAD=$shim RANDOM_MALLOC_SEED=$run nice -n 10 \
+    if ! LD_PRELOAD=$shim RANDOM_MALLOC_SEED=$run \
       "$build/tests/${program}_test" --gtest_brief=1 --gtest_filter='-*Long*' >"$log" 2>&1; then
       failed=$((failed + 1))
       echo "$program: failed with RANDOM_MALLOC_SEED=$run"

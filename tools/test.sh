@@ -115,9 +115,12 @@ tsan() {
 fuzz() {
   configure_and_build fuzz || return 1
   local target=build/fuzz/tests/fuzz/fuzz_c_abi
+  local limits=(-timeout=10 -rss_limit_mb=4096 -artifact_prefix=build/fuzz/artifacts/)
   mkdir -p build/fuzz/corpus build/fuzz/artifacts
-  "$target" -max_total_time=20 -timeout=10 -rss_limit_mb=4096 -print_final_stats=1 \
-    -artifact_prefix=build/fuzz/artifacts/ build/fuzz/corpus 2>&1 | tail -n 25
+  # The stored inputs, then a minute of new ones, which stay outside of the tree.
+  "$target" "${limits[@]}" -runs=0 tests/fuzz/corpus 2>&1 | tail -n 5 || return 1
+  "$target" "${limits[@]}" -max_total_time=60 -print_final_stats=1 build/fuzz/corpus \
+    tests/fuzz/corpus 2>&1 | tail -n 25
 }
 
 # The consumer project, copied out of the tree, against an installed library: CMake and pkg-config.

@@ -1,9 +1,14 @@
 // Builds descriptors from bytes and calls the library with them.
 #include "descriptors.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -76,6 +81,50 @@ int64_t element_bytes(int32_t dtype) {
                                                       : 8;
 }
 
+// Memory between two pages that nobody may touch: what ends at the second is followed by a fault,
+// with a sanitizer or without.
+class Fenced {
+ public:
+  explicit Fenced(size_t bytes) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    bytes = (bytes + page - 1) / page * page;
+    void* all = mmap(nullptr, bytes + 2 * page, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED) broken("there are addresses for the fuzzer's own memory");
+    end_ = static_cast<uint8_t*>(all) + page + bytes;
+    if (mprotect(end_ - bytes, bytes, PROT_READ | PROT_WRITE) != 0)
+      broken("the fuzzer's own memory may be written");
+  }
+  // The last bytes, from a multiple of `align` on.
+  uint8_t* last(uint64_t bytes, uint64_t align) const {
+    return end_ - (bytes + align - 1) / align * align;
+  }
+
+ private:
+  uint8_t* end_;
+};
+
+// The struct as a program with another header has it: so many bytes and not one more. A negative
+// number: its own.
+template <class Struct>
+const Struct* as_given(const Fenced& fenced, const Struct& s, int64_t claimed, bool is_dirty) {
+  if (claimed < 0) return &s;
+  constexpr int64_t kMost = sizeof(Struct) + 4096;  // a library looks no further
+  const auto room = static_cast<size_t>(std::clamp<int64_t>(claimed, 8, kMost));
+  uint8_t* at = fenced.last(room, alignof(Struct));
+  std::memset(at, is_dirty ? 1 : 0, room);
+  std::memcpy(at, &s, std::min(room, sizeof s));
+  const auto size = static_cast<uint64_t>(claimed);
+  std::memcpy(at, &size, sizeof size);
+  return reinterpret_cast<const Struct*>(at);
+}
+// Mostly -1.
+int64_t claimed_size(Bytes& b, size_t real) {
+  if (b.below(32) != 0) return -1;
+  if (b.below(2) == 0) return std::max<int64_t>(b.odd_number(), 0);
+  return static_cast<int64_t>(real) + (b.below(64) - 32) * (b.below(2) == 0 ? 1 : 8);
+}
+
 deltic_tensor contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
   deltic_tensor t{};
   t.dtype = dtype;
@@ -85,7 +134,7 @@ deltic_tensor contiguous(int32_t dtype, std::initializer_list<int64_t> shape) {
   int64_t stride = 1;
   for (i = t.rank - 1; i >= 0; --i) {
     t.strides[i] = stride;
-    stride *= t.shape[i] > 0 ? t.shape[i] : 1;
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(t.shape[i], 1), &stride)) stride = 0;
   }
   return t;
 }
@@ -99,7 +148,7 @@ int64_t extent(const deltic_tensor& t) {
   for (int32_t i = 0; i < t.rank; ++i) {
     if (t.shape[i] < 0 || t.strides[i] < 0) return -1;
     if (t.shape[i] == 0) is_empty = true;
-    if (t.shape[i] > 1) {
+    if (t.shape[i] > 1 && t.strides[i] > 0) {
       if (t.shape[i] > kMaxBytes || t.strides[i] > kMaxBytes) return -1;
       last += (t.shape[i] - 1) * t.strides[i];
     }
@@ -116,6 +165,13 @@ struct Field {
 struct Sizes {
   int64_t B, T, N, H, HV, K, V;
   int32_t chunk;
+
+  // Whether a run ends soon. Without tokens there is little to do, whatever the other sizes are.
+  bool is_small() const {
+    const double heads = static_cast<double>(HV) * static_cast<double>(K) * static_cast<double>(V);
+    const double tokens = static_cast<double>(B) * (static_cast<double>(T) + 1);
+    return B == 0 || T == 0 || tokens * heads <= static_cast<double>(kMaxWork);
+  }
 };
 
 struct Memory {
@@ -130,24 +186,38 @@ struct Memory {
       complete = false;
       return;
     }
-    auto block = std::make_unique<uint8_t[]>(static_cast<size_t>(n > 0 ? n : 1));
-    std::memset(block.get(), 0, static_cast<size_t>(n > 0 ? n : 1));
+    uint8_t* block = place(bytes, static_cast<size_t>(n));
+    std::memset(block, 0, static_cast<size_t>(n));
     if (is_index) {
       const int64_t element = element_bytes(t.dtype);
       int64_t value = 0;
       for (int64_t i = 0; (i + 1) * element <= n; ++i) {
         if (bytes.below(4) == 0) value += bytes.below(limit);
         int64_t x = bytes.below(32) == 0 ? bytes.odd_number() : value;
-        std::memcpy(block.get() + i * element, &x, static_cast<size_t>(element));
+        std::memcpy(block + i * element, &x, static_cast<size_t>(element));
       }
     } else {
       const uint8_t fill = bytes.byte();
       for (int64_t i = 0; i < n; ++i)
         block[static_cast<size_t>(i)] = static_cast<uint8_t>(fill * (i + 1) % 61);
     }
-    t.data = block.get();
-    blocks.push_back(std::move(block));
+    t.data = block;
   }
+
+ private:
+  // On the heap, where a sanitizer sees both ends, or before a fence.
+  uint8_t* place(Bytes& bytes, size_t n) {
+    constexpr size_t kFences = 64;
+    static const std::vector<Fenced> fenced = [] {
+      std::vector<Fenced> all;
+      for (size_t i = 0; i < kFences; ++i) all.emplace_back(8 * (kMaxBytes + 1));
+      return all;
+    }();
+    if (bytes.below(2) == 0 && num_fenced_ < kFences) return fenced[num_fenced_++].last(n, 1);
+    blocks.push_back(std::make_unique<uint8_t[]>(std::max<size_t>(n, 1)));
+    return blocks.back().get();
+  }
+  size_t num_fenced_ = 0;
 };
 
 int32_t float_dtype(Bytes& b) {
@@ -166,21 +236,56 @@ Sizes draw_sizes(Bytes& b) {
   s.HV = s.H * (1 + b.below(3));
   s.K = kWidths[b.below(12)];
   s.V = kWidths[b.below(12)];
-  s.N = s.B;
   s.chunk = kChunks[b.below(4)];
+  // Sizes that nobody has memory for, in all tensors of the call alike.
+  for (int64_t i = b.below(8) == 0 ? 1 + b.below(2) : 0; i > 0; --i) {
+    constexpr int kLog2[] = {20, 31, 32, 40, 48, 52, 55, 56, 57, 58, 60, 62};
+    const int64_t huge = (int64_t{1} << kLog2[b.below(12)]) + (b.below(4) == 0 ? b.below(64) : 0);
+    switch (b.below(6)) {
+      case 0:
+        s.B = huge;
+        break;
+      case 1:
+        s.T = huge;
+        break;
+      case 2:
+        s.H = 1, s.HV = huge;
+        break;
+      case 3:
+        s.H = s.HV = huge;
+        break;
+      case 4:
+        s.K = huge;
+        break;
+      default:
+        s.V = huge;
+    }
+    if (b.below(2) == 0) (b.below(2) == 0 ? s.T : s.B) = 0;
+  }
+  s.N = s.B;
   return s;
+}
+// Of packed sequences.
+int64_t draw_sequences(Bytes& b) {
+  return b.below(64) == 0 ? b.odd_number() & INT64_MAX : b.below(6);
 }
 
 // Strides of a view: gaps, or heads outside of tokens.
 void restride(Bytes& b, deltic_tensor& t) {
-  if (t.rank < 3 || b.below(4) != 0) return;
+  if (t.rank < 2 || b.below(4) != 0) return;
+  if (b.below(4) == 0) {  // one row for all: huge views of little memory
+    std::fill_n(t.strides, t.rank - 1, 0);
+    return;
+  }
+  if (t.rank < 3) return;
   int64_t stride = 1;
   const bool swap = b.below(2) == 0;
   for (int i = t.rank - 1; i >= 0; --i) {
     const int d = swap && i == 1 ? 2 : swap && i == 2 ? 1 : i;
     if (t.rank == 3 && swap) break;
     t.strides[d] = stride;
-    stride = stride * (t.shape[d] > 0 ? t.shape[d] : 1) + b.below(3);
+    if (__builtin_mul_overflow(stride, std::max<int64_t>(t.shape[d], 1), &stride)) stride = 0;
+    if (stride <= kMaxBytes) stride += b.below(3);
   }
   t.strides[t.rank - 1] = 1;
 }
@@ -249,8 +354,6 @@ deltic_options draw_options(Bytes& b, const Sizes& s) {
     std::memcpy(b.below(2) == 0 ? &o.scale : &o.lower_bound, &bits, sizeof bits);
     o.has_scale = 1;
   }
-  // A size beyond the struct would claim memory that is not there.
-  if (b.below(64) == 0) o.size = static_cast<uint64_t>(b.below(sizeof(deltic_options) + 1));
   return o;
 }
 
@@ -269,15 +372,22 @@ void check_status(deltic_status status) {
 
 // Queries, explanation, run. `fields` are the tensors of the struct; memory is given for the run.
 // `reads_values`: the checks compare lists before they ask for the workspace.
+// `prepare`: what has to be done when the tensors have their memory.
 template <class Tensors, class Query, class Explain, class Run>
-void call(Bytes& bytes, Tensors& tensors, const std::vector<Field>& fields, const Sizes& s,
-          bool reads_values, const Query& query, const Explain& explain, const Run& run) {
+void call(
+    Bytes& bytes, Tensors& tensors, const std::vector<Field>& fields, const Sizes& s,
+    bool reads_values, const Query& query, const Explain& explain, const Run& run,
+    const std::function<void()>& prepare = [] {}) {
+  static const Fenced struct_memory(1 << 14);
+  const int64_t claimed = claimed_size(bytes, sizeof(Tensors));
+  const bool is_dirty = bytes.below(4) == 0;
+  const auto given = [&] { return as_given(struct_memory, tensors, claimed, is_dirty); };
   ++counts.calls;
   uint64_t needed = 0;
-  const deltic_status asked = query(&tensors, &needed);
+  const deltic_status asked = query(given(), &needed);
   check_status(asked);
   int chosen = 0;
-  const deltic_status explained = explain(&tensors, &chosen);
+  const deltic_status explained = explain(given(), &chosen);
   check_status(explained);
   if (asked == DELTIC_OK && chosen != 1) broken("a call that is taken has a chosen implementation");
   if (asked != DELTIC_OK && explained == DELTIC_OK && chosen != 0)
@@ -286,48 +396,76 @@ void call(Bytes& bytes, Tensors& tensors, const std::vector<Field>& fields, cons
 
   Memory memory;
   for (const Field& f : fields) memory.give(bytes, *f.tensor, f.is_index, s.T / 3 + 2);
-  const bool small = s.B * (s.T + 1) * s.HV * s.K * s.V <= kMaxWork && needed <= (1u << 26);
+  constexpr uint64_t kMaxWorkspace = 1 << 26;
+  const bool small = s.is_small() && needed <= kMaxWorkspace;
   if (!memory.complete && asked == DELTIC_OK && needed > 0 && !reads_values) {
     // Views too large for memory: the checks run on pointers that nobody may follow, and the
     // missing workspace ends the call.
     alignas(64) static uint8_t nowhere[64];
     for (const Field& f : fields)
       if (f.tensor->rank > 0 && f.tensor->data == nullptr) f.tensor->data = nowhere;
-    if (run(&tensors, nullptr) == DELTIC_OK) broken("a call without workspace fails");
+    if (run(given(), nullptr) == DELTIC_OK) broken("a call without workspace fails");
   }
   if (!memory.complete || !small) return;
+  prepare();
   deltic_workspace workspace{nullptr, needed};
   if (bytes.below(16) == 0) workspace.bytes = static_cast<uint64_t>(bytes.below(200));
-  const size_t rounded = static_cast<size_t>((workspace.bytes + 63) / 64 * 64);
-  if (rounded > 0) workspace.data = std::aligned_alloc(64, rounded);
+  static const Fenced workspace_memory(kMaxWorkspace);
+  if (workspace.bytes > 0) workspace.data = workspace_memory.last(workspace.bytes, 64);
   // Nulls and odd pointers last, when nobody writes there any more.
   if (bytes.below(16) == 0) {
     deltic_tensor& t = *fields[static_cast<size_t>(bytes.below(int64_t(fields.size())))].tensor;
     if (bytes.below(2) == 0) t.data = nullptr;
   }
-  const deltic_status status = run(&tensors, bytes.below(32) == 0 ? nullptr : &workspace);
+  const deltic_status status = run(given(), bytes.below(32) == 0 ? nullptr : &workspace);
   check_status(status);
   if (status == DELTIC_OK && asked != DELTIC_OK) broken("what runs passes the query");
   if (status == DELTIC_OK) ++counts.runs;
-  std::free(workspace.data);
 }
 
-void fuzz_sequence_op(Bytes& b, deltic_op op) {
-  Sizes s = draw_sizes(b);
-  deltic_options options = draw_options(b, s);
+// What forward keeps: memory before a fence.
+constexpr uint64_t kMaxSaved = 1 << 24;
+uint8_t* saved_memory(uint64_t bytes) {
+  static const Fenced fenced(kMaxSaved);
+  return fenced.last(bytes, 64);
+}
+
+std::vector<Field> fields_of(deltic_tensors& t) {
+  std::vector<Field> fields;
+  for (deltic_tensor* x = &t.q; x <= &t.ckpt_states; ++x) {
+    const bool is_index = x == &t.cu_seqlens || x == &t.cu_seqlens_host || x == &t.read_index ||
+                          x == &t.write_index || (x >= &t.ckpt_cu && x <= &t.ckpt_slots);
+    fields.push_back({x, is_index});
+  }
+  return fields;
+}
+void spoil_some(Bytes& b, const std::vector<Field>& fields) {
+  for (const Field& f : fields) restride(b, *f.tensor);
+  for (int64_t i = b.below(4) == 0 ? 1 + b.below(2) : 0; i > 0; --i)
+    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
+}
+
+deltic_tensor draw_states(Bytes& b, const deltic_options& options, const Sizes& s, int64_t slots,
+                          bool is_fp32) {
+  const int32_t type = is_fp32 || b.below(2) == 0 ? DELTIC_F32 : DELTIC_BF16;
+  return options.state_layout == DELTIC_STATE_VK ? contiguous(type, {slots, s.HV, s.V, s.K})
+                                                 : contiguous(type, {slots, s.HV, s.K, s.V});
+}
+
+// Inputs of a pass over sequences; is_decode: one that takes numbers per value column.
+deltic_tensors draw_inputs(Bytes& b, const deltic_options& options, bool is_decode, Sizes& s) {
   deltic_tensors t;
   deltic_tensors_init(&t, sizeof t);
   const bool packed = b.below(2) == 0;
   if (packed) {
     s.B = 1;
-    s.N = b.below(6);
+    s.N = draw_sequences(b);
     t.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
     if (b.below(4) == 0) t.cu_seqlens_host = contiguous(index_dtype(b), {s.N + 1});
   }
   const int32_t dtype = float_dtype(b);
   t.q = t.k = contiguous(dtype, {s.B, s.T, s.H, s.K});
-  t.v = t.o = contiguous(dtype, {s.B, s.T, s.HV, s.V});
-  const bool is_decode = op == DELTIC_DECODE;
+  t.v = contiguous(dtype, {s.B, s.T, s.HV, s.V});
   if (b.below(4) != 0) t.beta = contiguous(float_dtype(b), {s.B, s.T, s.HV});
   if (is_decode && b.below(4) == 0) t.beta = contiguous(float_dtype(b), {s.B, s.T, s.HV, s.V});
   if (is_decode && b.below(4) == 0) t.gv = contiguous(float_dtype(b), {s.B, s.T, s.HV, s.V});
@@ -338,11 +476,20 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
     t.A_log = contiguous(float_dtype(b), {s.HV});
     if (b.below(2) == 0) t.dt_bias = contiguous(float_dtype(b), {s.HV, gate == 2 ? s.K : 1});
   }
-  const auto states = [&](int64_t slots) {
-    const int32_t type = b.below(2) == 0 ? DELTIC_F32 : DELTIC_BF16;
-    return options.state_layout == DELTIC_STATE_VK ? contiguous(type, {slots, s.HV, s.V, s.K})
-                                                   : contiguous(type, {slots, s.HV, s.K, s.V});
-  };
+  return t;
+}
+
+void on_division(void*, const char* impl, const char* what, double, int32_t, const char* reason) {
+  if (impl == nullptr || what == nullptr || reason == nullptr) broken("a division has its texts");
+}
+
+void fuzz_sequence_op(Bytes& b, deltic_op op) {
+  Sizes s = draw_sizes(b);
+  deltic_options options = draw_options(b, s);
+  const bool is_decode = op == DELTIC_DECODE;
+  deltic_tensors t = draw_inputs(b, options, is_decode, s);
+  t.o = t.v;
+  const auto states = [&](int64_t slots) { return draw_states(b, options, s, slots, false); };
   if (b.below(3) == 0) {
     t.state_pool = states(s.N + b.below(12));
     if (b.below(2) == 0) t.read_index = contiguous(index_dtype(b), {s.N});
@@ -360,31 +507,24 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
     t.ckpt_slots = contiguous(index_dtype(b), {M});
     t.ckpt_states = states(b.below(8));
   }
-  const std::vector<Field> fields{{&t.q, false},
-                                  {&t.k, false},
-                                  {&t.v, false},
-                                  {&t.o, false},
-                                  {&t.beta, false},
-                                  {&t.g, false},
-                                  {&t.gv, false},
-                                  {&t.A_log, false},
-                                  {&t.dt_bias, false},
-                                  {&t.cu_seqlens, true},
-                                  {&t.cu_seqlens_host, true},
-                                  {&t.initial_state, false},
-                                  {&t.final_state, false},
-                                  {&t.state_pool, false},
-                                  {&t.read_index, true},
-                                  {&t.write_index, true},
-                                  {&t.ckpt_cu, true},
-                                  {&t.ckpt_tokens, true},
-                                  {&t.ckpt_slots, true},
-                                  {&t.ckpt_states, false}};
-  for (const Field& f : fields) restride(b, *f.tensor);
-  for (int64_t i = b.below(4) == 0 ? 1 + b.below(2) : 0; i > 0; --i)
-    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
-  if (b.below(64) == 0) t.size = static_cast<uint64_t>(b.below(256));
-  const deltic_options* given = b.below(16) == 0 ? nullptr : &options;
+  const std::vector<Field> fields = fields_of(t);
+  spoil_some(b, fields);
+  if (b.below(4) == 0) options.save = static_cast<int32_t>(1 + b.below(2));
+  uint64_t saved_bytes = 0;
+  if (options.save != 0) {
+    check_status(deltic_forward_saved(&options, &t, &saved_bytes));
+    if (b.below(16) == 0) saved_bytes = static_cast<uint64_t>(b.odd_number());
+    t.saved = {nullptr, saved_bytes};
+  }
+  static const Fenced options_memory(1 << 14);
+  const deltic_options* given =
+      b.below(16) == 0
+          ? nullptr
+          : as_given(options_memory, options, claimed_size(b, sizeof options), b.below(4) == 0);
+  if (op == DELTIC_FORWARD && b.below(8) == 0) {
+    const auto num_sms = static_cast<int32_t>(b.odd_number());
+    check_status(deltic_explain_division(given, &t, num_sms, nullptr, on_division, nullptr));
+  }
   call(
       b, t, fields, s, t.cu_seqlens_host.rank != 0,
       [&](const deltic_tensors* x, uint64_t* bytes) {
@@ -397,6 +537,100 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
       [&](const deltic_tensors* x, const deltic_workspace* w) {
         return op == DELTIC_FORWARD ? deltic_forward(given, x, w, nullptr)
                                     : deltic_decode(given, x, w, nullptr);
+      },
+      [&] {
+        if (saved_bytes <= kMaxSaved && b.below(32) != 0) t.saved.data = saved_memory(saved_bytes);
+      });
+}
+
+// What forward leaves for these inputs, whose memory is there; empty if it does not run.
+std::vector<uint8_t> saved_by_forward(const deltic_options& options, const deltic_tensors& inputs,
+                                      uint64_t bytes) {
+  deltic_tensors t = inputs;
+  t.o = contiguous(t.v.dtype, {t.v.shape[0], t.v.shape[1], t.v.shape[2], t.v.shape[3]});
+  const int64_t n = extent(t.o);
+  uint64_t needed = 0;
+  if (n < 0 || deltic_forward_workspace(&options, &t, nullptr, &needed) != DELTIC_OK) return {};
+  if (needed > (1u << 26) || bytes > kMaxSaved) return {};
+  const auto outputs = std::make_unique<uint8_t[]>(static_cast<size_t>(n + 1));
+  t.o.data = outputs.get();
+  const auto aligned = [](uint64_t size) {
+    return std::unique_ptr<uint8_t, decltype(&std::free)>(
+        static_cast<uint8_t*>(std::aligned_alloc(64, (size + 64) / 64 * 64)), std::free);
+  };
+  const auto workspace = aligned(needed), saved = aligned(bytes);
+  t.saved = {saved.get(), bytes};
+  const deltic_workspace w{workspace.get(), needed};
+  if (deltic_forward(&options, &t, &w, nullptr) != DELTIC_OK) return {};
+  return {saved.get(), saved.get() + bytes};
+}
+
+// Gradients of forward, or of decode: from the first token on, from what forward kept, and from
+// what it kept with bits turned or an end missing.
+void fuzz_backward(Bytes& b) {
+  Sizes s = draw_sizes(b);
+  deltic_options options = draw_options(b, s);
+  deltic_tensors f = draw_inputs(b, options, b.below(4) == 0, s);
+  if (b.below(2) == 0) f.initial_state = draw_states(b, options, s, s.N, false);
+  deltic_backward_tensors t;
+  deltic_backward_tensors_init(&t, sizeof t);
+  t.forward = &f;
+  if (b.below(8) != 0) t.d_o = f.v;
+  if (b.below(2) == 0) t.d_final_state = draw_states(b, options, s, s.N, true);
+  const std::pair<const deltic_tensor*, deltic_tensor*> gradients[] = {
+      {&f.q, &t.dq}, {&f.k, &t.dk},   {&f.v, &t.dv},         {&f.beta, &t.dbeta},
+      {&f.g, &t.dg}, {&f.gv, &t.dgv}, {&f.A_log, &t.dA_log}, {&f.dt_bias, &t.ddt_bias}};
+  for (const auto& [of, d] : gradients)
+    if (b.below(4) != 0) *d = *of;
+  if (f.initial_state.rank != 0 && b.below(4) != 0)
+    t.d_initial_state = draw_states(b, options, s, s.N, true);
+  std::vector<Field> fields = fields_of(f);
+  for (deltic_tensor* x = &t.d_o; x <= &t.d_initial_state; ++x) fields.push_back({x, false});
+  spoil_some(b, fields);
+
+  deltic_options saving = options;
+  saving.save = static_cast<int32_t>(1 + b.below(2));
+  uint64_t real_bytes = 0;
+  const int64_t from = b.below(4);  // 0: nothing was kept; 1: all of it; 2: in part; 3: other bytes
+  if (from > 0) {
+    deltic_tensors forward = f;
+    forward.o = f.v;
+    check_status(deltic_forward_saved(&saving, &forward, &real_bytes));
+    f.saved.bytes = real_bytes;
+    if (from == 2 && b.below(2) == 0)
+      f.saved.bytes = real_bytes - std::min<uint64_t>(real_bytes, uint64_t(1 + b.byte()));
+    if (b.below(16) == 0) f.saved.bytes = static_cast<uint64_t>(b.odd_number());
+  }
+  deltic_memory_plan plan;
+  deltic_memory_plan_init(&plan, sizeof plan);
+  check_status(
+      deltic_backward_memory(&options, &t, static_cast<int32_t>(b.below(4)), nullptr, &plan));
+  const deltic_options* given = b.below(16) == 0 ? nullptr : &options;
+  call(
+      b, t, fields, s, f.cu_seqlens_host.rank != 0,
+      [&](const deltic_backward_tensors* x, uint64_t* bytes) {
+        return deltic_backward_workspace(given, x, nullptr, bytes);
+      },
+      [&](const deltic_backward_tensors* x, int* chosen) {
+        return deltic_backward_explain(given, x, on_choice, chosen);
+      },
+      [&](const deltic_backward_tensors* x, const deltic_workspace* w) {
+        return deltic_backward(given, x, w, nullptr);
+      },
+      [&] {
+        if (f.saved.bytes == 0 || f.saved.bytes > kMaxSaved) return;
+        uint8_t* data = saved_memory(f.saved.bytes);
+        f.saved.data = data;
+        std::memset(data, b.byte(), f.saved.bytes);
+        if (from == 3) return;
+        const std::vector<uint8_t> real = saved_by_forward(saving, f, real_bytes);
+        if (real.empty()) return;
+        std::memcpy(data, real.data(), std::min<uint64_t>(f.saved.bytes, real.size()));
+        for (int64_t i = from == 2 ? b.below(4) : 0; i > 0; --i) {
+          const bool in_header = b.below(2) == 0;
+          const auto at = static_cast<uint64_t>(in_header ? b.below(256) : b.word() & INT64_MAX);
+          data[at % f.saved.bytes] ^= static_cast<uint8_t>(1 << b.below(8));
+        }
       });
 }
 
@@ -423,9 +657,7 @@ void fuzz_block_backward(Bytes& b, deltic_op op, const deltic_options& options, 
   std::vector<Field> fields;
   for (deltic_tensor* x = &f.q; x <= &f.rstd; ++x) fields.push_back({x, x == &f.cu_seqlens});
   for (deltic_tensor* x = &t.d_out; x <= &t.ddt_bias; ++x) fields.push_back({x, false});
-  for (const Field& field : fields) restride(b, *field.tensor);
-  for (int64_t i = b.below(4) == 0 ? 1 + b.below(2) : 0; i > 0; --i)
-    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
+  spoil_some(b, fields);
   call(
       b, t, fields, s, false,
       [&](const deltic_block_backward_tensors* x, uint64_t* bytes) {
@@ -453,7 +685,7 @@ void fuzz_block(Bytes& b, deltic_op op) {
   deltic_block_tensors_init(&t, sizeof t);
   if (b.below(2) == 0) {
     s.B = 1;
-    s.N = b.below(6);
+    s.N = draw_sequences(b);
     t.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
   }
   const int64_t width = s.chunk == 0 ? 64 : s.chunk;
@@ -507,15 +739,12 @@ void fuzz_block(Bytes& b, deltic_op op) {
       }
       break;
   }
-  if (op != DELTIC_BACKWARD && b.below(2) == 0) return fuzz_block_backward(b, op, options, s, t);
-  const std::vector<Field> fields{
-      {&t.q, false}, {&t.k, false},         {&t.v, false},     {&t.x, false},
-      {&t.g, false}, {&t.beta, false},      {&t.A_log, false}, {&t.dt_bias, false},
-      {&t.a, false}, {&t.cu_seqlens, true}, {&t.out, false},   {&t.w, false},
-      {&t.u, false}, {&t.kg, false},        {&t.qg, false},    {&t.rstd, false}};
-  for (const Field& f : fields) restride(b, *f.tensor);
-  for (int64_t i = b.below(4) == 0 ? 1 + b.below(2) : 0; i > 0; --i)
-    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
+  if (b.below(2) == 0) return fuzz_block_backward(b, op, options, s, t);
+  std::vector<Field> fields;
+  for (deltic_tensor* x = &t.q; x <= &t.rstd; ++x) {
+    fields.push_back({x, x == &t.cu_seqlens || x == &t.cu_seqlens_host});
+  }
+  spoil_some(b, fields);
   const deltic_op asked = b.below(128) == 0 ? static_cast<deltic_op>(b.below(16)) : op;
   const deltic_options* given = &options;
   call(
@@ -548,10 +777,12 @@ void fuzz_conv(Bytes& b) {
   t.forward = &f;
   if (b.below(2) == 0) {
     s.B = 1;
-    s.N = b.below(6);
+    s.N = draw_sequences(b);
     f.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
   }
-  const int64_t D = s.K * s.H, W = 1 + b.below(8);
+  int64_t D = 0;
+  if (__builtin_mul_overflow(s.K, s.H, &D)) D = s.K;
+  const int64_t W = 1 + b.below(8);
   const int64_t S = W - (W > 1 && b.below(2) == 0 ? 1 : 0) + b.below(3);
   const int32_t dtype = float_dtype(b);
   f.x = f.out = contiguous(dtype, {s.B, s.T, D});
@@ -584,23 +815,21 @@ void fuzz_conv(Bytes& b) {
     fields.push_back({x, x == &f.cu_seqlens || x == &f.read_index || x == &f.write_index});
   }
   for (deltic_tensor* x = &t.d_out; x <= &t.d_initial_state; ++x) fields.push_back({x, false});
-  for (const Field& field : fields) restride(b, *field.tensor);
-  for (int64_t i = b.below(4) == 0 ? 1 + b.below(2) : 0; i > 0; --i)
-    spoil(b, *fields[static_cast<size_t>(b.below(int64_t(fields.size())))].tensor);
+  spoil_some(b, fields);
   const deltic_options* given = &options;
   call(
       b, t, fields, s, false,
       [&](const deltic_conv_backward_tensors* x, uint64_t* bytes) {
         return is_backward ? deltic_conv_backward_workspace(given, x, nullptr, bytes)
-                           : deltic_conv_workspace(given, x->forward, nullptr, bytes);
+                           : deltic_conv_workspace(given, &f, nullptr, bytes);
       },
       [&](const deltic_conv_backward_tensors* x, int* chosen) {
         return is_backward ? deltic_conv_backward_explain(given, x, on_choice, chosen)
-                           : deltic_conv_explain(given, x->forward, on_choice, chosen);
+                           : deltic_conv_explain(given, &f, on_choice, chosen);
       },
       [&](const deltic_conv_backward_tensors* x, const deltic_workspace* w) {
         return is_backward ? deltic_conv_backward(given, x, w, nullptr)
-                           : deltic_conv(given, x->forward, w, nullptr);
+                           : deltic_conv(given, &f, w, nullptr);
       });
 }
 
@@ -611,6 +840,8 @@ void fuzz_descriptors(const uint8_t* data, size_t size) {
   const auto op = static_cast<deltic_op>(bytes.below(DELTIC_NUM_OPS + 4) % DELTIC_NUM_OPS);
   if (op == DELTIC_FORWARD || op == DELTIC_DECODE) {
     fuzz_sequence_op(bytes, op);
+  } else if (op == DELTIC_BACKWARD) {
+    fuzz_backward(bytes);
   } else if (op == DELTIC_CONV) {
     fuzz_conv(bytes);
   } else {
