@@ -542,7 +542,7 @@ TEST(Backward, Edges) {
     }
     if (gate == GateKind::none) continue;
     for (GateValues values : {GateValues::zero, GateValues::deep5, GateValues::deep20,
-                              GateValues::deep1000, GateValues::mixed}) {
+                              GateValues::deep1000, GateValues::mixed, GateValues::growing}) {
       single({.gate = gate, .gate_values = values});
     }
     for (GateForm form : {GateForm::softplus, GateForm::bounded}) {

@@ -3,7 +3,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <fstream>
+#include <map>
 #include <string>
 
 #include "support.h"
@@ -82,6 +85,37 @@ class Dispatch : public testing::Test {
     return "";
   }
 };
+
+#if defined(__x86_64__)
+// What the kernel says the CPU has is used: a wrong look at it would leave tests of the rest.
+TEST(Features, WhatTheCpuHasIsUsed) {
+  std::ifstream in("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(in, line) && line.rfind("flags", 0) != 0) continue;
+  if (line.rfind("flags", 0) != 0) GTEST_SKIP() << "no flags in /proc/cpuinfo";
+  const auto has = [&](const std::vector<std::string>& flags) {
+    return std::all_of(flags.begin(), flags.end(), [&](const std::string& flag) {
+      return (line + " ").find(" " + flag + " ") != std::string::npos;
+    });
+  };
+  const bool avx2 = has({"avx2", "fma", "bmi2", "f16c"});
+  const bool avx512 = avx2 && has({"avx512f", "avx512vl", "avx512dq", "avx512bw", "avx512cd"});
+  const std::map<std::string, bool> expected = {
+      {"cpu.sse4", has({"sse4_2", "pclmulqdq", "aes"})},
+      {"cpu.avx2", avx2},
+      {"cpu.avx512", avx512},
+      {"cpu.amx", avx512 && has({"amx_tile", "amx_bf16", "avx512_bf16"})}};
+  for (const Op op : {Op::forward, Op::backward, Op::decode, Op::conv, Op::scores}) {
+    for (const ImplementationInfo& i : implementations(op)) {
+      const auto found = expected.find(i.name);
+      if (found == expected.end()) continue;
+      // Tiles are tried out: a system may announce them and not run them, and then that is said.
+      const bool is_tried = i.name == "cpu.amx" && i.sentence.rfind("the CPU has no", 0) != 0;
+      EXPECT_EQ(i.runs_here || is_tried, found->second) << i.name << ": " << i.sentence;
+    }
+  }
+}
+#endif
 
 TEST_F(Dispatch, ListsEndWithThePlainOneAndTheOracle) {
   for (int op = 0; op < DELTIC_NUM_OPS; ++op) {

@@ -1094,6 +1094,27 @@ const Wrong kCheckedErrors[] = {
 INSTANTIATE_TEST_SUITE_P(Checked, CallError, testing::ValuesIn(kCheckedErrors),
                          [](const auto& row) { return std::string(row.param.name); });
 
+// Positive log decays count chunk by chunk, and 8 is too many.
+TEST(CheckedGates, SumsEndWithTheChunk) {
+  constexpr int64_t T = 32, K = 16;
+  std::vector<float> rows(T * K, 0.1f), o(rows.size()), g(T, -1.0f);
+  const TensorView view(rows.data(), {1, T, 1, K});
+  const Options options{.chunk = 16, .checked = true};
+  const Tensors tensors{
+      .q = view, .k = view, .v = view, .o = {o.data(), {1, T, 1, K}}, .g = {g.data(), {1, T, 1}}};
+  for (const size_t t : {11u, 12u, 13u, 14u, 15u, 16u, 17u, 18u, 19u, 20u}) g[t] = 1.5f;
+  EXPECT_NO_THROW(forward(options, tensors));
+  g[21] = 0.5f;
+  try {
+    forward(options, tensors);
+    ADD_FAILURE() << "a sum of 8 was taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("got 8 at sequence 0, token 21, head 0"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 // What forward keeps is memory of its own.
 const Wrong kSaveErrors[] = {
     {"saved_without_save", F,
@@ -1833,6 +1854,80 @@ TEST(BackwardWorkspace, TooSmallOrAbsent) {
                needed + " bytes, got " + std::to_string(bytes - 1));
   w->workspace_pointer = nullptr;
   expect_error(*w, DELTIC_BACKWARD, DELTIC_INVALID_ARGUMENT, needed + " bytes, got 0");
+}
+
+// Every input in turn moves into an output, with its values: whichever it is, it is named.
+struct Input {
+  const char* name;
+  deltic_tensor* tensor;
+};
+template <class AnyWorld>
+void expect_overlaps(AnyWorld& w, deltic_op op, const Input& output,
+                     std::initializer_list<Input> inputs) {
+  ASSERT_EQ(w.call(op), DELTIC_OK) << deltic_last_error();
+  for (const auto& [name, tensor] : inputs) {
+    const deltic_tensor before = *tensor;
+    const size_t element = element_bytes(static_cast<DType>(before.dtype));
+    const auto place = (reinterpret_cast<uintptr_t>(output.tensor->data) + element - 1) / element;
+    size_t bytes = element;
+    for (int32_t i = 0; i < before.rank; ++i) bytes *= static_cast<size_t>(before.shape[i]);
+    tensor->data = reinterpret_cast<void*>(place * element);
+    std::memcpy(tensor->data, before.data, bytes);
+    expect_error(w, op, DELTIC_INVALID_ARGUMENT,
+                 std::string(deltic_op_name(op)) + ": " + output.name +
+                     ": expected memory of its own, got an overlap with " + name);
+    *tensor = before;
+  }
+}
+
+TEST(Overlap, OfEveryInputIsNamed) {
+  const auto forward = std::make_unique<World>();
+  deltic_tensors& t = forward->t;
+  forward->pack({0, 3, 8});
+  forward->softplus();
+  forward->pool(4);
+  forward->checkpoints({0, 1, 2}, {3, 2}, {0, 1}, 2);
+  t.cu_seqlens_host = forward->memory.list({0, 3, 8});
+  t.dt_bias = forward->memory.zeros(DType::f32, {4}).view();
+  t.read_index = forward->memory.list({0, 1}), t.write_index = forward->memory.list({2, 3});
+  expect_overlaps(*forward, DELTIC_FORWARD, {"o", &t.o},
+                  {{"q", &t.q},
+                   {"k", &t.k},
+                   {"v", &t.v},
+                   {"beta", &t.beta},
+                   {"g", &t.g},
+                   {"A_log", &t.A_log},
+                   {"dt_bias", &t.dt_bias},
+                   {"cu_seqlens", &t.cu_seqlens},
+                   {"cu_seqlens_host", &t.cu_seqlens_host},
+                   {"read_index", &t.read_index},
+                   {"write_index", &t.write_index},
+                   {"ckpt_cu", &t.ckpt_cu},
+                   {"ckpt_tokens", &t.ckpt_tokens},
+                   {"ckpt_slots", &t.ckpt_slots}});
+  const auto decode = std::make_unique<World>();
+  decode->t.gv = decode->memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+  expect_overlaps(*decode, DELTIC_DECODE, {"o", &decode->t.o}, {{"gv", &decode->t.gv}});
+
+  const auto backward = std::make_unique<BackwardWorld>();
+  deltic_tensors& of = backward->inputs;
+  of.cu_seqlens = backward->memory.list({0, 8}), of.cu_seqlens_host = backward->memory.list({0, 8});
+  of.dt_bias = backward->memory.zeros(DType::f32, {4}).view();
+  of.gv = backward->memory.zeros(DType::f32, {1, 8, 4, 16}).view();
+  expect_overlaps(*backward, DELTIC_BACKWARD, {"d_initial_state", &backward->b.d_initial_state},
+                  {{"q", &of.q},
+                   {"k", &of.k},
+                   {"v", &of.v},
+                   {"beta", &of.beta},
+                   {"g", &of.g},
+                   {"gv", &of.gv},
+                   {"A_log", &of.A_log},
+                   {"dt_bias", &of.dt_bias},
+                   {"cu_seqlens", &of.cu_seqlens},
+                   {"cu_seqlens_host", &of.cu_seqlens_host},
+                   {"initial_state", &of.initial_state},
+                   {"d_o", &backward->b.d_o},
+                   {"d_final_state", &backward->b.d_final_state}});
 }
 
 using BW = BackwardWorld;

@@ -63,6 +63,8 @@ double gate_number(const GradientSetup& s, uint64_t seed, uint64_t t, uint64_t h
       return -20 * factor;
     case GateValues::deep1000:
       return -1000 * factor;
+    case GateValues::growing:
+      return growing_gate(u, static_cast<int64_t>(t), static_cast<int64_t>(d));
     case GateValues::mixed:
       return kLevels[static_cast<int>(4 * uniform(seed, kRowG + 100, t, h, d))] * factor;
     default:
@@ -239,7 +241,7 @@ GradientCall::GradientCall(const GradientSetup& given) : setup(given) {
              .qk_l2norm = s.qk_l2norm,
              .scale = s.scale,
              .num_threads = 1};
-  if (s.gate_form == GateForm::bounded) options.lower_bound = -5.0f;
+  if (s.gate_form == GateForm::bounded) options.lower_bound = s.lower_bound;
 }
 
 int64_t GradientCall::begin(int64_t n) const {

@@ -30,6 +30,7 @@ struct GradientSetup {
   bool strided = false;  // heads before tokens, gaps between rows
   GateKind gate = GateKind::head;
   GateForm gate_form = GateForm::log_decay;
+  float lower_bound = -5;                       // bounded only
   GateValues gate_values = GateValues::random;  // log_decay only; else normal numbers, times:
   double raw_gate_scale = 1;
   bool has_A_log = true, has_dt_bias = true;

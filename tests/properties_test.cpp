@@ -448,6 +448,24 @@ TEST_P(Property, AgreesWithTheOracleOnEveryLength) {
   }
 }
 
+// Gates above 0 are right as far as the contract goes: sums below 8 in a chunk.
+TEST_P(Property, GrowingGatesAgreeWithTheOracle) {
+  std::vector<Layer> layers;
+  for (GateKind gate : {GateKind::head, GateKind::channel})
+    for (DType dtype : kDtypes)
+      layers.push_back(
+          {.K = 32, .V = 32, .gate = gate, .gate_values = GateValues::growing, .dtype = dtype});
+  for (const Layer& layer : taken(layers)) {
+    const Batch batch{.sequences = {{.seed = 1, .length = 4}, {.seed = 2, .length = 130}}};
+    const Results got = run(layer, batch), want = test::run(op(), "reference", layer, batch);
+    for (size_t n = 0; n < got.size(); ++n) {
+      EXPECT_LE(error(got[n].o, want[n].o, layer.dtype), tolerance(layer)) << name(layer);
+      EXPECT_LE(error(got[n].final_state, want[n].final_state, layer.state_dtype), tolerance(layer))
+          << name(layer);
+    }
+  }
+}
+
 TEST_P(Property, LongSequenceAgreesWithTheOracle) {
   std::vector<Layer> layers;
   for (GateKind gate : kGates)

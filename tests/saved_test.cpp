@@ -98,6 +98,10 @@ TEST(Saved, BuffersOfAnotherCallAreRefused) {
     void (*change)(GradientSetup&);
   };
   const Difference differences[] = {
+      {"expected B 2 ",
+       [](GradientSetup& s) {
+         s.sequences = {{1, 200}, {2, 200}};
+       }},
       {"expected T 199 ",
        [](GradientSetup& s) {
          s.sequences = {{1, 199}};
@@ -116,6 +120,7 @@ TEST(Saved, BuffersOfAnotherCallAreRefused) {
       {"expected beta absent ", [](GradientSetup& s) { s.has_beta = false; }},
       {"expected initial_state absent ", [](GradientSetup& s) { s.has_initial = false; }},
       {"expected scale 0.5 ", [](GradientSetup& s) { s.scale = 0.5f; }},
+      {"expected lower_bound -4 ", [](GradientSetup& s) { s.lower_bound = -4; }},
   };
   for (const std::string& impl : takers(base())) {
     for (Save save : {Save::states, Save::all}) {
@@ -143,10 +148,14 @@ TEST(Saved, OtherLengthsAreRefused) {
   GradientCall kept(setup);
   setup.sequences = {{1, 129}, {2, 71}};
   GradientCall other(setup);
+  setup.sequences = {{1, 130}, {2, 70}, {3, 0}};
+  GradientCall more(setup);
   for (const std::string& impl : takers(setup)) {
     kept.forward_keeping(impl, 1, Save::states);
     other.saved = kept.saved;
     EXPECT_NE(refusal(other, impl).find("expected the cu_seqlens of this call"), std::string::npos);
+    more.saved = kept.saved;
+    EXPECT_NE(refusal(more, impl).find("expected N 3 as in this call, got 2"), std::string::npos);
   }
 }
 

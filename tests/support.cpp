@@ -9,6 +9,8 @@
 #include <numbers>
 #include <sstream>
 
+#include "denormals.h"
+
 namespace deltic::test {
 namespace {
 
@@ -133,6 +135,8 @@ double gate_value(const Layer& layer, const Sequence& s, int64_t t, int64_t h, i
       return -20 * factor(u);
     case GateValues::deep1000:
       return -1000 * factor(u);
+    case GateValues::growing:
+      return growing_gate(u, t, d);
     case GateValues::mixed:
       break;
   }
@@ -599,7 +603,7 @@ bool Scratch::sentinels_intact() const {
 std::string name(const Layer& layer) {
   constexpr const char* kGates[] = {"none", "head", "channel"};
   constexpr const char* kValues[] = {"zero",   "slow",     "random", "deep5",
-                                     "deep20", "deep1000", "mixed"};
+                                     "deep20", "deep1000", "mixed",  "growing"};
   constexpr const char* kForms[] = {"log_decay", "softplus", "bounded"};
   constexpr const char* kKeys[] = {"random", "repeated", "correlated", "zero_rows"};
   std::ostringstream out;
@@ -620,6 +624,7 @@ std::string name(const Layer& layer) {
 void run_guarded(const cases::Call& call, const Options& options) {
   const Scratch scratch(call.workspace_bytes(options));
   call.run(options, scratch.c());
+  EXPECT_TRUE(keeps_denormals()) << options.impl << ": denormals are still flushed";
   EXPECT_TRUE(scratch.sentinels_intact()) << options.impl << ": written behind the workspace";
 }
 
@@ -709,6 +714,10 @@ double error(const std::vector<uint8_t>& x, const std::vector<uint8_t>& ref, DTy
   difference = std::sqrt(difference / count);
   scale = std::sqrt(scale / count);
   return scale < 1e-6 ? difference : difference / scale;
+}
+
+double growing_gate(double u, int64_t t, int64_t d) {
+  return (t + d) % 32 == 3 ? 3.5 * factor(u) : -0.3 - u;
 }
 
 std::vector<uint8_t> prefix(const std::vector<uint8_t>& o, const Layer& layer, int64_t rows) {

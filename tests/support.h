@@ -81,8 +81,10 @@ void run_guarded(const cases::Call& call, const Options& options);
 enum class GateKind { none, head, channel };
 enum class BetaKind { none, head, value };
 // Log decays. deep*: that number times a factor in [0.9, 1.1]; mixed: 0, -5, -20, -1000 drawn for
-// every channel and token, times such a factor.
-enum class GateValues { zero, slow, random, deep5, deep20, deep1000, mixed };
+// every channel and token, times such a factor. growing: above 0 in one token of 32, up to 3.85, so
+// that a chunk's sum stays below 8, and below 0 between them.
+enum class GateValues { zero, slow, random, deep5, deep20, deep1000, mixed, growing };
+double growing_gate(double u, int64_t t, int64_t d);  // u: from [0, 1]
 enum class KeyValues { random, repeated, correlated, zero_rows };
 
 // Everything about a call that is the same for all its sequences.
