@@ -345,7 +345,11 @@ bool is_standard(const Case& c) {
   const bool gated = c.gate != Gate::none || c.gv;
   const bool gates =
       !gated || c.gates == Gates::random || c.gates == Gates::slow || c.gates == Gates::softplus;
-  return gates && c.keys == Keys::random && c.beta != Beta::two_sigmoid;
+  return gates && !has_adversarial_keys(c);
+}
+
+bool has_adversarial_keys(const Case& c) {
+  return c.keys != Keys::random || c.beta == Beta::two_sigmoid;
 }
 
 }  // namespace deltic::cases

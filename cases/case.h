@@ -165,6 +165,8 @@ std::string grammar_help();
 // Standard inputs of the error budget: random keys, beta at most 1, gates random, slow or softplus.
 // All others are adversarial.
 bool is_standard(const Case& c);
+// Repeated, correlated or zero keys, or beta above 1: what costs digits whatever the gates are.
+bool has_adversarial_keys(const Case& c);
 
 const char* name_of(DType t);  // as in a line: f32, bf16, f16, f64, i32, i64
 bool is_half(DType t);         // bf16 or f16
