@@ -326,10 +326,10 @@ inline size_t workspace_bytes(const Problem& p) {
   Scratch sums(nullptr);
   sums.take<double>(num_parameter_sums(p));
   return static_cast<size_t>(
-      checked_sum(sums.used(), checked_product(Buffers(p, nullptr).bytes, p.threads)));
+      checked_sum(sums.used(), checked_product(Buffers(p, nullptr).bytes, blocks::num_threads(p))));
 }
 
-// Every thread walks the same list and takes each num_threads-th chunk and head; where sums over
+// Every thread walks the same list and takes each size-th chunk and head; where sums over
 // tokens are wanted, all chunks of a sequence and head, in order.
 inline void run(const Problem& p, std::span<std::byte> workspace) {
   const size_t bytes = Buffers(p, nullptr).bytes;
@@ -337,10 +337,9 @@ inline void run(const Problem& p, std::span<std::byte> workspace) {
   Scratch scratch(workspace.data());
   double* sums = scratch.take<double>(num_parameter_sums(p));
   std::fill_n(sums, num_parameter_sums(p), 0.0);
-#pragma omp parallel num_threads(p.threads)
-  {
-    const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    Buffers buffers(p, workspace.data() + scratch.used() + static_cast<size_t>(thread) * bytes);
+  cpu::run_team(blocks::num_threads(p), [&](const cpu::Member& member) {
+    Buffers buffers(p,
+                    workspace.data() + scratch.used() + static_cast<size_t>(member.index) * bytes);
     int64_t turn = 0;
     for (int64_t n = 0; n < p.N; ++n) {
       const Sequence s = sequence(p, n);
@@ -348,13 +347,13 @@ inline void run(const Problem& p, std::span<std::byte> workspace) {
         double* mine = per_head > 0 ? sums + (n * p.H + h) * per_head : nullptr;
         for (int64_t first = 0; first < s.length; first += p.chunk) {
           if (first == 0 || mine == nullptr) ++turn;
-          if (turn % num_threads != thread) continue;
+          if (turn % member.size != member.index) continue;
           const int64_t length = std::min<int64_t>(p.chunk, s.length - first);
           run_chunk(p, Chunk{s.batch, s.begin + first, length, h}, buffers, mine);
         }
       }
     }
-  }
+  });
   store_parameter_gradients(p, sums);
   zero_gradient_padding(p);
 }

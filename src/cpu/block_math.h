@@ -1,8 +1,6 @@
 // The building blocks, chunk by chunk, in fp32: straight loops over the definitions.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -11,6 +9,7 @@
 
 #include "core/problem.h"
 #include "cpu/recurrence.h"
+#include "cpu/schedule.h"
 
 namespace deltic::blocks {
 
@@ -272,30 +271,31 @@ inline void zero_all_padding(const Problem& p) {
   zero_padding(p, p.qg, heads, p.K);
 }
 
+// Plain code takes about 20 times as long as SIMD.
+inline int num_threads(const Problem& p) { return cpu::block_threads(p, num_heads(p), 20); }
+
 inline size_t workspace_bytes(const Problem& p) {
-  return static_cast<size_t>(checked_product(Buffers(p, nullptr).bytes, p.threads));
+  return static_cast<size_t>(checked_product(Buffers(p, nullptr).bytes, num_threads(p)));
 }
 
-// Every thread walks the same list of chunks and heads and takes each num_threads-th: no table of
+// Every thread walks the same list of chunks and heads and takes each size-th: no table of
 // chunks is needed, and counting is nothing next to the work of a chunk.
 inline void run(const Problem& p, std::span<std::byte> workspace) {
   const size_t bytes = Buffers(p, nullptr).bytes;
-#pragma omp parallel num_threads(p.threads)
-  {
-    const int64_t thread = omp_get_thread_num(), num_threads = omp_get_num_threads();
-    Buffers buffers(p, workspace.data() + static_cast<size_t>(thread) * bytes);
+  cpu::run_team(num_threads(p), [&](const cpu::Member& member) {
+    Buffers buffers(p, workspace.data() + static_cast<size_t>(member.index) * bytes);
     int64_t turn = 0;
     for (int64_t n = 0; n < p.N; ++n) {
       const Sequence s = sequence(p, n);
       for (int64_t first = 0; first < s.length; first += p.chunk) {
         const int64_t length = std::min<int64_t>(p.chunk, s.length - first);
         for (int64_t h = 0; h < num_heads(p); ++h) {
-          if (turn++ % num_threads != thread) continue;
+          if (turn++ % member.size != member.index) continue;
           run_chunk(p, Chunk{s.batch, s.begin + first, length, h}, buffers);
         }
       }
     }
-  }
+  });
   zero_all_padding(p);
 }
 

@@ -2,8 +2,6 @@
 // building blocks in fp32.
 #include "cpu/plain.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -119,12 +117,13 @@ void run_recurrence(const Problem& p, std::span<std::byte> workspace) {
   // Without tokens and states there is nothing in a slice, and there may be 2^50 of them.
   const bool has_work = p.T > 0 || p.state_out || p.ckpt;
   const int64_t num_tasks = has_work ? p.N * p.HV * num_slices : 0;
-#pragma omp parallel for schedule(dynamic) num_threads(useful_threads(p, num_tasks))
-  for (int64_t i = 0; i < num_tasks; ++i) {
-    Slice x(p, workspace.data() + static_cast<size_t>(omp_get_thread_num()) * bytes);
-    const int64_t head = i / num_slices;
-    run_slice(p, sequence(p, head / p.HV), head % p.HV, i % num_slices * kColumns, x);
-  }
+  run_team(recurrence_threads(p, num_tasks), [&](const Member& member) {
+    Slice x(p, workspace.data() + static_cast<size_t>(member.index) * bytes);
+    member.for_each(num_tasks, [&](int64_t i) {
+      const int64_t head = i / num_slices;
+      run_slice(p, sequence(p, head / p.HV), head % p.HV, i % num_slices * kColumns, x);
+    });
+  });
   zero_padding(p, p.o, p.HV, p.V);
 }
 

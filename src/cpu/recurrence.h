@@ -11,12 +11,16 @@
 
 #include "core/problem.h"
 #include "core/scratch.h"
+#include "cpu/team.h"
 
 namespace deltic {
 
-// Threads beyond the number of tasks would only be woken.
-inline int useful_threads(const Problem& p, int64_t num_tasks) {
-  return static_cast<int>(std::clamp<int64_t>(num_tasks, 1, std::max(p.threads, 1)));
+// Threads for a recurrence in `tasks` pieces: about 1 ns for a token and a number of its state.
+inline int recurrence_threads(const Problem& p, int64_t tasks) {
+  const double numbers = std::max(cpu::token_heads(p), static_cast<double>(p.N * p.HV)) *
+                         static_cast<double>(p.K) * static_cast<double>(p.V);
+  const auto pieces = static_cast<double>(std::max<int64_t>(tasks, 1));
+  return cpu::useful_threads(p, pieces, numbers / pieces);
 }
 
 // ---- Rows ----

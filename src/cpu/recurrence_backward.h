@@ -24,8 +24,6 @@
 // changes no bit: they are the same operations on the same numbers.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -299,7 +297,7 @@ class Task {
   size_t bytes_;
 };
 
-inline int num_threads(const Problem& p) { return useful_threads(p, p.N * p.H); }
+inline int num_threads(const Problem& p) { return recurrence_threads(p, p.N * p.H); }
 
 // The sums of the parameters, then a task's memory for every thread.
 inline size_t sums_bytes(const Problem& p) {
@@ -318,12 +316,13 @@ inline void run(const Problem& p, std::span<std::byte> workspace) {
   std::fill_n(sums, num_parameter_sums(p), 0.0);
   std::byte* tasks = workspace.data() + sums_bytes(p);
   const size_t bytes = Task(p, nullptr).bytes();
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads(p))
-  for (int64_t i = 0; i < p.N * p.H; ++i) {
-    Task task(p, tasks + static_cast<size_t>(omp_get_thread_num()) * bytes);
-    const int64_t n = i / p.H;
-    task.run(sequence(p, n), i % p.H, sums + n * p.HV * parameter_sums_per_head(p));
-  }
+  cpu::run_team(num_threads(p), [&](const cpu::Member& member) {
+    member.for_each(p.N * p.H, [&](int64_t i) {
+      Task task(p, tasks + static_cast<size_t>(member.index) * bytes);
+      const int64_t n = i / p.H;
+      task.run(sequence(p, n), i % p.H, sums + n * p.HV * parameter_sums_per_head(p));
+    });
+  });
   store_parameter_gradients(p, sums);
   zero_gradient_padding(p);
 }

@@ -2,6 +2,9 @@
 #include "cpu/schedule.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "cpu/team.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -9,9 +12,18 @@
 
 namespace deltic::cpu {
 
-int threads_for(const Problem& p, int64_t tasks, int64_t pieces) {
-  const auto threads = std::max<int64_t>(p.threads, 1);
-  return static_cast<int>(std::min(threads, std::min(tasks, threads) * std::min(pieces, threads)));
+double forward_ns(const Problem& p) {
+  // Sequences without tokens copy their states.
+  const double tokens = std::max(token_heads(p), static_cast<double>(p.N * p.HV));
+  return tokens * (150 + 0.08 * static_cast<double>(p.K) * static_cast<double>(p.V));
+}
+
+int block_threads(const Problem& p, int64_t heads, double times) {
+  const auto C = static_cast<double>(p.chunk), K = static_cast<double>(std::max(p.K, p.V));
+  const double chunks = std::ceil(static_cast<double>(p.T) / C) * static_cast<double>(p.B) +
+                        static_cast<double>(p.packed ? p.N : 0);
+  return useful_threads(p, chunks * static_cast<double>(heads),
+                        times * (C * (20 + 0.5 * K) + 0.02 * C * C * K));
 }
 
 ForwardPlan forward_plan(const Problem& p, int64_t panels) {
@@ -19,7 +31,8 @@ ForwardPlan forward_plan(const Problem& p, int64_t panels) {
   const int64_t chunks =
       std::max<int64_t>(1, (p.T + p.chunk - 1) / p.chunk);  // of the longest sequence
   ForwardPlan plan;
-  plan.threads = threads_for(p, tasks, std::max(panels, chunks));
+  const double pieces = static_cast<double>(tasks) * static_cast<double>(std::max(panels, chunks));
+  plan.threads = useful_threads(p, pieces, forward_ns(p) / pieces);
   // As many tasks as give every thread a panel to carry.
   plan.group = std::min(tasks, (plan.threads + panels - 1) / panels);
   // Twice as many chunks to prepare as threads, at least 8 per task: the ends of a round stay

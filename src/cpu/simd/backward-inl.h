@@ -12,15 +12,12 @@
 #define DELTIC_CPU_SIMD_BACKWARD_INL_H_
 #endif
 
-#include <omp.h>
-
-#include <atomic>
-
 #include "core/error.h"
 #include "cpu/gradients.h"
 #include "cpu/saved.h"
 #include "cpu/schedule.h"
 #include "cpu/simd/gradients-inl.h"
+#include "cpu/team.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
@@ -35,8 +32,9 @@ class Backward {
 
   explicit Backward(const Problem& p)
       : p_(p), shape_(p, Chain::kKeyAlign), segment_(segment_chunks(p)), group_(p.HV / p.H) {
-    const int64_t tasks = std::max<int64_t>(1, p.N * p.H);
-    threads_ = threads_for(p, tasks, std::max(segment_, shape_.panels));
+    const double pieces = static_cast<double>(std::max<int64_t>(1, p.N * p.H)) *
+                          static_cast<double>(std::max(segment_, shape_.panels));
+    threads_ = useful_threads(p, pieces, 3 * forward_ns(p) / pieces);
   }
 
   size_t workspace_bytes() const {
@@ -54,25 +52,23 @@ class Backward {
     Scratch m(workspace.data());
     const Memory memory(m, *this);
     count_saved(p_, segment_, memory.first_state, memory.first_chunk);
-    std::atomic<int64_t> next{0};
+    const int threads = TeamClock::limit(threads_);
     const TaskOrder order =
-        order_tasks(p_, threads_, p_.H, most_heads(), memory.order, memory.loads);
-    const bool whole = order.is_balanced && whole_tasks_at_once() >= threads_;
+        order_tasks(p_, threads, p_.H, most_heads(), memory.order, memory.loads);
+    const bool whole = order.is_balanced && whole_tasks_at_once() >= threads;
     const int64_t blocks = (p_.H + order.heads_at_once - 1) / order.heads_at_once;
-#pragma omp parallel num_threads(threads_)
-    {
+    run_team(threads, [&](const Member& member) {
       const FlushDenormals flush;
       chain_.enter();
-      const int thread = omp_get_thread_num();
-      const ThreadMemory mine(memory, thread, *this);
+      const ThreadMemory mine(memory, member, *this);
       if (whole) {
-        const SegmentMemory seg(memory, thread, *this, false);
-        for (int64_t i = next++; i < p_.N * blocks; i = next++) {
+        const SegmentMemory seg(memory, member.index, *this, false);
+        member.for_each(p_.N * blocks, [&](int64_t i) {
           const int64_t head = i % blocks * order.heads_at_once;
           Task<false>(*this, memory, seg, mine, kept, memory.order[i / blocks], head,
                       std::min(order.heads_at_once, p_.H - head))
               .run();
-        }
+        });
       } else {
         const SegmentMemory seg(memory, 0, *this, true);
         for (int64_t i = 0; i < p_.N * p_.H; ++i) {
@@ -80,7 +76,7 @@ class Backward {
         }
       }
       chain_.leave();
-    }
+    });
     store_parameter_gradients(p_, memory.params);
     zero_gradient_padding(p_);
   }
@@ -131,12 +127,14 @@ class Backward {
     ChainScratch chain;
     GradientScratch gradient;
     Room room;
-    ThreadMemory(const Memory& memory, int thread, const Backward& b)
-        : m(memory.threads + static_cast<size_t>(thread) * memory.thread_bytes),
+    const Member& member;
+    ThreadMemory(const Memory& memory, const Member& thread, const Backward& b)
+        : m(memory.threads + static_cast<size_t>(thread.index) * memory.thread_bytes),
           prepare(m, b.shape_.C, b.shape_.Kp, kGate == Gate::channel, Chain::kTiles),
           chain(m, b.shape_, Chain::kTiles),
           gradient(m, b.shape_, kGate == Gate::channel),
-          room(m, b.shape_, kGate == Gate::channel) {}
+          room(m, b.shape_, kGate == Gate::channel),
+          member(thread) {}
   };
 
   // A chunk between its preparation and its gradients.
@@ -219,17 +217,6 @@ class Backward {
     return most_heads_at_once(p_.H, checked_product(group_, state_floats(), sizeof(float)));
   }
 
-  // body(i) for i < n: by this thread, or shared by the team with a barrier at the end.
-  template <bool kTeam, class Body>
-  static void for_each(int64_t n, const Body& body) {
-    if constexpr (kTeam) {
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < n; ++i) body(i);
-    } else {
-      for (int64_t i = 0; i < n; ++i) body(i);
-    }
-  }
-
   // One sequence and some q/k heads with the value heads of their groups, by one thread or by the
   // team. h counts these value heads.
   template <bool kTeam>
@@ -287,6 +274,16 @@ class Backward {
         store_state(b.p_.d_initial, b.p_.d_initial ? n : -1, head0 + i / panels, b.shape_,
                     i % panels, b.gradient_state(seg, i / panels, i % panels));
       });
+    }
+
+    // body(i) for i < count: by this thread, or shared by the team, which meets at the end.
+    template <bool kShared, class Body>
+    void for_each(int64_t count, const Body& body) const {
+      if constexpr (kShared) {
+        mine.member.for_each(count, body);
+      } else {
+        for (int64_t i = 0; i < count; ++i) body(i);
+      }
     }
 
     ChunkPlace place(int64_t h, int64_t index) const { return b.place(s, head0 + h, index); }

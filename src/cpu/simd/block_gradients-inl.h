@@ -7,8 +7,6 @@
 #define DELTIC_CPU_SIMD_BLOCK_GRADIENTS_INL_H_
 #endif
 
-#include <omp.h>
-
 #include "cpu/gradients.h"
 #include "cpu/simd/blocks-inl.h"
 #include "cpu/simd/gradients-inl.h"
@@ -42,7 +40,11 @@ template <Gate kGate>
 class BlockGradients {
  public:
   explicit BlockGradients(const Problem& p)
-      : p_(p), C_(p.chunk), Kp_(padded(p.K)), group_(p.HV / p.H) {}
+      : p_(p),
+        C_(p.chunk),
+        Kp_(padded(p.K)),
+        group_(p.HV / p.H),
+        threads_(block_threads(p, p.HV)) {}
 
   size_t workspace_bytes() const {
     Scratch arena(nullptr);
@@ -50,7 +52,7 @@ class BlockGradients {
     arena.take<double>(num_parameter_sums(p_));
     Scratch counter(nullptr);
     GradientBlockScratch(counter, *this);
-    arena.take<std::byte>(counter.used(), p_.threads);
+    arena.take<std::byte>(counter.used(), threads_);
     return arena.used();
   }
 
@@ -62,27 +64,23 @@ class BlockGradients {
     Scratch counter(nullptr);
     GradientBlockScratch(counter, *this);
     std::byte* scratch_base = workspace.data() + arena.used();
-#pragma omp parallel num_threads(p_.threads)
-    {
+    run_team(threads_, [&](const Member& member) {
       const FlushDenormals flush;
-      Scratch own(scratch_base + static_cast<size_t>(omp_get_thread_num()) * counter.used());
+      Scratch own(scratch_base + static_cast<size_t>(member.index) * counter.used());
       const GradientBlockScratch scratch(own, *this);
       if (wants_parameter_sums(p_)) {  // in the order of a sequence's chunks
-#pragma omp for schedule(dynamic) nowait
-        for (int64_t i = 0; i < p_.N * p_.HV; ++i) {
+        member.for_each(p_.N * p_.HV, [&](int64_t i) {
           double* sum = sums + i * parameter_sums_per_head(p_);
           std::fill_n(sum, parameter_sums_per_head(p_), 0.0);
           for (int64_t c = chunks.first(i / p_.HV); c < chunks.first(i / p_.HV + 1); ++c) {
             gate(chunks.at(c, i % p_.HV), scratch, sum);
           }
-        }
+        });
       } else {
-#pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < chunks.size() * p_.H; ++i) {
-          run_chunk(chunks.at(i / p_.H, i % p_.H), scratch);
-        }
+        member.for_each(chunks.size() * p_.H,
+                        [&](int64_t i) { run_chunk(chunks.at(i / p_.H, i % p_.H), scratch); });
       }
-    }
+    });
     store_parameter_gradients(p_, sums);
     zero_gradient_padding(p_);
   }
@@ -382,6 +380,7 @@ class BlockGradients {
 
   const Problem& p_;
   int64_t C_, Kp_, group_;
+  int threads_;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -7,10 +7,9 @@
 #define DELTIC_CPU_SIMD_BLOCKS_INL_H_
 #endif
 
-#include <omp.h>
-
 #include "cpu/schedule.h"
 #include "cpu/simd/chain-inl.h"
+#include "cpu/team.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
@@ -107,14 +106,15 @@ inline void load_sum_decays(const Problem& p, const ChunkPlace& at, int64_t C, i
 template <Gate kGate>
 class Blocks {
  public:
-  explicit Blocks(const Problem& p) : p_(p), C_(p.chunk), Kp_(padded(p.K)) {}
+  explicit Blocks(const Problem& p)
+      : p_(p), C_(p.chunk), Kp_(padded(p.K)), threads_(block_threads(p, p.HV)) {}
 
   size_t workspace_bytes() const {
     Scratch arena(nullptr);
     ChunkTable(p_, arena);
     Scratch counter(nullptr);
     BlockScratch(counter, *this);
-    arena.take<std::byte>(counter.used(), p_.threads);
+    arena.take<std::byte>(counter.used(), threads_);
     return arena.used();
   }
 
@@ -125,18 +125,15 @@ class Blocks {
     Scratch counter(nullptr);
     BlockScratch(counter, *this);
     std::byte* scratch_base = workspace.data() + arena.used();
-#pragma omp parallel num_threads(p_.threads)
-    {
+    run_team(threads_, [&](const Member& member) {
       const FlushDenormals flush;
-      Scratch own(scratch_base + static_cast<size_t>(omp_get_thread_num()) * counter.used());
+      Scratch own(scratch_base + static_cast<size_t>(member.index) * counter.used());
       const BlockScratch scratch(own, *this);
-#pragma omp for schedule(static) nowait
-      for (int64_t t = padding_begin(p_); t < p_.T; ++t) zero_token(t);
-#pragma omp for schedule(static) nowait
-      for (int64_t i = 0; i < chunks.size() * p_.HV; ++i) {
-        run_chunk(chunks.at(i / p_.HV, i % p_.HV), scratch);
-      }
-    }
+      const int64_t padding = padding_begin(p_);
+      member.for_own(p_.T - padding, [&](int64_t t) { zero_token(padding + t); });
+      member.for_each(chunks.size() * p_.HV,
+                      [&](int64_t i) { run_chunk(chunks.at(i / p_.HV, i % p_.HV), scratch); });
+    });
   }
 
  private:
@@ -289,6 +286,7 @@ class Blocks {
 
   const Problem& p_;
   int64_t C_, Kp_;
+  int threads_;
 };
 
 }  // namespace HWY_NAMESPACE

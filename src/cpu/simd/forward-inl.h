@@ -11,13 +11,10 @@
 #define DELTIC_CPU_SIMD_FORWARD_INL_H_
 #endif
 
-#include <omp.h>
-
-#include <atomic>
-
 #include "cpu/saved.h"
 #include "cpu/schedule.h"
 #include "cpu/simd/chain-inl.h"
+#include "cpu/team.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
@@ -43,26 +40,25 @@ class Forward {
   void run(std::span<std::byte> workspace) const {
     Scratch arena(workspace.data());
     const Memory memory(arena, *this);
-    const TaskOrder order =
-        order_tasks(p_, plan_.threads, p_.HV, most_heads(), memory.order, memory.loads);
     if (p_.save != DELTIC_SAVE_NONE) {
       write_saved_header(p_, p_.save, Engine::kArithmetic);
       count_saved(p_, saved_.segment, memory.first_state, memory.first_chunk);
     }
-    std::atomic<int64_t> next{0};
-#pragma omp parallel num_threads(plan_.threads)
-    {
+    const int threads = TeamClock::limit(plan_.threads);
+    const TaskOrder order =
+        order_tasks(p_, threads, p_.HV, most_heads(), memory.order, memory.loads);
+    run_team(threads, [&](const Member& member) {
       const FlushDenormals flush;
       engine_.enter();
-      zero_unused();
-      const ThreadMemory mine(memory, omp_get_thread_num(), *this);
+      zero_unused(member);
+      const ThreadMemory mine(memory, member.index, *this);
       if (order.is_balanced) {
-        run_whole_tasks(memory, mine, order.heads_at_once, next);
+        run_whole_tasks(memory, mine, order.heads_at_once, member);
       } else {
-        run_rounds(memory, mine);
+        run_rounds(memory, mine, member);
       }
       engine_.leave();
-    }
+    });
   }
 
  private:
@@ -129,20 +125,20 @@ class Forward {
   }
 
   // Outputs of padding rows and of skipped sequences.
-  void zero_unused() const {
-#pragma omp for schedule(static) nowait
-    for (int64_t t = padding_begin(p_); t < p_.T; ++t) {
-      for (int64_t h = 0; h < p_.HV; ++h) zero_row(p_.o.data, p_.o.dtype, p_.o.at(0, t, h), p_.V);
-    }
-#pragma omp for schedule(static) nowait
-    for (int64_t n = 0; n < p_.N; ++n) {
+  void zero_unused(const Member& member) const {
+    const int64_t padding = padding_begin(p_);
+    member.for_own(p_.T - padding, [&](int64_t t) {
+      for (int64_t h = 0; h < p_.HV; ++h)
+        zero_row(p_.o.data, p_.o.dtype, p_.o.at(0, padding + t, h), p_.V);
+    });
+    member.for_own(p_.N, [&](int64_t n) {
       const Sequence s = sequence(p_, n);
       for (int64_t t = 0; s.skipped && t < s.length; ++t) {
         for (int64_t h = 0; h < p_.HV; ++h) {
           zero_row(p_.o.data, p_.o.dtype, p_.o.at(s.batch, s.begin + t, h), p_.V);
         }
       }
-    }
+    });
   }
 
   void prepare(const Sequence& s, int64_t head, int64_t chunk, const Operands& operands,
@@ -251,16 +247,16 @@ class Forward {
   }
 
   void run_whole_tasks(const Memory& memory, const ThreadMemory& mine, int64_t at_once,
-                       std::atomic<int64_t>& next) const {
+                       const Member& member) const {
     const int64_t most = most_heads(), blocks = (p_.HV + at_once - 1) / at_once;
     const Operands operands = operands_at(memory.operands(plan_.threads * most, mine.thread));
     const auto state = [&](int64_t i, int64_t panel) {
       return panel_state(memory.task_state(mine.thread * most + i), panel);
     };
-    for (int64_t task = next++; task < p_.N * blocks; task = next++) {
+    member.for_each(p_.N * blocks, [&](int64_t task) {
       const Sequence s = sequence(p_, memory.order[task / blocks]);
       const int64_t head0 = task % blocks * at_once, heads = std::min(at_once, p_.HV - head0);
-      if (s.skipped) continue;
+      if (s.skipped) return;
       const auto each_panel = [&](const auto& body) {
         for (int64_t i = 0; i < heads; ++i) {
           for (int64_t panel = 0; panel < shape_.panels; ++panel) body(i, panel);
@@ -284,10 +280,10 @@ class Forward {
         }
       }
       each_panel([&](int64_t i, int64_t panel) { end(s, head0 + i, panel, state(i, panel)); });
-    }
+    });
   }
 
-  void run_rounds(const Memory& memory, const ThreadMemory& mine) const {
+  void run_rounds(const Memory& memory, const ThreadMemory& mine, const Member& member) const {
     const int64_t tasks = p_.N * p_.HV, group = plan_.group, block = plan_.block;
     const auto buffer_at = [&](int64_t slot, int64_t round, int64_t j) {
       return memory.operands(group, (slot * 2 + round % 2) * block + j);
@@ -307,14 +303,13 @@ class Forward {
         const int64_t items = (shape_.panels + per_item - 1) / per_item;  // of a task
         const int64_t carries = round < 0 ? 0 : size * items;
         const int64_t prepares = round + 1 < rounds ? size * block : 0;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < carries + prepares; ++i) {
+        member.for_each(carries + prepares, [&](int64_t i) {
           const bool is_carry = i < carries;
           const int64_t item = is_carry ? i : i - carries;
           const int64_t slot = is_carry ? item / items : item / block;
           const Sequence s = sequence(p_, memory.order[(first + slot) / p_.HV]);
           const int64_t head = (first + slot) % p_.HV;
-          if (s.skipped) continue;
+          if (s.skipped) return;
           if (is_carry) {
             const int64_t begin_panel = item % items * per_item;
             const int64_t end_panel = std::min(begin_panel + per_item, shape_.panels);
@@ -352,7 +347,7 @@ class Forward {
             ahead.some();
             if (chunk < chunks(s)) prepare(s, head, chunk, buffer(slot, round + 1, j), mine);
           }
-        }
+        });
       }
     }
   }
