@@ -11,7 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-from paper import replace_block  # noqa: E402
+from paper import block_of, replace_block  # noqa: E402
+
+AVX2 = "avx2"  # the value of --isa, and the name of its block in cpu.md
 
 
 def ms(group, side):
@@ -24,11 +26,33 @@ def spread(group, side):
     return f"{s['median_ms']:.3g} ms ({s['p10']:.3g} to {s['p90']:.3g})"
 
 
-def rows(groups):
+# needed and aim of rows beside the fallback, with all instructions and with AVX2 alone.
+RATIOS = {
+    None: {
+        "gdn_f32_4096": (4, 6),
+        "gdn_bf16_4096": (6, 15),
+        "gdn_f32_1024": (2.5, 5),
+        "train_f32_4096": (15, 25),
+        "train_bf16_4096": (15, 25),
+        "train_f32_1024": (4, 8),
+    },
+    "avx2": {
+        "gdn_f32_4096": (6, 7),
+        "gdn_bf16_4096": (6, 7),
+        "gdn_f32_1024": (2.5, 5),
+        "train_f32_4096": (12, 14),
+        "train_bf16_4096": (12, 14),
+        "train_f32_1024": (4, 8),
+    },
+}
+
+
+def rows(groups, isa=None):
     """(work, ours, the other side, result, needed, aim, met) of every row of the table."""
     out = []
 
-    def ratio_row(name, work, needed, aim):
+    def ratio_row(name, work):
+        needed, aim = RATIOS[isa][name]
         g = groups[name]
         ratio = ms(g, "fallback") / ms(g, "deltic")
         out.append(
@@ -43,9 +67,9 @@ def rows(groups):
             )
         )
 
-    ratio_row("gdn_f32_4096", "GDN forward, T=4096, fp32", 4, 6)
-    ratio_row("gdn_bf16_4096", "GDN forward, T=4096, bf16", 6, 15)
-    ratio_row("gdn_f32_1024", "GDN forward, T=1024, fp32", 2.5, 5)
+    ratio_row("gdn_f32_4096", "GDN forward, T=4096, fp32")
+    ratio_row("gdn_bf16_4096", "GDN forward, T=4096, bf16")
+    ratio_row("gdn_f32_1024", "GDN forward, T=1024, fp32")
 
     for dtype, needed in (("f32", 1.6), ("bf16", 2.2)):
         g = groups[f"kda_{dtype}"]
@@ -113,9 +137,9 @@ def rows(groups):
             )
         )
 
-    ratio_row("train_f32_4096", "GDN forward and backward, T=4096, fp32", 15, 25)
-    ratio_row("train_bf16_4096", "GDN forward and backward, T=4096, bf16", 15, 25)
-    ratio_row("train_f32_1024", "GDN forward and backward, T=1024, fp32", 4, 8)
+    ratio_row("train_f32_4096", "GDN forward and backward, T=4096, fp32")
+    ratio_row("train_bf16_4096", "GDN forward and backward, T=4096, bf16")
+    ratio_row("train_f32_1024", "GDN forward and backward, T=1024, fp32")
     for dtype, needed in (("f32", 0.4), ("bf16", 0.8)):
         m = groups[f"train_{dtype}_4096"]["memory"]
         ratio = m["deltic"] / m["inputs"]
@@ -163,22 +187,21 @@ def rows(groups):
 
 def described(run):
     m = run["machine"]
+    bound = f", both sides bound to {run['isa'].upper()}" if run.get("isa") else ""
     kind = "virtual machine" if m["virtual"] else "machine"
     return (
         f"{run['date']}, {m['cpu']} ({', '.join(m['features'])}), {kind} with {m['cores']} cores, "
-        f"{m['threads']} threads; deltic {run['version']} at {run['commit']}; torch "
+        f"{m['threads']} threads{bound}; deltic {run['version']} at {run['commit']}; torch "
         f"{run['peers']['torch']}, transformers {run['peers']['transformers']}"
     )
 
 
-def full_paper(run, table):
-    groups = {g["name"]: g for g in run["groups"]}
+def paper(run, table, avx2):
+    """The whole page; `avx2`: the section of a run with AVX2 alone."""
     lines = [
         "# CPU benchmarks",
         "",
-        "Made by `bench/cpu_table.py` from one run of `bench/peers/run.sh`; not edited by hand.",
-        "",
-        f"Measured: {described(run)}.",
+        "Made by `bench/cpu_table.py` from runs of `bench/peers/run.sh`; not edited by hand.",
         "",
         "K = V = 128 and 16 heads unless said. Medians of interleaved rounds in one process, in",
         "brackets the 10th and 90th percentile. The fallback is `torch_chunk_gated_delta_rule`",
@@ -186,6 +209,26 @@ def full_paper(run, table):
         "sides normalise q and k inside. The copy moves the bytes that decode must move: the pool",
         "once in, once out. Backward beside autograd through the same function; its memory is what",
         "the process grows by at most, ours the saved bytes and the workspace.",
+        "",
+        *results(run, table),
+        "",
+        f"<!-- {AVX2}:begin -->",
+        *avx2.splitlines(),
+        f"<!-- {AVX2}:end -->",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def avx2_section(run, table):
+    """What most desktops and many servers have."""
+    return "\n".join(["## AVX2 alone", "", *results(run, table)])
+
+
+def results(run, table):
+    """The lines of one run: where, the table, and how far both sides differ."""
+    groups = {g["name"]: g for g in run["groups"]}
+    lines = [
+        f"Measured: {described(run)}.",
         "",
         "| work | deltic | beside it | result | needed | aim | met |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -203,7 +246,7 @@ def full_paper(run, table):
             grad = "d" if name.startswith("train") else ""
             each = ", ".join(f"{grad}{key} {value:.1e}" for key, value in g["difference"].items())
             lines.append(f"| {name} | `{g['impl']}` | {each} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def readme_block(run, table):
@@ -227,17 +270,20 @@ def main():
     parser.add_argument("--print", action="store_true", help="print the table, write nothing")
     args = parser.parse_args()
     run = json.loads(args.run.read_text())
-    table = rows({g["name"]: g for g in run["groups"]})
+    is_avx2 = run.get("isa") == AVX2
+    table = rows({g["name"]: g for g in run["groups"]}, run.get("isa"))
     if args.print:
-        print(full_paper(run, table))
+        print("\n".join(results(run, table)))
         return 0
     if run["quick"] or not run["agree"]:
         print("cpu_table: a quick run, or outputs that differ: nothing written", file=sys.stderr)
         return 1
-    paper = ROOT / "docs" / "benchmarks" / "cpu.md"
-    paper.parent.mkdir(parents=True, exist_ok=True)
-    paper.write_text(full_paper(run, table))
-    replace_block(ROOT / "README.md", "numbers", readme_block(run, table))
+    path = ROOT / "docs" / "benchmarks" / "cpu.md"
+    if is_avx2:
+        replace_block(path, AVX2, avx2_section(run, table))
+    else:
+        path.write_text(paper(run, table, block_of(path, AVX2)))
+        replace_block(ROOT / "README.md", "numbers", readme_block(run, table))
     missed = [row[0] for row in table if not row[6]]
     print(f"cpu_table: {len(table)} rows, {len(missed)} below what is needed {missed}")
     return 0

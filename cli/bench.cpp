@@ -78,7 +78,7 @@ Measurement measure(const SuiteRow& row, const std::string& impl, const std::str
   Measurement m;
   m.impl = impl;
   m.threads = threads;
-  const ProductRoof product = measure_product_roof(threads, impl == "cpu.amx");
+  const ProductRoof product = measure_product_roof(threads, impl);
   m.product = product.kind + " product";
   m.product_gflops = product.gflops;
   std::vector<double> copy_times;

@@ -99,13 +99,13 @@ using Vector16 [[gnu::vector_size(64)]] = float;
 
 using ProductKernel = double (*)(const float*, const float*, float*);
 
-ProductKernel choose(bool tiles, std::string& kind) {
+ProductKernel choose(const std::string& impl, std::string& kind) {
 #if defined(__x86_64__)
-  if (tiles) {
+  if (impl == "cpu.amx") {
     kind = "AMX bf16";
     return product_tiles;
   }
-  if (__builtin_cpu_supports("avx512f")) {
+  if (__builtin_cpu_supports("avx512f") && impl != "cpu.avx2") {
     kind = "AVX-512 fp32";
     return product_512;
   }
@@ -114,7 +114,7 @@ ProductKernel choose(bool tiles, std::string& kind) {
     return product_256;
   }
 #else
-  (void)tiles;
+  (void)impl;
 #endif
   kind = "128-bit fp32";
   return product_128;
@@ -126,9 +126,9 @@ double now() {
 
 }  // namespace
 
-ProductRoof measure_product_roof(int threads, bool tiles) {
+ProductRoof measure_product_roof(int threads, const std::string& impl) {
   ProductRoof roof;
-  const ProductKernel kernel = choose(tiles, roof.kind);
+  const ProductKernel kernel = choose(impl, roof.kind);
   double best = 0;
   for (int attempt = 0; attempt < 7; ++attempt) {  // the first one warms up; a roof is the best
     double flops = 0;

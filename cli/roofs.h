@@ -11,9 +11,10 @@ struct ProductRoof {
   double gflops = 0;
   std::string kind;  // which instructions
 };
-// fp32: a register-blocked product with operands in L1, on every thread at once. With `tiles`, bf16
-// operands on AMX tiles (only where the library runs an implementation on them).
-ProductRoof measure_product_roof(int threads, bool tiles);
+// fp32: a register-blocked product with operands in L1, on every thread at once, with the widest
+// vectors here. Of cpu.avx2: with its own vectors; of cpu.amx: bf16 operands on tiles (only where
+// the library runs it).
+ProductRoof measure_product_roof(int threads, const std::string& impl);
 
 // A copy that moves `traffic` bytes: half of them read, half written, a slice per thread.
 class CopyRoof {

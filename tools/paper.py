@@ -3,12 +3,23 @@
 from pathlib import Path
 
 
-def replace_block(path: Path, name: str, text: str) -> None:
-    """Puts `text` between <!-- name:begin --> and <!-- name:end --> of the file."""
+def _parts(path: Path, name: str) -> tuple[str, str, str]:
+    """The file before, in and after a block, marks with what is outside of it."""
     begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
     old = path.read_text(encoding="utf-8")
     if old.count(begin) != 1 or old.count(end) != 1:
         raise SystemExit(f"{path.name}: expected one block `{name}`")
     head, rest = old.split(begin)
-    tail = rest.split(end)[1]
-    path.write_text(head + begin + text.rstrip("\n") + "\n" + end + tail, encoding="utf-8")
+    text, tail = rest.split(end)
+    return head + begin, text, end + tail
+
+
+def block_of(path: Path, name: str) -> str:
+    """What lies between <!-- name:begin --> and <!-- name:end --> of the file."""
+    return _parts(path, name)[1]
+
+
+def replace_block(path: Path, name: str, text: str) -> None:
+    """Puts `text` between <!-- name:begin --> and <!-- name:end --> of the file."""
+    head, _, tail = _parts(path, name)
+    path.write_text(head + text.rstrip("\n") + "\n" + tail, encoding="utf-8")

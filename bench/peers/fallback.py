@@ -321,6 +321,7 @@ def main():
     parser.add_argument("--json", required=True, help="where the result goes")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="two rounds of everything")
+    parser.add_argument("--isa", help="what bench/peers/run.sh bound both sides to")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -358,6 +359,7 @@ def main():
         "commit": commit or "unknown",
         "date": datetime.date.today().isoformat(),
         "machine": machine(args.threads),
+        "isa": args.isa,
         "peers": {"torch": torch.__version__, "transformers": transformers.__version__},
         "agree": runner.agree,
         "quick": args.quick,

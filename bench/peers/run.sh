@@ -5,13 +5,14 @@
 #   bench/peers/run.sh            measure and write
 #   bench/peers/run.sh --quick    few rounds, nothing written: to see that everything works
 #   --threads N                   threads of both (default: 2)
+#   --isa avx2                    both sides without AVX-512 and AMX; a table of its own in cpu.md
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-quick='' arguments=()
+quick='' isa='' arguments=()
 while [ "$#" -gt 0 ]; do
   case "$1" in
-    -h | --help) sed -n '2,7s/^# \{0,1\}//p' bench/peers/run.sh && exit 0 ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' bench/peers/run.sh && exit 0 ;;
     --quick) quick=1 && arguments+=("$1") && shift ;;
     --threads | --threads=*)
       threads=${1#--threads}
@@ -23,7 +24,17 @@ while [ "$#" -gt 0 ]; do
       fi
       arguments+=("--threads$threads") && shift
       ;;
-    *) echo "run.sh: expected --quick, --threads N or --help, got $1" >&2 && exit 2 ;;
+    --isa | --isa=*)
+      isa=${1#--isa}
+      if [ -z "$isa" ] && [ "$#" -gt 1 ]; then isa="=$2" && shift; fi
+      isa=${isa#=}
+      if [ "$isa" != avx2 ]; then
+        echo "run.sh: --isa: expected avx2, got ${isa:-none}" >&2
+        exit 2
+      fi
+      arguments+=("--isa=$isa") && shift
+      ;;
+    *) echo "run.sh: expected --quick, --threads N, --isa avx2 or --help, got $1" >&2 && exit 2 ;;
   esac
 done
 
@@ -44,6 +55,11 @@ cmake --build --preset demo
 export ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16
 export HF_HUB_OFFLINE=1
 out=build/peers/cpu.json
+if [ "$isa" = avx2 ]; then
+  # Ours, ATen's own loops, and oneDNN's products; MKL's through its own switch.
+  export DELTIC_IMPL=cpu.avx2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+  out=build/peers/cpu_avx2.json
+fi
 "$venv/bin/python" bench/peers/fallback.py --library build/demo/src/libdeltic.so --json "$out" "${arguments[@]}"
 if [ -n "$quick" ]; then
   bench/cpu_table.py "$out" --print

@@ -262,4 +262,7 @@ def test_what_gpu_sh_and_peers_refuse(tmp_path, monkeypatch):
     text = "gpu.sh: DELTIC_GPU_SECONDS: expected a number of seconds, got abc\n"
     assert refused(*command) == text
     text = refused(BENCH / "peers" / "run.sh", "--nosuch")
-    assert text == "run.sh: expected --quick, --threads N or --help, got --nosuch\n"
+    assert text == "run.sh: expected --quick, --threads N, --isa avx2 or --help, got --nosuch\n"
+    for wrong, got in ((["--isa"], "none"), (["--isa", "sse4"], "sse4"), (["--isa=mmx"], "mmx")):
+        text = refused(BENCH / "peers" / "run.sh", *wrong)
+        assert text == f"run.sh: --isa: expected avx2, got {got}\n"

@@ -92,7 +92,8 @@ struct Fp32Engine {
   static constexpr int64_t kKeyAlign = 16;
   static constexpr bool kTiles = false;
   static constexpr Arithmetic kArithmetic = Arithmetic::fp32_chunks;
-  static constexpr int64_t kPauses = 320 / kBlockRows;  // calls of Ahead::some per panel
+  // Calls of Ahead::some per panel of a chunk of 64 tokens, K = 128.
+  static constexpr int64_t kPauses = 3 * num_row_blocks(64) + num_row_blocks(128);
 
   struct Operands {
     float *kd, *qd, *kg;      // [C][Kp]

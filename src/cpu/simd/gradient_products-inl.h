@@ -49,46 +49,40 @@ struct ChunkStates {
 
 template <int64_t kWidth>
 struct GradientProducts {
-  static constexpr int kVecs = static_cast<int>(kWidth / kLanes);
-  using Block = Vec[kBlockRows][kVecs];
-
   // y = a^T x + b S with a lower triangular [rows][a_row], b [rows][b_row].
   static HWY_NOINLINE void pull(const float* a, int64_t a_row, int64_t rows, const float* x,
                                 const float* b, int64_t b_row, int64_t n, const float* S, float* y,
                                 Ahead* ahead) {
-    for (int64_t i = 0; i < rows; i += kBlockRows) {
-      if (ahead != nullptr) ahead->some();
-      Block acc;
+    each_block<kWidth>(rows, ahead, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
       clear(acc);
-      accumulate<kVecs, false>(acc, a + i * a_row + i, 1, a_row, x + i * kWidth, kWidth, rows - i);
-      accumulate<kVecs, false>(acc, b + i * b_row, b_row, 1, S, kWidth, n);
-      store_block(acc, y + i * kWidth, kWidth);
-    }
+      accumulate<false>(acc, a + i * a_row + i, 1, a_row, x + i * kWidth + j, kWidth, rows - i);
+      accumulate<false>(acc, b + i * b_row, b_row, 1, S + j, kWidth, n);
+      store_block(acc, y + i * kWidth + j, kWidth);
+    });
   }
   // y = a^T x with a lower triangular.
   static HWY_NOINLINE void lower_transposed(const float* a, int64_t a_row, int64_t rows,
                                             const float* x, float* y, Ahead* ahead) {
-    for (int64_t i = 0; i < rows; i += kBlockRows) {
-      if (ahead != nullptr) ahead->some();
-      Block acc;
+    each_block<kWidth>(rows, ahead, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
       clear(acc);
-      accumulate<kVecs, false>(acc, a + i * a_row + i, 1, a_row, x + i * kWidth, kWidth, rows - i);
-      store_block(acc, y + i * kWidth, kWidth);
-    }
+      accumulate<false>(acc, a + i * a_row + i, 1, a_row, x + i * kWidth + j, kWidth, rows - i);
+      store_block(acc, y + i * kWidth + j, kWidth);
+    });
   }
   // next = decay S + a^T x - b^T y, contraction over tokens.
   static HWY_NOINLINE void push(const float* decay, const float* a, const float* b, int64_t ab_row,
                                 int64_t tokens, int64_t width, const float* x, const float* y,
                                 const float* S, float* next, Ahead* ahead) {
-    for (int64_t r = 0; r < width; r += kBlockRows) {
-      if (ahead != nullptr) ahead->some();
-      Block acc;
-      load_block(acc, S + r * kWidth, kWidth);
+    each_block<kWidth>(width, ahead, [&](auto size, int64_t r, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
+      load_block(acc, S + r * kWidth + j, kWidth);
       scale_block(acc, decay + r);
-      accumulate<kVecs, false>(acc, a + r, 1, ab_row, x, kWidth, tokens);
-      accumulate<kVecs, true>(acc, b + r, 1, ab_row, y, kWidth, tokens);
-      store_block(acc, next + r * kWidth, kWidth);
-    }
+      accumulate<false>(acc, a + r, 1, ab_row, x + j, kWidth, tokens);
+      accumulate<true>(acc, b + r, 1, ab_row, y + j, kWidth, tokens);
+      store_block(acc, next + r * kWidth + j, kWidth);
+    });
   }
 };
 
@@ -104,19 +98,20 @@ struct PanelMatrix {
 template <bool kLower>
 inline void contract(const PanelMatrix& a, const Shape& s, int64_t rows, const float* b,
                      int64_t b_row, int64_t cols, float* c, int64_t c_row) {
-  const auto columns = [&](auto width_tag, int64_t j) {
-    constexpr int64_t kWidth = decltype(width_tag)::value;
-    constexpr int kVecs = static_cast<int>(kWidth / kLanes);
-    for (int64_t i = kLower ? j : 0; i < rows; i += kBlockRows) {
-      Vec acc[kBlockRows][kVecs];
-      clear(acc);
-      for (int64_t p = 0; p < s.panels; ++p) {
-        const int64_t width = s.panel_width(p);
-        accumulate<kVecs, false>(acc, a.data + p * a.pitch + i * width, width, 1,
-                                 b + p * kPanel * b_row + j, b_row, width);
-      }
-      store_block(acc, c + i * c_row + j, c_row);
-    }
+  const auto columns = [&](auto width_tag, int64_t j0) {
+    const int64_t i0 = kLower ? j0 : 0;
+    each_block<decltype(width_tag)::value>(
+        rows - i0, nullptr, [&](auto size, int64_t block, int64_t column) DELTIC_INLINE {
+          const int64_t i = i0 + block, j = j0 + column;
+          Block<decltype(size)> acc;
+          clear(acc);
+          for (int64_t p = 0; p < s.panels; ++p) {
+            const int64_t width = s.panel_width(p);
+            accumulate<false>(acc, a.data + p * a.pitch + i * width, width, 1,
+                              b + p * kPanel * b_row + j, b_row, width);
+          }
+          store_block(acc, c + i * c_row + j, c_row);
+        });
   };
   int64_t j = 0;
   for (; j + 32 <= cols; j += 32) columns(std::integral_constant<int64_t, 32>(), j);
@@ -135,15 +130,15 @@ inline void transpose_panels(const PanelMatrix& a, const Shape& s, int64_t rows,
 // c[i][0..cols) += sum over j < n of a(i, j) b[j][0..cols) for `rows` rows, multiples of 16.
 inline void add_product(const float* a, int64_t a_row, int64_t a_col, int64_t rows, int64_t n,
                         const float* b, int64_t b_row, int64_t cols, float* c, int64_t c_row) {
-  const auto columns = [&](auto width_tag, int64_t j) {
-    constexpr int64_t kWidth = decltype(width_tag)::value;
-    constexpr int kVecs = static_cast<int>(kWidth / kLanes);
-    for (int64_t i = 0; i < rows; i += kBlockRows) {
-      Vec acc[kBlockRows][kVecs];
-      load_block(acc, c + i * c_row + j, c_row);
-      accumulate<kVecs, false>(acc, a + i * a_row, a_row, a_col, b + j, b_row, n);
-      store_block(acc, c + i * c_row + j, c_row);
-    }
+  const auto columns = [&](auto width_tag, int64_t j0) {
+    each_block<decltype(width_tag)::value>(
+        rows, nullptr, [&](auto size, int64_t i, int64_t column) DELTIC_INLINE {
+          const int64_t j = j0 + column;
+          Block<decltype(size)> acc;
+          load_block(acc, c + i * c_row + j, c_row);
+          accumulate<false>(acc, a + i * a_row, a_row, a_col, b + j, b_row, n);
+          store_block(acc, c + i * c_row + j, c_row);
+        });
   };
   int64_t j = 0;
   for (; j + 32 <= cols; j += 32) columns(std::integral_constant<int64_t, 32>(), j);

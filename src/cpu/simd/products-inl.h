@@ -17,21 +17,43 @@ namespace HWY_NAMESPACE {
 
 constexpr int64_t kPanel = 32;  // columns of a full panel
 
-// Rows of a register block. 16 lanes: 8 x 2 vectors of accumulators, 10 loads for 16 multiply-adds;
-// 32 registers would hold 12 rows, which do not divide 64. 8 and 4 lanes have 16 registers.
-constexpr int kBlockRows = kLanes >= 16 ? 8 : kLanes == 8 ? 2 : 1;
+// A register block: kRows x kVecs vectors of accumulators. 32 registers hold 8 x 2 of 16 lanes, 10
+// loads for 16 multiply-adds; 12 rows would not divide 64. 16 registers hold 6 x 2 of 8 or 4 lanes,
+// 8 loads for 12 multiply-adds, which is enough of them to cover a latency of 5 cycles; what 6 rows
+// do not divide takes 4. (2 x 4 has 8 sums for that latency, and compilers load its right operand
+// once for each row: 10 loads for 8, of which a core does 2 a cycle.)
+constexpr bool kHas32Registers = kLanes >= 16;
+constexpr int kMostRows = kHas32Registers ? 8 : 6;
+constexpr int kFewerRows = kHas32Registers ? 8 : 4;
+template <int R, int V>
+struct BlockSize {
+  static constexpr int kRows = R, kVecs = V;
+};
+template <class Size>
+using Block = Vec[Size::kRows][Size::kVecs];
+
+// Rows that are left, an even number of at least 4, take kMostRows or kFewerRows.
+constexpr bool takes_most(int64_t left) {
+  return kHas32Registers || (left >= kMostRows && left != 2 * kFewerRows);
+}
+// Blocks of rows that `rows` (a multiple of 16) are cut into.
+constexpr int64_t num_row_blocks(int64_t rows) {
+  int64_t count = 0;
+  for (; rows > 0; rows -= takes_most(rows) ? kMostRows : kFewerRows) ++count;
+  return count;
+}
 
 // acc[i][j] +-= sum over c < n of a(i, c) * b(c, j)
-template <int kVecs, bool kNegate>
-HWY_INLINE void accumulate(Vec (&acc)[kBlockRows][kVecs], const float* a, int64_t a_row,
-                           int64_t a_col, const float* b, int64_t b_row, int64_t n) {
+template <bool kNegate, int kRows, int kVecs>
+HWY_INLINE void accumulate(Vec (&acc)[kRows][kVecs], const float* a, int64_t a_row, int64_t a_col,
+                           const float* b, int64_t b_row, int64_t n) {
   const F32 d;
   for (int64_t c = 0; c < n; ++c) {
     Vec right[kVecs];
     DELTIC_UNROLL
     for (int j = 0; j < kVecs; ++j) right[j] = hn::LoadU(d, b + c * b_row + j * kLanes);
     DELTIC_UNROLL
-    for (int i = 0; i < kBlockRows; ++i) {
+    for (int i = 0; i < kRows; ++i) {
       const Vec left = hn::Set(d, a[i * a_row + c * a_col]);
       DELTIC_UNROLL
       for (int j = 0; j < kVecs; ++j) {
@@ -42,36 +64,36 @@ HWY_INLINE void accumulate(Vec (&acc)[kBlockRows][kVecs], const float* a, int64_
   }
 }
 
-template <int kVecs>
-HWY_INLINE void clear(Vec (&acc)[kBlockRows][kVecs]) {
+template <int kRows, int kVecs>
+HWY_INLINE void clear(Vec (&acc)[kRows][kVecs]) {
   DELTIC_UNROLL
-  for (int i = 0; i < kBlockRows; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     DELTIC_UNROLL
     for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::Zero(F32());
   }
 }
-template <int kVecs>
-HWY_INLINE void load_block(Vec (&acc)[kBlockRows][kVecs], const float* src, int64_t row) {
+template <int kRows, int kVecs>
+HWY_INLINE void load_block(Vec (&acc)[kRows][kVecs], const float* src, int64_t row) {
   DELTIC_UNROLL
-  for (int i = 0; i < kBlockRows; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     DELTIC_UNROLL
     for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::LoadU(F32(), src + i * row + j * kLanes);
   }
 }
-template <int kVecs>
-HWY_INLINE void store_block(const Vec (&acc)[kBlockRows][kVecs], float* dst, int64_t row) {
+template <int kRows, int kVecs>
+HWY_INLINE void store_block(const Vec (&acc)[kRows][kVecs], float* dst, int64_t row) {
   DELTIC_UNROLL
-  for (int i = 0; i < kBlockRows; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     DELTIC_UNROLL
     for (int j = 0; j < kVecs; ++j) hn::StoreU(acc[i][j], F32(), dst + i * row + j * kLanes);
   }
 }
 
 // Row i times factor[i].
-template <int kVecs>
-HWY_INLINE void scale_block(Vec (&acc)[kBlockRows][kVecs], const float* factor) {
+template <int kRows, int kVecs>
+HWY_INLINE void scale_block(Vec (&acc)[kRows][kVecs], const float* factor) {
   DELTIC_UNROLL
-  for (int i = 0; i < kBlockRows; ++i) {
+  for (int i = 0; i < kRows; ++i) {
     const Vec f = hn::Set(F32(), factor[i]);
     DELTIC_UNROLL
     for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::Mul(acc[i][j], f);
@@ -113,70 +135,83 @@ class Ahead {
   int64_t lines_ = 0, at_once_ = 0, row_ = 0, offset_ = 0;
 };
 
+// body(size, i, j) for every register block of `rows` (a multiple of 16) x kWidth: its rows start
+// at i, its columns at j. The columns of a row block come one after the other: its left operand is
+// then in L1.
+template <int64_t kWidth, class Body>
+HWY_INLINE void each_block(int64_t rows, Ahead* ahead, const Body& body) {
+  constexpr int kVecs = kWidth / kLanes < 2 ? 1 : 2;
+  for (int64_t i = 0; i < rows;) {
+    if (ahead != nullptr) ahead->some();
+    const bool most = takes_most(rows - i);
+    for (int64_t j = 0; j < kWidth; j += kVecs * kLanes) {
+      if (most) {
+        body(BlockSize<kMostRows, kVecs>(), i, j);
+      } else if constexpr (kFewerRows != kMostRows) {
+        body(BlockSize<kFewerRows, kVecs>(), i, j);
+      }
+    }
+    i += most ? kMostRows : kFewerRows;
+  }
+}
+
 // The products of one chunk on one panel. kWidth: 32 or 16 columns. All panels have row stride
 // kWidth.
 template <int64_t kWidth>
 struct PanelProducts {
-  static constexpr int kVecs = static_cast<int>(kWidth / kLanes);
-  using Block = Vec[kBlockRows][kVecs];
-
   // x -= a S for `rows` rows (a multiple of 16), contraction over n.
   static HWY_NOINLINE void subtract(const float* a, int64_t a_row, int64_t rows, int64_t n,
                                     const float* S, float* x, Ahead* ahead = nullptr) {
-    for (int64_t i = 0; i < rows; i += kBlockRows) {
-      if (ahead != nullptr) ahead->some();
-      Block acc;
-      load_block(acc, x + i * kWidth, kWidth);
-      accumulate<kVecs, true>(acc, a + i * a_row, a_row, 1, S, kWidth, n);
-      store_block(acc, x + i * kWidth, kWidth);
-    }
+    each_block<kWidth>(rows, ahead, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
+      load_block(acc, x + i * kWidth + j, kWidth);
+      accumulate<true>(acc, a + i * a_row, a_row, 1, S + j, kWidth, n);
+      store_block(acc, x + i * kWidth + j, kWidth);
+    });
   }
   // y = t x with t lower triangular.
   static HWY_NOINLINE void lower(const float* t, int64_t t_row, int64_t rows, const float* x,
                                  float* y, Ahead* ahead = nullptr) {
-    for (int64_t i = 0; i < rows; i += kBlockRows) {
-      if (ahead != nullptr) ahead->some();
-      Block acc;
+    each_block<kWidth>(rows, ahead, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
       clear(acc);
-      accumulate<kVecs, false>(acc, t + i * t_row, t_row, 1, x, kWidth, i + kBlockRows);
-      store_block(acc, y + i * kWidth, kWidth);
-    }
+      accumulate<false>(acc, t + i * t_row, t_row, 1, x + j, kWidth, i + size.kRows);
+      store_block(acc, y + i * kWidth + j, kWidth);
+    });
   }
   // o = q S + s y with s lower triangular.
   static HWY_NOINLINE void output(const float* q, int64_t q_row, int64_t rows, int64_t n,
                                   const float* S, const float* s, int64_t s_row, const float* y,
                                   float* o, Ahead* ahead = nullptr) {
-    for (int64_t i = 0; i < rows; i += kBlockRows) {
-      if (ahead != nullptr) ahead->some();
-      Block acc;
+    each_block<kWidth>(rows, ahead, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
       clear(acc);
-      accumulate<kVecs, false>(acc, q + i * q_row, q_row, 1, S, kWidth, n);
-      accumulate<kVecs, false>(acc, s + i * s_row, s_row, 1, y, kWidth, i + kBlockRows);
-      store_block(acc, o + i * kWidth, kWidth);
-    }
+      accumulate<false>(acc, q + i * q_row, q_row, 1, S + j, kWidth, n);
+      accumulate<false>(acc, s + i * s_row, s_row, 1, y + j, kWidth, i + size.kRows);
+      store_block(acc, o + i * kWidth + j, kWidth);
+    });
   }
   // out = decay * S + k^T y: row d of S is scaled by decay[d]; contraction over `rows` tokens.
   static HWY_NOINLINE void update(const float* decay, const float* k, int64_t k_row, int64_t rows,
                                   int64_t width, const float* y, const float* S, float* out,
                                   Ahead* ahead = nullptr) {
-    for (int64_t r = 0; r < width; r += kBlockRows) {
-      if (ahead != nullptr) ahead->some();
-      Block acc;
-      load_block(acc, S + r * kWidth, kWidth);
+    each_block<kWidth>(width, ahead, [&](auto size, int64_t r, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
+      load_block(acc, S + r * kWidth + j, kWidth);
       scale_block(acc, decay + r);
-      accumulate<kVecs, false>(acc, k + r, 1, k_row, y, kWidth, rows);
-      store_block(acc, out + r * kWidth, kWidth);
-    }
+      accumulate<false>(acc, k + r, 1, k_row, y + j, kWidth, rows);
+      store_block(acc, out + r * kWidth + j, kWidth);
+    });
   }
   // c[i][j] = sum_d a[i][d] bt[d][j] for rows x kWidth; bt is a panel with row stride bt_row.
   static HWY_NOINLINE void scores(const float* a, int64_t a_row, int64_t rows, int64_t n,
                                   const float* bt, int64_t bt_row, float* c, int64_t c_row) {
-    for (int64_t i = 0; i < rows; i += kBlockRows) {
-      Block acc;
+    each_block<kWidth>(rows, nullptr, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
       clear(acc);
-      accumulate<kVecs, false>(acc, a + i * a_row, a_row, 1, bt, bt_row, n);
-      store_block(acc, c + i * c_row, c_row);
-    }
+      accumulate<false>(acc, a + i * a_row, a_row, 1, bt + j, bt_row, n);
+      store_block(acc, c + i * c_row + j, c_row);
+    });
   }
 };
 
@@ -185,15 +220,14 @@ struct PanelProducts {
 template <bool kNegate, bool kLower>
 inline void multiply(const float* a, int64_t a_row, int64_t rows, int64_t n, const float* b,
                      int64_t b_row, int64_t cols, float* c, int64_t c_row) {
-  constexpr int kVecs = static_cast<int>(kRowAlign / kLanes);
-  for (int64_t j = 0; j < cols; j += kRowAlign) {
-    for (int64_t i = 0; i < rows; i += kBlockRows) {
-      Vec acc[kBlockRows][kVecs];
+  for (int64_t j0 = 0; j0 < cols; j0 += kRowAlign) {
+    each_block<kRowAlign>(rows, nullptr, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
+      Block<decltype(size)> acc;
       clear(acc);
-      accumulate<kVecs, kNegate>(acc, a + i * a_row, a_row, 1, b + j, b_row,
-                                 kLower ? i + kBlockRows : n);
-      store_block(acc, c + i * c_row + j, c_row);
-    }
+      accumulate<kNegate>(acc, a + i * a_row, a_row, 1, b + j0 + j, b_row,
+                          kLower ? i + size.kRows : n);
+      store_block(acc, c + i * c_row + j0 + j, c_row);
+    });
   }
 }
 

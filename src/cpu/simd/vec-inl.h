@@ -22,6 +22,10 @@
 #define DELTIC_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+// Of a lambda that is the body of a loop over register blocks: called, it would pass its
+// accumulators through memory.
+#define DELTIC_INLINE __attribute__((always_inline))
+
 HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
 namespace HWY_NAMESPACE {
