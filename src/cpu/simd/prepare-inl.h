@@ -255,19 +255,27 @@ inline void carry_rows(const float* k, const float* e, int64_t n, int64_t Kp, fl
 }
 
 // k, q times exp(G), and per channel times the prefix and suffix products of blocks of 16 and 32.
+// With `beta` s.kd is times that too.
 template <Gate kGate>
-inline void spread_rows(const PrepareScratch& s, int64_t rows, int64_t Kp) {
+inline void spread_rows(const PrepareScratch& s, int64_t rows, int64_t Kp,
+                        const float* beta = nullptr) {
   const F32 d;
+  const auto beta_of = [&](int64_t t) { return hn::Set(d, beta != nullptr ? beta[t] : 1.0f); };
   if constexpr (kGate == Gate::none) {
-    std::memcpy(s.kd, s.k, static_cast<size_t>(rows * Kp) * sizeof(float));
+    for (int64_t t = 0; t < rows; ++t) {
+      const Vec b = beta_of(t);
+      for (int64_t c = t * Kp; c < (t + 1) * Kp; c += kLanes) {
+        hn::StoreU(hn::Mul(hn::LoadU(d, s.k + c), b), d, s.kd + c);
+      }
+    }
     std::memcpy(s.qd, s.q, static_cast<size_t>(rows * Kp) * sizeof(float));
   } else if constexpr (kGate == Gate::head) {
     float f = 1.0f;
     for (int64_t t = 0; t < rows; ++t) {
       f *= s.e[t];
-      const Vec factor = hn::Set(d, f);
+      const Vec factor = hn::Set(d, f), b = beta_of(t);
       for (int64_t c = t * Kp; c < (t + 1) * Kp; c += kLanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, s.k + c), factor), d, s.kd + c);
+        hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, s.k + c), factor), b), d, s.kd + c);
         hn::StoreU(hn::Mul(hn::LoadU(d, s.q + c), factor), d, s.qd + c);
       }
     }
@@ -281,7 +289,7 @@ inline void spread_rows(const PrepareScratch& s, int64_t rows, int64_t Kp) {
         f16 = t % 16 == 0 ? e : hn::Mul(f16, e);
         f32 = t % 32 == 0 ? e : hn::Mul(f32, e);
         f64 = hn::Mul(f64, e);
-        hn::StoreU(hn::Mul(k, f64), d, s.kd + i);
+        hn::StoreU(hn::Mul(hn::Mul(k, f64), beta_of(t)), d, s.kd + i);
         hn::StoreU(hn::Mul(q, f64), d, s.qd + i);
         if (t & 16) {
           hn::StoreU(hn::Mul(k, f16), d, s.row_k[0] + i);
@@ -463,11 +471,10 @@ inline void prepare_rows(const Problem& p, const ChunkPlace& at, int64_t Kp,
                          const PrepareScratch& s) {
   const int64_t rows = rows_of(at.length);
   load_chunk<kGate>(p, at, Kp, s);
-  spread_rows<kGate>(s, rows, Kp);
-  carry_rows<kGate>(s.k, s.e, rows, Kp, s.kg, s.decay);
   // beta goes to the rows of v - k S, where it is a factor of many roundings, not to the inverse's
   // columns, where one rounding of it would shift a whole token.
-  for (int64_t i = 0; i < at.length; ++i) scale_row(s.kd + i * Kp, Kp, s.beta[i]);
+  spread_rows<kGate>(s, rows, Kp, s.beta);
+  carry_rows<kGate>(s.k, s.e, rows, Kp, s.kg, s.decay);
 }
 
 // Everything of a chunk up to its operands: the rows, scores (Aqk) and inverse. The engine forms

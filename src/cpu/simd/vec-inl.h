@@ -152,17 +152,24 @@ HWY_INLINE float sum_lanes(Vec x) { return hn::GetLane(hn::SumOfLanes(F32(), x))
 // 1 / sqrt(sum x^2 + 1e-6) over a padded row. In fp64 where the squares of finite numbers overflow.
 inline float inverse_norm(const float* x, int64_t width) {
   const F32 d;
-  Vec sum = hn::Zero(d);
-  for (int64_t i = 0; i < width; i += kLanes) {
-    const Vec v = hn::LoadU(d, x + i);
-    sum = hn::MulAdd(v, v, sum);
+  // Four sums side by side: in one each addition would wait for the one before, 4 or 5 cycles.
+  Vec sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+  int64_t i = 0;
+  const auto add = [&](Vec& to, int64_t at) DELTIC_INLINE {
+    const Vec v = hn::LoadU(d, x + at);
+    to = hn::MulAdd(v, v, to);
+  };
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+    DELTIC_UNROLL
+    for (int j = 0; j < 4; ++j) add(sum[j], i + j * kLanes);
   }
-  const float squares = sum_lanes(sum);
+  for (; i < width; i += kLanes) add(sum[0], i);
+  const float squares = sum_lanes(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
   if (squares <= std::numeric_limits<float>::max()) {
     return 1.0f / std::sqrt(squares + static_cast<float>(kNormEps));
   }
   double wide = kNormEps;
-  for (int64_t i = 0; i < width; ++i) wide += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (i = 0; i < width; ++i) wide += static_cast<double>(x[i]) * static_cast<double>(x[i]);
   return static_cast<float>(1 / std::sqrt(wide));
 }
 
