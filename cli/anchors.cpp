@@ -51,7 +51,7 @@ Anchor best_of(const Json& row, const std::vector<std::pair<const char*, const c
 // Why a row is no case of a suite.
 std::string reason_to_leave_out(const std::string& op) {
   const auto has = [&](const char* part) { return op.find(part) != std::string::npos; };
-  if (has("train") || has("backward")) return "gradients on a GPU are not there";
+  if (has("train") || has("backward")) return "bench measures no gradients on a GPU";
   if (has("forward") || has("decode"))
     return "not the call that is measured, or slower than the time it is compared with";
   return "an operation that bench does not know";

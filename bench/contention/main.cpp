@@ -2,8 +2,6 @@
 //
 //   contention [--busy N] [--seconds S] [CASE...]
 //
-// CASE: a line as `deltic bench` takes it, or `conv dense=1xT D=CHANNELS`.
-//
 // A user's program is rarely alone on its machine. A call that waits for a core somebody else has
 // can take a hundred times as long as the same call on one thread: this shows where. One thread
 // and all threads take turns of a quarter of a second, so that both see the same load; the first
@@ -18,7 +16,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -73,67 +70,17 @@ struct Times {
   }
 };
 
-// A call, prepared for a number of threads.
-class Work {
- public:
-  virtual ~Work() = default;
-  virtual void prepare(int threads) = 0;
-  virtual void call(int threads) = 0;
-};
-
-class CaseWork : public Work {
- public:
-  explicit CaseWork(const std::string& line) : instance_(deltic::cases::parse(line), false) {}
-  void prepare(int threads) override {
-    const deltic::cases::RunOptions run{.impl = {}, .threads = threads};
-    instance_.reserve(run);
-    if (instance_.spec().op != deltic::Op::backward) return;
-    instance_.reserve_forward(run);
-    instance_.call_forward(run);  // backward starts from what it keeps
+void turn(Instance& instance, int threads, double seconds, Times& times) {
+  const deltic::cases::RunOptions run{.impl = {}, .threads = threads};
+  instance.reserve(run);
+  if (instance.spec().op == deltic::Op::backward) {
+    instance.reserve_forward(run);
+    instance.call_forward(run);  // backward starts from what it keeps
   }
-  void call(int threads) override { instance_.call({.impl = {}, .threads = threads}); }
-
- private:
-  Instance instance_;
-};
-
-// The convolution is no case: T tokens of D channels, 4 taps, SiLU.
-class ConvWork : public Work {
- public:
-  ConvWork(int64_t T, int64_t D)
-      : x_(static_cast<size_t>(T * D), 0.5f),
-        out_(x_.size()),
-        weight_(static_cast<size_t>(D * 4), 0.1f) {
-    tensors_.x = {x_.data(), {1, T, D}};
-    tensors_.weight = {weight_.data(), {D, 4}};
-    tensors_.out = {out_.data(), {1, T, D}};
-  }
-  void prepare(int threads) override {
-    options_ = {.num_threads = threads, .activation = deltic::Activation::silu};
-    workspace_ = deltic::Workspace(deltic::conv_workspace_bytes(options_, tensors_));
-  }
-  void call(int) override { deltic::conv(options_, tensors_, workspace_.c()); }
-
- private:
-  std::vector<float> x_, out_, weight_;
-  deltic::ConvTensors tensors_;
-  deltic::Options options_;
-  deltic::Workspace workspace_{0};
-};
-
-std::unique_ptr<Work> make_work(const std::string& line) {
-  long long tokens = 0, channels = 0;
-  if (std::sscanf(line.c_str(), "conv dense=1x%lld D=%lld", &tokens, &channels) == 2)
-    return std::make_unique<ConvWork>(tokens, channels);
-  return std::make_unique<CaseWork>(line);
-}
-
-void turn(Work& work, int threads, double seconds, Times& times) {
-  work.prepare(threads);
   const double begin = now_s();
   while (true) {
     const double from = now_s();
-    work.call(threads);
+    instance.call(run);
     const double to = now_s();
     if (from - begin >= 0.02) times.us.push_back((to - from) * 1e6);
     if (to - begin >= seconds && !times.us.empty()) return;
@@ -143,11 +90,11 @@ void turn(Work& work, int threads, double seconds, Times& times) {
 // Returns the mean of all threads over that of one.
 double measure(const std::string& line, int threads, double seconds) {
   constexpr double kTurn = 0.25;
-  const std::unique_ptr<Work> work = make_work(line);
+  Instance instance(deltic::cases::parse(line), false);
   Times one, all;
   for (double spent = 0; spent < seconds; spent += 2 * kTurn) {
-    turn(*work, 1, kTurn, one);
-    turn(*work, threads, kTurn, all);
+    turn(instance, 1, kTurn, one);
+    turn(instance, threads, kTurn, all);
   }
   const double ratio = all.mean() / one.mean();
   std::printf("    one thread %10.1f us mean %10.1f median %10.1f p90\n", one.mean(),
@@ -181,8 +128,8 @@ int main(int argc, char** argv) {
   if (lines.empty()) {
     lines = {"decode dense=1x1 H=2 K=16 V=16 pool=inplace",
              "decode dense=1x1 H=32 K=128 V=128 pool=inplace",
-             "conv dense=1x1 D=64",
-             "conv dense=1x64 D=2048",
+             "conv dense=1x1 D=64 W=4 act=silu final=0",
+             "conv dense=1x64 D=2048 W=4 act=silu final=0",
              "l2norm dense=1x16 H=2 K=64",
              "kkt gate=head dense=1x64 H=2 K=64",
              "forward gate=head dense=1x64 H=2 K=64 V=64",
