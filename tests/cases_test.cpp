@@ -346,6 +346,58 @@ TEST(CheckItself, SeesWrongGradients) {
   EXPECT_EQ(instance.damage(), "backward wrote to saved");
 }
 
+// Just below the budget passes, just above does not: the contract's number on standard inputs,
+// twice the plain algorithm's error where that is less, and on other inputs whatever it is.
+TEST(CheckItself, BudgetsAreTheContract) {
+  struct Row {
+    const char *name, *op;
+    double half, f32;
+    bool has_floor = false;  // of the whole contract: one number per head
+  };
+  const Row rows[] = {{"o", "forward", 6e-3, 1e-4},
+                      {"final_state", "forward", 6e-3, 1e-4},
+                      {"dq", "backward", 8e-3, 1e-4},
+                      {"dk", "backward", 8e-3, 1e-4},
+                      {"dv", "backward", 8e-3, 1e-4},
+                      {"d_initial_state", "backward", 8e-3, 1e-4},
+                      {"dbeta", "backward", 1.5e-2, 1e-4},
+                      {"dg", "backward", 2e-2, 2e-4},
+                      {"dA_log", "backward", 1e-2, 2e-4, true},
+                      {"ddt_bias", "backward", 1e-2, 2e-4, true}};
+  for (const char* dtype : {"bf16", "f32"}) {
+    for (const std::string keys : {"random", "repeated"}) {
+      for (const Row& row : rows) {
+        const std::string line = std::string(row.op) +
+                                 " gate=channel form=softplus dense=1x20 H=1 HV=2 K=16 V=16 "
+                                 "init=1 dtype=" +
+                                 dtype + " keys=" + keys;
+        SCOPED_TRACE(line + ": " + row.name);
+        const cases::Instance instance(cases::parse(line));
+        cases::Expected expected = cases::expect(instance);
+        const auto magnitude = expected.magnitude.find(row.name);
+        const auto passes = [&](double error) {
+          cases::Values values = expected.reference;
+          std::vector<double>& x = values.at(row.name);
+          for (size_t i = 0; i < x.size(); ++i) {
+            const bool has_own = magnitude != expected.magnitude.end();
+            x[i] += error * std::max(std::fabs(x[i]), has_own ? magnitude->second[i] : 0.0);
+          }
+          return cases::compare_values(instance, values, expected).status == cases::Status::passed;
+        };
+        const auto expect_budget = [&](double budget) {
+          EXPECT_TRUE(passes(0.99 * budget)) << budget;
+          EXPECT_FALSE(passes(1.01 * budget)) << budget;
+        };
+        const double limit = dtype == std::string("bf16") ? row.half : row.f32;
+        expected.plain[row.name] = 0.3 * limit;
+        expect_budget(row.has_floor ? limit : 0.6 * limit);
+        expected.plain[row.name] = 0.9 * limit;
+        expect_budget(keys == "random" ? limit : 1.8 * limit);
+      }
+    }
+  }
+}
+
 TEST(CheckItself, SeesWrittenInputs) {
   const Case c = cases::parse("decode gate=head dense=2x1 H=1 K=16 V=16 strided=1 pool=move");
   cases::Instance instance(c);

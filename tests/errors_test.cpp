@@ -917,6 +917,11 @@ const Wrong kValueErrors[] = {
        w.pack({0, 5, 3, 8});
      },
      "cu_seqlens: expected offsets that never decrease, got 3 after 5 at 2"},
+    {"cu_seqlens_decreasing_by_one", D,
+     [](World& w) {
+       w.pack({0, 8, 7}, DType::i32);
+     },
+     "cu_seqlens: expected offsets that never decrease, got 7 after 8 at 2"},
     {"cu_seqlens_beyond", F,
      [](World& w) {
        w.pack({0, 3, 9});
@@ -971,6 +976,15 @@ const Wrong kValueErrors[] = {
      },
      "read_index: expected no slot that another sequence writes, got slot 1 for sequence 1, "
      "written by sequence 0"},
+    {"read_before_written", F,
+     [](World& w) {
+       w.pack({0, 3, 8});
+       w.pool(4);
+       w.t.read_index = w.memory.list({1, 0});
+       w.t.write_index = w.memory.list({2, 1});
+     },
+     "read_index: expected no slot that another sequence writes, got slot 1 for sequence 0, "
+     "written by sequence 1"},
     {"written_twice_by_tokens", D,
      [](World& w) {
        w.pool(8);
