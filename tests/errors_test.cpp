@@ -1108,6 +1108,29 @@ const Wrong kCheckedErrors[] = {
 INSTANTIATE_TEST_SUITE_P(Checked, CallError, testing::ValuesIn(kCheckedErrors),
                          [](const auto& row) { return std::string(row.param.name); });
 
+// Slots are sorted in the workspace before the work: of many small sequences that is the larger
+// part.
+TEST(SlotsOfManySequences, FitIntoTheWorkspace) {
+  constexpr int64_t N = 20000;
+  std::vector<float> rows(N, 0.5f), o(N), pool(2 * N, 1.0f);
+  std::vector<int64_t> read(N), write(N);
+  for (size_t n = 0; n < N; ++n) read[n] = static_cast<int64_t>(n), write[n] = 2 * N - 1 - read[n];
+  const TensorView view(rows.data(), {N, 1, 1, 1});
+  const Tensors tensors{.q = view,
+                        .k = view,
+                        .v = view,
+                        .o = {o.data(), {N, 1, 1, 1}},
+                        .state_pool = {pool.data(), {2 * N, 1, 1, 1}},
+                        .read_index = {read.data(), {N}},
+                        .write_index = {write.data(), {N}}};
+  for (const std::string& impl : runnable(Op::decode)) {
+    write[0] = 2 * N - 1;
+    EXPECT_NO_THROW(run_guarded({Op::decode, tensors}, {.num_threads = 1, .impl = impl})) << impl;
+    write[0] = write[N - 1];
+    EXPECT_THROW(run_guarded({Op::decode, tensors}, {.num_threads = 1, .impl = impl}), Error);
+  }
+}
+
 // Positive log decays count chunk by chunk, and 8 is too many.
 TEST(CheckedGates, SumsEndWithTheChunk) {
   constexpr int64_t T = 32, K = 16;
@@ -1542,6 +1565,13 @@ const WrongBlock kBlockErrors[] = {
        set_shape(w.t.a, {1, 8, 4, 8});
      },
      "a: expected a width of 16, 32 or 64, got 8"},
+    {"inverse_width_between", DELTIC_INVERSE,
+     [](BlockWorld& w) {
+       w.options.chunk = 0;
+       w.t.a = w.memory.zeros(DType::f32, {1, 8, 4, 48}).view();
+       w.t.out = w.memory.make(DType::f32, {1, 8, 4, 48}).view();
+     },
+     "a: expected a width of 16, 32 or 64, got 48"},
     {"inverse_chunk", DELTIC_INVERSE, [](BlockWorld& w) { w.options.chunk = 32; },
      "chunk: expected the width of a, 16, got 32"},
     {"wy_v_without_u", DELTIC_WY,

@@ -20,7 +20,7 @@ std::vector<GradientSetup> grid() {
                           .HV = 2,
                           .K = 36,
                           .V = 44,
-                          .sequences = {{1, 170}},
+                          .sequences = {{1, 170}, {2, 170}},
                           .dense = true,
                           .gate = gate,
                           .gate_form = form,
@@ -150,10 +150,16 @@ TEST(Saved, OtherLengthsAreRefused) {
   GradientCall other(setup);
   setup.sequences = {{1, 130}, {2, 70}, {3, 0}};
   GradientCall more(setup);
+  setup.sequences = {{1, 130}, {2, 69}};
+  setup.padding = 1;
+  GradientCall shorter(setup);
   for (const std::string& impl : takers(setup)) {
     kept.forward_keeping(impl, 1, Save::states);
-    other.saved = kept.saved;
-    EXPECT_NE(refusal(other, impl).find("expected the cu_seqlens of this call"), std::string::npos);
+    for (GradientCall* call : {&other, &shorter}) {
+      call->saved = kept.saved;
+      EXPECT_NE(refusal(*call, impl).find("expected the cu_seqlens of this call"),
+                std::string::npos);
+    }
     more.saved = kept.saved;
     EXPECT_NE(refusal(more, impl).find("expected N 3 as in this call, got 2"), std::string::npos);
   }

@@ -382,18 +382,19 @@ class Workshop:
 
 
 def finder(test: str, done: Outcome) -> str:
-    """The test that failed, by its own name."""
-    gtest = re.search(r"^\[  FAILED  \] ([\w./]+)", done.text, re.M)
-    pytest = re.search(r"^FAILED \S*/?(test_\w+\.py::[\w:]+)", done.text, re.M)
-    ctest = re.search(r"^\s*\d+ - (\w+) \(", done.text, re.M)
+    """The test that failed, by its own name; of one that crashed, the last that began."""
     name = test.partition(":")[0]
+    failed = re.search(r"^\[  FAILED  \] ([\w./]+)", done.text, re.M)
+    began = re.findall(r"^\[ RUN      \] ([\w./]+)", done.text, re.M)
+    pytest = re.search(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py(?:::\w+)*)", done.text, re.M)
+    ctest = re.search(r"^\s*\d+ - (\w+) \(", done.text, re.M)
     if pytest:
-        return pytest[1]
-    if gtest:
-        return f"{name} {gtest[1]}"
+        return pytest[1].replace("::", " ", 1)
+    if failed:
+        return f"{name} {failed[1]}"
     if ctest:
         return ctest[1]
-    return f"{test} (exit status {done.status})"
+    return f"{name} {began[-1] if began else ''} (exit status {done.status})".replace("  ", " ")
 
 
 def load_results(path: Path) -> dict[str, dict[str, str]]:
