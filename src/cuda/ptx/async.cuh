@@ -46,13 +46,26 @@ __device__ inline void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-__device__ inline void fence_async_proxy_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+// Global memory alone: the fence of all memory is one of the GPU's, a trip to L2.
+__device__ inline void fence_async_proxy_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
 
 // --- flags in global memory ----------------------------------------------------------------------
-__device__ inline uint32_t load_acquire(const uint32_t* p) {
+// Orders nothing by itself: a look that succeeded is followed by fence_acquire.
+__device__ inline uint32_t load_relaxed(const uint32_t* p) {
   uint32_t v;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
+}
+// After a relaxed load, an acquire: L1 forgets what it has. The load may be long under way, where
+// an acquiring load is waited for at once; the older fence is a trip to L2.
+__device__ inline void fence_acquire() {
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8)
+  asm volatile("fence.acquire.gpu;" ::: "memory");
+#else
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
 }
 __device__ inline void store_release(uint32_t* p, uint32_t v) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
@@ -63,8 +76,9 @@ __device__ inline void add_release(uint32_t* p, uint32_t v) {
 }
 // Whoever sets the flag runs: all CTAs of the grid do (launch_after of tile/launch.h, kTogether).
 __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
-  while (load_acquire(p) < at_least) {
+  while (load_relaxed(p) < at_least) {
   }
+  fence_acquire();
 }
 
 // --- bulk copies of contiguous bytes -------------------------------------------------------------

@@ -59,7 +59,7 @@ __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const W
 // A warp: packets that the CTAs of a carrier have read, a lane for each CTA.
 __device__ inline int packets_read(const Params& params, const Plan& plan, int carrier) {
   const int group = group_of(params, reread(plan.parts)), lane = thread_index() % 32;
-  return lane < group ? int(load_acquire(consumed_flag(params, group * carrier + lane)))
+  return lane < group ? int(load_relaxed(consumed_flag(params, group * carrier + lane)))
                       : 0x7fffffff;
 }
 // All of them have read what was in a packet's place. count: packets_read() of some time before.
@@ -68,8 +68,9 @@ __device__ inline void wait_place(const Params& params, const Plan& plan, int ca
 #pragma unroll 1
   while (!__all_sync(~0u, count > step - params.ring_slots))
     count = packets_read(params, plan, carrier);
-  fence_async_proxy_all();  // read by bulk copies there, written by bulk copies here
-  __syncwarp();             // what one lane was told of orders what any of them writes
+  fence_acquire();
+  __syncwarp();                // what one lane was told of orders what any of them writes
+  fence_async_proxy_global();  // read by bulk copies there, written by bulk copies here
 }
 // The thread that sent all of a packet by bulk copies, when they are in memory.
 __device__ inline void publish(const Params& params, int carrier, int step) {

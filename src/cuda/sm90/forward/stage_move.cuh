@@ -143,7 +143,7 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
       store_release(consumed_flag(params, blockIdx.x), n - 1);
     }
     wait_flag(ready_flag(params, carrier, n), n + 1);
-    fence_async_proxy_all();  // parts of packets are written by ordinary stores
+    fence_async_proxy_global();  // parts of packets are written by ordinary stores
     if constexpr (kGate == GateKind::kChannel) {
       const int ks = n % kKeyStages;
       static_assert(kKeyStages == kRestStages + 1);  // free since the rest before has its place
