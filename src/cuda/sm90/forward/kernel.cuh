@@ -105,6 +105,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
         load_inputs<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v}, carrier);
       else if (!kTransfer && warp == 10)
         store_outputs<kGate>(sc, params, *params.plan, &map_o, carrier);
+      else if (warp == 11)
+        free_places<kGate>(sc, params, *params.plan, carrier);
     }
   } else if constexpr (kGate != GateKind::kChannel) {
     if (wg() < kScorers)

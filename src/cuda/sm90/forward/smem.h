@@ -7,7 +7,7 @@
 namespace deltic::gpu::forward {
 
 // Carrying CTA: warpgroups 0, 1 carry 64 value columns each, or 0 alone those that the CTA has;
-// threads of 2 load packets and inputs and send o out; 3 leaves.
+// threads of 2 load packets, free their places, load inputs and send o out; 3 leaves.
 // Preparing CTA, gates per channel: warpgroups 0, 1 form operands; 2, 3 (every other chunk each)
 // load, scores, inverse. Gates per head: 0, 1 form scores, every other chunk each; every warp of 2,
 // 3 loads and solves chunks of its own.

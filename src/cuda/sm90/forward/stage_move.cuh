@@ -1,5 +1,5 @@
-// What a carrying CTA's other threads do: one brings packets, one inputs, one takes o away.
-// Barriers of the carrier, and its jobs as they come.
+// What a carrying CTA's other threads do: one brings packets, one frees their places in the ring,
+// one brings inputs, one takes o away. Barriers of the carrier, and its jobs as they come.
 #pragma once
 #include "cuda/ptx/async.cuh"
 #include "cuda/sm90/forward/plan.cuh"
@@ -16,8 +16,8 @@ template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
   for (int i = 0; i < kKeyStages; i++)
     barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 4 * warpgroups);
-  for (int i = 0; i < s.kRestStages; i++)
-    barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 4 * warpgroups);
+  for (int i = 0; i < s.kRestStages; i++)  // read by warps, and seen by the thread of free_places
+    barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 4 * warpgroups + 1);
   for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
     barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 4 * warpgroups : 1),
         barrier_init(&s.o_full[i], 4 * warpgroups);
@@ -125,6 +125,22 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
       next_job = find(at.job, next_job);
   }
 }
+// One thread: tells preparers of every packet that is here, whose place in the ring is free then.
+// Apart from the loads because a release is a trip to L2.
+template <GateKind kGate>
+__device__ inline void free_places(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+                                   int carrier) {
+  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
+  const int count = num_positions(plan, carrier);
+#pragma unroll 1
+  for (int n = 0; n < count; n++) {
+    if constexpr (kGate == GateKind::kChannel)
+      barrier_wait(&s.keys_full[n % kKeyStages], (n / kKeyStages) & 1);
+    barrier_wait(&s.rest_full[n % kRestStages], (n / kRestStages) & 1);
+    barrier_arrive(&s.rest_empty[n % kRestStages]);  // both phases seen: the next ones may begin
+    store_release(consumed_flag(params, blockIdx.x), n + 1);
+  }
+}
 // One thread: packets of every position. Flags in memory and fences take long, so they come before
 // the wait for a place here.
 template <GateKind kGate, bool kTransfer>
@@ -135,13 +151,6 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     const Packet<kGate>* const packet = packet_at<kGate>(params, carrier, n);
-    if (n > 1) {  // all of the packet before the last is here: its place in the ring is free
-      const int m = n - 2;
-      barrier_wait(&s.rest_full[m % kRestStages], (m / kRestStages) & 1);
-      if constexpr (kGate == GateKind::kChannel)
-        barrier_wait(&s.keys_full[m % kKeyStages], (m / kKeyStages) & 1);
-      store_release(consumed_flag(params, blockIdx.x), n - 1);
-    }
     wait_flag(ready_flag(params, carrier, n), n + 1);
     fence_async_proxy_global();  // parts of packets are written by ordinary stores
     if constexpr (kGate == GateKind::kChannel) {
