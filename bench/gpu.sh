@@ -198,6 +198,8 @@ forward gate=none seqs=70,65 H=1 K=64 V=64 dtype=f16 pool=mixed
 forward gate=channel form=softplus gates=softplus seqs=70,3 H=1 K=48 V=40 dtype=f32 init=1 ckpt=0,30,end
 forward gate=head seqs=400 H=1 K=128 V=128 dtype=bf16 split=128
 decode gate=channel seqs=1,2,0,1 H=1 HV=2 K=128 V=128 dtype=bf16 pool=mixed
+backward gate=channel form=softplus seqs=70,3 H=1 HV=2 K=48 V=40 dtype=f32 init=1 save=none
+backward gate=head seqs=100 H=1 K=128 V=128 dtype=bf16 l2norm=1 save=none
 kkt gate=channel seqs=70,3 H=1 K=64
 scores gate=head seqs=70,3 H=1 K=64
 inverse seqs=70,3

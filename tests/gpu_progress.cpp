@@ -665,8 +665,8 @@ std::string mps(const Settings&) {
   struct Daemon {  // ends with the scenario
     std::string with, folder;
     ~Daemon() {
-      static_cast<void>(std::system(
-          ("echo quit | " + with + "timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1").c_str()));
+      [[maybe_unused]] const int ended = std::system(
+          ("echo quit | " + with + "timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1").c_str());
       std::error_code error;
       std::filesystem::remove_all(folder, error);
     }

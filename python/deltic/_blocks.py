@@ -12,12 +12,13 @@ from ._library import op_name
 from ._native import (
     GATES,
     Gate,
-    check_has_gradient,
     check_numbers,
     chunk_word,
     flag_word,
+    is_cuda,
     name_word,
     needs_grad,
+    refuse_cuda_gradient,
     word_for,
 )
 from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, said_in, wanted, wide
@@ -357,8 +358,8 @@ class WY(NamedTuple):
 def call(op: Any, *args: Any) -> Any:
     """An operator; an error now where its gradient would be missing later."""
     tensors = tuple(x for x in args if isinstance(x, Tensor))
-    if tensors and needs_grad(tensors):
-        check_has_gradient(op_name(op), tensors[0])
+    if tensors and is_cuda(tensors[0]) and needs_grad(tensors):
+        refuse_cuda_gradient(op_name(op), "building blocks have no backward for CUDA tensors")
     return call_operator(op, *args)
 
 

@@ -1,6 +1,6 @@
 """The native calls: delta_rule, recurrent and decode."""
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -172,13 +172,27 @@ def needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
     )
 
 
-def check_has_gradient(op: str, q: Tensor) -> None:
-    """An error now, and not when backward runs, where a device has no gradients."""
-    if isinstance(q, Tensor) and q.device.type == "cuda" and not HAS_CUDA_BACKWARD:
-        raise NotImplementedError(
-            f"{op}: requires_grad: expected CPU tensors where gradients are asked for (there is no "
-            "backward for CUDA tensors in this build: use torch.no_grad()), got CUDA tensors"
-        )
+def is_cuda(x: Any) -> bool:
+    """Whether it is a tensor on a GPU."""
+    return isinstance(x, Tensor) and x.device.type == "cuda"
+
+
+def refuse_cuda_gradient(op: str, why: str) -> NoReturn:
+    """The error for gradients that CUDA tensors do not have: now, not when backward runs."""
+    raise NotImplementedError(
+        f"{op}: requires_grad: expected CPU tensors where gradients are asked for ({why}: use "
+        "torch.no_grad()), got CUDA tensors"
+    )
+
+
+def check_has_gradient(op: str, q: Tensor, gv: Tensor | None = None) -> None:
+    """Raises where the device of a call over sequences has no gradient for it."""
+    if not is_cuda(q):
+        return
+    if not HAS_CUDA_BACKWARD:
+        refuse_cuda_gradient(op, "there is no backward for CUDA tensors in this build")
+    if gv is not None:
+        refuse_cuda_gradient(op, "gv has no backward for CUDA tensors")
 
 
 @overload
@@ -271,7 +285,8 @@ def delta_rule(
         state_layout: ``"kv"``, or ``"vk"`` for states of shape ``[N, HV, V, K]``.
         chunk_size: 16, 32 or 64.
         recompute: for gradients keeps about sqrt(chunks) states and computes the rest again; False
-            keeps everything: a faster backward, more memory, the same bits.
+            keeps everything: a faster backward, more memory, the same bits. Of CUDA tensors nothing
+            is kept either way: their backward starts from the inputs.
         checkpoints: states inside of sequences, see :class:`Checkpoints`.
         state_pool: ``[slots, HV, K, V]``, read and written in place instead of initial and final
             state. Not differentiable.
@@ -362,7 +377,8 @@ def delta_rule(
         )
     elif trains:
         check_has_gradient("delta_rule", q)
-        words += kept
+        if not is_cuda(q):  # there backward starts from the inputs, whatever was kept
+            words += kept
         o, final_state, ckpt_states, _ = call(
             differentiable(FORWARD_SAVE),
             *rows,
@@ -491,7 +507,7 @@ def recurrent(
     rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
     trains = needs_grad(rows)
     if trains:
-        check_has_gradient("recurrent", q)
+        check_has_gradient("recurrent", q, gv)
     o, final_state = call(
         differentiable(DECODE) if trains else DECODE,
         *rows,

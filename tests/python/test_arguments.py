@@ -666,6 +666,36 @@ def test_a_device_without_gradients(monkeypatch):
             assert deltic.delta_rule(q, k, v)[0].shape == v.shape
 
 
+def test_gradients_that_a_gpu_does_not_have(monkeypatch):
+    monkeypatch.setattr(deltic._native, "HAS_CUDA_BACKWARD", True)
+    with FakeTensorMode(), torch.device("cuda"):
+        q, k, v = (torch.empty(1, 8, 1, 16, requires_grad=True) for _ in range(3))
+        a = torch.empty(1, 8, 1, 64, requires_grad=True)
+        for name, call in (
+            ("recurrent", lambda: deltic.recurrent(q, k, v, gv=v)),
+            ("l2norm", lambda: deltic.l2norm(q)),
+            ("kkt", lambda: deltic.kkt(k)),
+            ("inverse", lambda: deltic.inverse(a)),
+        ):
+            with pytest.raises(NotImplementedError, match=f"{name}: requires_grad: expected CPU"):
+                call()
+            with torch.no_grad():
+                call()
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_nothing_is_kept_on_a_gpu(recompute, monkeypatch):
+    """Backward starts from the inputs there: states would be memory for nobody."""
+    monkeypatch.setattr(deltic._native, "HAS_CUDA_BACKWARD", True)
+    with FakeTensorMode(), torch.device("cuda"):
+        q, k, v = (torch.empty(1, 300, 1, 16, requires_grad=True) for _ in range(3))
+        o, _ = deltic.delta_rule(q, k, v, recompute=recompute)
+        assert o.grad_fn.saved_tensors[-1] is None
+    q, k, v = (torch.ones(1, 300, 1, 16, requires_grad=True) for _ in range(3))
+    o, _ = deltic.delta_rule(q, k, v, recompute=recompute)
+    assert o.grad_fn.saved_tensors[-1].numel() > 0
+
+
 def test_nobody_takes_the_call():
     text = "delta_rule: no implementation takes this call: this build has no CUDA support"
     assert isinstance(deltic._library.translated(RuntimeError(text)), NotImplementedError)
