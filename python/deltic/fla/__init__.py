@@ -1,6 +1,6 @@
 """The names of flash-linear-attention for the delta-rule family, on deltic's operators.
 
-The modules lie where theirs lie: ``from fla.ops.kda import chunk_kda`` becomes
+The module layout mirrors fla's: ``from fla.ops.kda import chunk_kda`` becomes
 ``from deltic.fla.ops.kda import chunk_kda``.
 """
 
