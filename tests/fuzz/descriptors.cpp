@@ -265,6 +265,11 @@ Sizes draw_sizes(Bytes& b) {
   s.N = s.B;
   return s;
 }
+// Sizes may lie at the end of their type: the sum stays there with them.
+int64_t plus(int64_t size, int64_t more) {
+  int64_t sum = 0;
+  return __builtin_add_overflow(size, more, &sum) ? INT64_MAX : sum;
+}
 // Of packed sequences.
 int64_t draw_sequences(Bytes& b) {
   return b.below(64) == 0 ? b.odd_number() & INT64_MAX : b.below(6);
@@ -460,8 +465,8 @@ deltic_tensors draw_inputs(Bytes& b, const deltic_options& options, bool is_deco
   if (packed) {
     s.B = 1;
     s.N = draw_sequences(b);
-    t.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
-    if (b.below(4) == 0) t.cu_seqlens_host = contiguous(index_dtype(b), {s.N + 1});
+    t.cu_seqlens = contiguous(index_dtype(b), {plus(s.N, 1)});
+    if (b.below(4) == 0) t.cu_seqlens_host = contiguous(index_dtype(b), {plus(s.N, 1)});
   }
   const int32_t dtype = float_dtype(b);
   t.q = t.k = contiguous(dtype, {s.B, s.T, s.H, s.K});
@@ -491,7 +496,7 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
   t.o = t.v;
   const auto states = [&](int64_t slots) { return draw_states(b, options, s, slots, false); };
   if (b.below(3) == 0) {
-    t.state_pool = states(s.N + b.below(12));
+    t.state_pool = states(plus(s.N, b.below(12)));
     if (b.below(2) == 0) t.read_index = contiguous(index_dtype(b), {s.N});
     if (b.below(2) == 0) t.write_index = contiguous(index_dtype(b), {s.N});
     if (is_decode && b.below(4) == 0)
@@ -502,7 +507,7 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
   }
   if (b.below(4) == 0) {
     const int64_t M = b.below(8);
-    t.ckpt_cu = contiguous(index_dtype(b), {s.N + 1});
+    t.ckpt_cu = contiguous(index_dtype(b), {plus(s.N, 1)});
     t.ckpt_tokens = contiguous(index_dtype(b), {M});
     t.ckpt_slots = contiguous(index_dtype(b), {M});
     t.ckpt_states = states(b.below(8));
@@ -686,7 +691,7 @@ void fuzz_block(Bytes& b, deltic_op op) {
   if (b.below(2) == 0) {
     s.B = 1;
     s.N = draw_sequences(b);
-    t.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
+    t.cu_seqlens = contiguous(index_dtype(b), {plus(s.N, 1)});
   }
   const int64_t width = s.chunk == 0 ? 64 : s.chunk;
   const auto rows = [&](int64_t heads, int64_t columns) {
@@ -778,7 +783,7 @@ void fuzz_conv(Bytes& b) {
   if (b.below(2) == 0) {
     s.B = 1;
     s.N = draw_sequences(b);
-    f.cu_seqlens = contiguous(index_dtype(b), {s.N + 1});
+    f.cu_seqlens = contiguous(index_dtype(b), {plus(s.N, 1)});
   }
   int64_t D = 0;
   if (__builtin_mul_overflow(s.K, s.H, &D)) D = s.K;
@@ -794,7 +799,7 @@ void fuzz_conv(Bytes& b) {
   };
   const bool is_backward = b.below(2) == 0;
   if (!is_backward && b.below(3) == 0) {
-    f.state_pool = states(s.N + b.below(8));
+    f.state_pool = states(plus(s.N, b.below(8)));
     if (b.below(2) == 0) f.read_index = contiguous(index_dtype(b), {s.N});
     if (b.below(2) == 0) f.write_index = contiguous(index_dtype(b), {s.N});
   } else {
