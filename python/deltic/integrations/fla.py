@@ -74,6 +74,8 @@ def _refusal(ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     trains = torch.is_grad_enabled() and any(
         isinstance(x, Tensor) and x.requires_grad for x in given.values()
     )
+    if q.device.type == "cuda" and trains:
+        return "training on a GPU, where gradients are exact here but slower"
     if q.device.type != "cpu" and not _runs_on(q.device.type, trains):
         return f"no operator for {q.device.type} tensors in this build"
     if q.dtype not in _DTYPES or v.dtype not in _DTYPES:
