@@ -389,6 +389,26 @@ TEST(Norm, ZeroRowsStayZero) {
   }
 }
 
+// A log decay counts as -104 at the least: what is below would cost the sums after it their digits.
+TEST(GateForms, SumsHaveTheBound) {
+  constexpr double kGates[] = {-0.5, -1000, -103, -105, 2, -1e30};
+  constexpr double kSums[] = {-0.5, -104.5, -207.5, -311.5, -309.5, -413.5};
+  for (const int64_t width : {0, 3}) {
+    std::vector<int64_t> shape{1, 6, 1};
+    if (width > 0) shape.push_back(width);
+    Buffer g(DType::f32, shape);
+    const int64_t columns = std::max<int64_t>(width, 1);
+    for (int64_t i = 0; i < 6 * columns; ++i) g.set(i, kGates[i / columns]);
+    for (const std::string& impl : names_of(Op::cumsum)) {
+      const Buffer out = output(shape);
+      cumsum({.impl = impl}, {.g = g.view(), .out = out.view()});
+      for (int64_t i = 0; i < 6 * columns; ++i)
+        EXPECT_FLOAT_EQ(static_cast<float>(out.get(i)), static_cast<float>(kSums[i / columns]))
+            << impl << " at " << i;
+    }
+  }
+}
+
 // The sum of the gate's form is the form, then the sum.
 TEST(GateForms, FusedSumIsFormThenSum) {
   for (GateForm form : {GateForm::softplus, GateForm::bounded}) {
