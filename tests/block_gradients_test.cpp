@@ -552,6 +552,26 @@ TEST(BlockGradient, ZeroRowOfTheNorm) {
   }
 }
 
+// Below -104 the sum has the bound, which does not move with the gate.
+TEST(BlockGradient, GatesBelowTheBoundOfTheSum) {
+  constexpr float kGates[] = {-1, -104.5f, -103.5f, -150, -1000, 0};
+  constexpr float kWant[] = {21, 0, 18, 0, 0, 6};  // of d_out = 1, 2, ..., 6: from there to the end
+  for (const int64_t width : {int64_t{1}, int64_t{20}}) {
+    const auto columns = static_cast<size_t>(width);
+    std::vector<float> g(6 * columns), d(g.size()), dg(g.size(), NAN);
+    for (size_t i = 0; i < g.size(); ++i) {
+      g[i] = kGates[i / columns], d[i] = static_cast<float>(i / columns + 1);
+    }
+    for (const std::string& impl : runnable(Op::cumsum)) {
+      cumsum_backward({.impl = impl}, {.forward = {.g = {g.data(), {1, 6, 1, width}}},
+                                       .d_out = {d.data(), {1, 6, 1, width}},
+                                       .dg = {dg.data(), {1, 6, 1, width}}});
+      for (size_t i = 0; i < dg.size(); ++i)
+        EXPECT_FLOAT_EQ(dg[i], kWant[i / columns]) << impl << " at " << i;
+    }
+  }
+}
+
 TEST(BlockGradient, Explain) {
   const Call call({.op = Op::kkt, .dtype = DType::f32, .gradient_dtype = DType::f32});
   const auto choices = explain(Op::kkt, call.options, call.tensors());
