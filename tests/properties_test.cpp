@@ -602,7 +602,7 @@ TEST_P(Decode, VectorBetaAndValueGateAgreeWithTheOracle) {
   for (GateKind gate : kGates) {
     for (DType dtype : kDtypes) {
       Layer layer{
-          .K = 32, .V = 24, .gate = gate, .beta = BetaKind::value, .gv = true, .dtype = dtype};
+          .K = 32, .V = 40, .gate = gate, .beta = BetaKind::value, .gv = true, .dtype = dtype};
       if (!accepts(Op::decode, GetParam(), layer)) continue;
       const Batch batch{.sequences = {{.seed = 1, .length = 1}, {.seed = 2, .length = 9}}};
       const Results got = run(Op::decode, GetParam(), layer, batch);
