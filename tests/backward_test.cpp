@@ -508,18 +508,20 @@ TEST(Backward, ValueWiseNumbers) {
   for (const auto& [type, budget] :
        {Numerics{DType::f32, kSingleBudget}, {DType::bf16, kHalfBudget}}) {
     for (GateKind gate : {GateKind::none, GateKind::head, GateKind::channel}) {
-      expect_close(with_dtype({.H = 1,
-                               .HV = 2,
-                               .K = 32,
-                               .V = 24,
-                               .sequences = {{1, 70}, {2, 0}, {3, 3}},
-                               .padding = 2,
-                               .gate = gate,
-                               .value_beta = true,
-                               .has_gv = true,
-                               .qk_l2norm = true},
-                              type),
-                   budget);
+      for (const auto& [beta, gv] : {std::pair{true, false}, {false, true}, {true, true}}) {
+        expect_close(with_dtype({.H = 1,
+                                 .HV = 2,
+                                 .K = 32,
+                                 .V = 24,
+                                 .sequences = {{1, 70}, {2, 0}, {3, 3}},
+                                 .padding = 2,
+                                 .gate = gate,
+                                 .value_beta = beta,
+                                 .has_gv = gv,
+                                 .qk_l2norm = true},
+                                type),
+                     budget);
+      }
     }
   }
 }
