@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <map>
 #include <string>
+#include <thread>
 
 #include "support.h"
 
@@ -388,6 +391,46 @@ TEST_F(Dispatch, LogGoesToStderrIfTheEnvironmentAsks) {
   forward({}, small_.tensors);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "the library never prints";
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "") << "the library never prints";
+}
+
+TEST_F(Dispatch, OtherLogsAreRefused) {
+  for (const char* text : {"1", "dispatches", "dispatch,all"}) {
+    const Environment e("DELTIC_LOG", text);
+    try {
+      forward({}, small_.tensors);
+      ADD_FAILURE() << text << " was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()),
+                std::string("forward: DELTIC_LOG: expected dispatch, got ") + text);
+    }
+  }
+}
+
+// Who takes the callback away may free what it uses: no thread is inside any more.
+TEST_F(Dispatch, TakingTheLogAwayWaitsForCallbacks) {
+  struct Gate {
+    std::atomic<bool> inside{false}, open{false};
+  } gate;
+  deltic_set_log(
+      [](void* user, const char*) {
+        auto& g = *static_cast<Gate*>(user);
+        g.inside = true;
+        while (!g.open) std::this_thread::yield();
+      },
+      &gate);
+  std::thread caller([&] { forward({}, small_.tensors); });
+  while (!gate.inside) std::this_thread::yield();
+  std::atomic<bool> is_away{false};
+  std::thread remover([&] {
+    deltic_set_log(nullptr, nullptr);
+    is_away = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_FALSE(is_away) << "while a callback runs";
+  gate.open = true;
+  remover.join();
+  caller.join();
+  EXPECT_TRUE(is_away);
 }
 
 TEST_F(Dispatch, CheckedModeComesFromCallApiOrEnvironment) {
