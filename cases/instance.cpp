@@ -148,6 +148,12 @@ void Instance::to_device() {
   bind();
 }
 
+namespace {
+bool is_carried(const std::string& name) {
+  return name == "initial_state" || name == "final_state" || name == "state_pool";
+}
+}  // namespace
+
 Instance Instance::widened(const Instance& other, DType wide) {
   Instance copy;
   copy.spec_ = other.spec_;
@@ -163,7 +169,9 @@ Instance Instance::widened(const Instance& other, DType wide) {
     const DType type = dtype_of(t->view);
     const bool is_index = type == DType::i32 || type == DType::i64;
     const std::vector<int64_t> shape(t->view.shape, t->view.shape + t->view.rank);
-    Tensor& twin = copy.add(t->name, t->role, is_index ? type : wide, shape, false);
+    // A state of 16 bits is rounded after every token of decode, by the oracle too.
+    const bool is_rounded = other.spec_.op == Op::decode && is_half(type) && is_carried(t->name);
+    Tensor& twin = copy.add(t->name, t->role, is_index || is_rounded ? type : wide, shape, false);
     if (t->role == Role::output) continue;
     TensorView first_value = t->view;  // before any run
     first_value.data = const_cast<std::byte*>(t->before.data()) +

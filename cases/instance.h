@@ -104,7 +104,7 @@ class Instance {
   // Descriptors only, all data pointers null: enough to explain a case of any size.
   static Instance shapes_of(const Case& c, DeviceType device = DeviceType::cpu);
   // The same values in fp64, contiguous: what the oracle (implementation `reference`) gets; or in
-  // fp32.
+  // fp32. States of 16 bits stay what they are in decode, which rounds them after every token.
   static Instance widened(const Instance& other, DType type = DType::f64);
 
   // Large cases of the GPU: rows and states exist there only, repeated from a few MB that are drawn

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "cases/check.h"
 #include "cuda_rules.h"
@@ -51,6 +52,7 @@ const char* const kLines[] = {
     "forward gate=channel form=softplus gates=softplus seqs=100,1,70 H=2 HV=4 K=96 V=72 "
     "dtype=f32 init=1 split=off",
     "decode gate=head seqs=1,3,2 H=2 HV=4 K=128 V=128 dtype=bf16 init=1",
+    "decode gate=channel seqs=1,0,9 H=2 HV=4 K=64 V=72 dtype=f32 init=1 state=vk sdtype=bf16",
 };
 
 struct Shard {
@@ -217,6 +219,60 @@ TEST_F(Gpu, LaterTokensChangeNoBit) {
       EXPECT_FALSE(a.bytes("o") == b.bytes("o")) << impl << "\n  " << line;
     }
   }
+}
+
+// A dense case in one call, and token by token from state to state.
+void expect_tokens_one_by_one(const Case& c, const std::string& impl) {
+  SCOPED_TRACE(impl + "\n  " + cases::canonical(c));
+  Case step = c;
+  step.length = 1;
+  Instance whole(c, true, kGpu), one(step, true, kGpu);
+  auto state = whole.values("initial_state");
+  whole.run({.impl = impl});
+  const auto o = whole.bytes("o");
+  // Row t of every sequence; size: elements or bytes of a row.
+  const auto rows_of = [&](const auto& all, int64_t size, int64_t t) {
+    auto rows = slice(all, size, t, 1);
+    for (int64_t n = 1; n < c.batch; ++n) {
+      const auto row = slice(all, size, n * c.length + t, 1);
+      rows.insert(rows.end(), row.begin(), row.end());
+    }
+    return rows;
+  };
+  for (int64_t t = 0; t < c.length; ++t) {
+    for (const std::string& name : kRows) {
+      if (!whole.has(name)) continue;
+      one.set_values(name, rows_of(whole.values(name), per_token(whole, name) / c.batch, t));
+    }
+    one.set_values("initial_state", state);
+    one.run({.impl = impl});
+    state = one.values("final_state");
+    const int64_t bytes = per_token(whole, "o") / c.batch * cases::size_of(c.dtype);
+    EXPECT_TRUE(one.bytes("o") == rows_of(o, bytes, t)) << "o of token " << t;
+  }
+  EXPECT_TRUE(state == whole.values("final_state"));
+}
+
+// T tokens in one call have the bits of T calls: fp32 states by themselves, bf16 ones because they
+// are rounded after every token.
+TEST_F(Gpu, TokensAtOnceAreTokensOneByOne) {
+  std::set<std::string> names;
+  for (const char* gate : {"gate=none", "gate=head form=softplus gates=softplus",
+                           "gate=channel form=bounded gdtype=bf16"}) {
+    for (const char* widths : {"K=128 V=128", "K=64 V=72", "K=96 V=40"}) {
+      for (const char* states :
+           {"state=kv", "state=vk", "state=kv sdtype=bf16", "state=vk sdtype=bf16"}) {
+        const Case c = cases::parse(
+            std::string("decode dense=2x11 H=2 HV=4 dtype=bf16 beta=sigmoid l2norm=1 init=1 ") +
+            gate + " " + widths + " " + states);
+        for (const std::string& impl : takers(c)) {
+          expect_tokens_one_by_one(c, impl);
+          names.insert(impl);
+        }
+      }
+    }
+  }
+  EXPECT_TRUE(names.contains("cuda.decode") && names.contains("cuda.general"));
 }
 
 // A gate that is NaN makes its head NaN from there on, and nothing else: a decay of 0 would hide

@@ -204,7 +204,8 @@ typedef struct deltic_tensors {
    * o = 0. */
   deltic_tensor cu_seqlens;      /* [N+1] int32 or int64, on the device of q */
   deltic_tensor cu_seqlens_host; /* optional host copy of cu_seqlens */
-  /* States in and out, per sequence. A missing initial state is zero. */
+  /* States in and out, per sequence. A missing initial state is zero. decode rounds a bf16 state
+   * after every token: T tokens in one call have the bits of T calls. */
   deltic_tensor initial_state; /* [N,HV,K,V] or [N,HV,V,K]; fp32 or bf16 */
   deltic_tensor final_state;   /* out, likewise */
   /* Or a pool: sequence n starts from slot read_index[n] (-1: zero) and leaves its last state in

@@ -100,4 +100,11 @@ inline void store(void* data, DType type, int64_t i, double x) {
   }
 }
 
+// The number that is left of x when it has been stored.
+inline double rounded_to(DType type, double x) {
+  double place = 0;
+  store(&place, type, 0, x);
+  return load_f64(&place, type, 0);
+}
+
 }  // namespace deltic

@@ -130,6 +130,14 @@ struct Problem {
   int64_t sequences_given() const { return packed ? N : B; }
 };
 
+// The recurrent form hands its state from token to token as from call to call: one of 16 bits is
+// rounded after every token, so that T tokens in one call have the bits of T calls. The state that
+// is written says so, else the one that is read.
+inline bool rounds_tokens(const Problem& p) {
+  const States& kept = p.state_out ? p.state_out : p.state_in;
+  return p.op == DELTIC_DECODE && kept && size_of(kept.dtype) == 2;
+}
+
 // Whether a call without tokens has a state to write.
 inline bool writes_states(const Problem& p) {
   return p.N > 0 && (p.state_out || p.d_initial || (p.ckpt && p.ckpt_tokens.n0 > 0));

@@ -107,6 +107,9 @@ void run_slice(const Problem& p, const Sequence& s, int64_t h, int64_t first, Sl
     load_token(p, s.batch, s.begin + t, h, first, count, x);
     step(p, x);
     store_row(p.o, s.batch, s.begin + t, h, first, count, x.v);
+    if (rounds_tokens(p)) {
+      for (int64_t i = 0; i < p.K * kColumns; ++i) x.S[i] = bf16_to_f32(f32_to_bf16(x.S[i]));
+    }
     states.keep(x.S, t + 1);
   }
 }

@@ -28,6 +28,14 @@ void keep_state(const Problem& p, const Sequence& s, int64_t h, int64_t tokens, 
   }
 }
 
+// In the dtype of the states, where that has 16 bits.
+void round_state(const Problem& p, const Matrix& S) {
+  const DType type = (p.state_out ? p.state_out : p.state_in).dtype;
+  for (int64_t d = 0; d < S.rows; ++d) {
+    for (int64_t c = 0; c < S.columns; ++c) S(d, c) = rounded_to(type, S(d, c));
+  }
+}
+
 void run_sequence(const Problem& p, const Sequence& s, int64_t h, Memory& memory) {
   const Matrix& S = memory.S;
   Token& token = memory.token;
@@ -42,6 +50,7 @@ void run_sequence(const Problem& p, const Sequence& s, int64_t h, Memory& memory
       token.load(s.batch, s.begin + t, h);
       token.step(S);
       add_transposed_product(S, p.scale, token.q, o);  // o_t = scale S_t^T q_t
+      if (rounds_tokens(p)) round_state(p, S);
       keep_state(p, s, h, t + 1, S);
     }
     for (int64_t c = 0; c < p.V; ++c) put(p.o, s.batch, s.begin + t, h, c, o[c]);

@@ -114,29 +114,54 @@ class Decode {
       store_token(s, head, 0, v0, columns, r);
       return;
     }
-    // Several tokens, or odd widths: the slice lives in scratch, K-first, rows of slice_ columns.
+    // Several tokens, or odd widths: the slice lives in scratch, in the states' layout (rows of
+    // slice_ columns or of Kp_ channels), so that sums have the order of the call above.
     std::memset(state, 0, static_cast<size_t>(Kp_ * slice_) * sizeof(float));
-    if (s.read_slot >= 0)
-      load_columns(p_.state_in, s.read_slot, head, p_.K, v0, columns, state, slice_);
-    const StateAt here{state, 0, slice_, 1};
+    if (s.read_slot >= 0) load_slice(s.read_slot, head, v0, columns, state);
+    const StateAt here = p_.v_first ? StateAt{state, 0, 1, Kp_} : StateAt{state, 0, slice_, 1};
     keep(s, head, 0, v0, columns, state);
     for (int64_t t = 0; t < s.length; ++t) {
       load_token(s, head, t, v0, columns, r);
       token_step<LoadF32>(here, here, Kp_, padded(columns), r, 0);
       store_token(s, head, t, v0, columns, r);
-      if (token_slot(p_, s, t) >= 0)
-        store_columns(state, slice_, p_.K, v0, columns, p_.state_out, token_slot(p_, s, t), head);
+      if (rounds_tokens(p_)) round_slice(state);
+      if (const int64_t slot = token_slot(p_, s, t); slot >= 0)
+        store_slice(state, v0, columns, p_.state_out, slot, head);
       keep(s, head, t + 1, v0, columns, state);
     }
     if (s.length == 0 && s.write_slot >= 0)
-      store_columns(state, slice_, p_.K, v0, columns, p_.state_out, s.write_slot, head);
+      store_slice(state, v0, columns, p_.state_out, s.write_slot, head);
+  }
+
+  void load_slice(int64_t slot, int64_t head, int64_t v0, int64_t columns, float* state) const {
+    const States& from = p_.state_in;
+    if (!p_.v_first) return load_columns(from, slot, head, p_.K, v0, columns, state, slice_);
+    for (int64_t v = 0; v < columns; ++v) {
+      load_row(from.data, from.dtype, from.at(slot, head) + (v0 + v) * from.s_v, p_.K, Kp_,
+               state + v * Kp_);
+    }
+  }
+  void store_slice(const float* state, int64_t v0, int64_t columns, const States& to, int64_t slot,
+                   int64_t head) const {
+    if (!p_.v_first) return store_columns(state, slice_, p_.K, v0, columns, to, slot, head);
+    for (int64_t v = 0; v < columns; ++v) {
+      store_row(state + v * Kp_, p_.K, to.data, to.dtype, to.at(slot, head) + (v0 + v) * to.s_v);
+    }
+  }
+  // To bf16 and back, the zeros around it too.
+  void round_slice(float* state) const {
+    uint16_t rounded[kLanes];
+    for (int64_t i = 0; i < Kp_ * slice_; i += kLanes) {
+      LoadBf16::store(LoadF32::load(state + i), rounded);
+      LoadF32::store(LoadBf16::load(rounded), state + i);
+    }
   }
 
   void keep(const Sequence& s, int64_t head, int64_t tokens, int64_t v0, int64_t columns,
             const float* state) const {
     for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
       if (p_.ckpt_slots(m) >= 0 && p_.ckpt_tokens(m) == tokens) {
-        store_columns(state, slice_, p_.K, v0, columns, p_.ckpt, p_.ckpt_slots(m), head);
+        store_slice(state, v0, columns, p_.ckpt, p_.ckpt_slots(m), head);
       }
     }
   }

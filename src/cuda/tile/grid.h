@@ -8,16 +8,18 @@ namespace deltic::gpu {
 
 inline Tokens tokens_of(const Problem& p) { return {p.cu, p.packed, p.N, p.T, p.record}; }
 
-inline unsigned checked_ctas(int64_t num) {
+inline unsigned checked_ctas(int64_t num, const char* implementation = "cuda.general") {
   if (num > INT32_MAX) {
-    fail(DELTIC_UNSUPPORTED, "cuda.general: expected work for at most 2^31 - 1 CTAs, got ", num);
+    fail(DELTIC_UNSUPPORTED, implementation, ": expected work for at most 2^31 - 1 CTAs, got ",
+         num);
   }
   return static_cast<unsigned>(num);
 }
 
 // The number of CTAs for `num_items` of work; 0: nothing to do.
-inline unsigned num_ctas(const Problem& p, int64_t num_items) {
-  return checked_ctas(num_items + (p.packed && p.T > 0 ? kPaddingCtas : 0));
+inline unsigned num_ctas(const Problem& p, int64_t num_items,
+                         const char* implementation = "cuda.general") {
+  return checked_ctas(num_items + (p.packed && p.T > 0 ? kPaddingCtas : 0), implementation);
 }
 
 }  // namespace deltic::gpu

@@ -150,6 +150,7 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
   for (Count tokens = 0;; ++tokens) {
     if (tokens > 0) {
       step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
+      if (p.rounds_tokens) round_state(S);
     }
     if (tokens == next) {
       keep<Tr, Count>(p, at, lanes, tokens, next_checkpoint, S);

@@ -38,6 +38,7 @@ Params params_of(const Problem& p) {
           .beta_form = p.beta_form,
           .l2norm = p.l2norm,
           .is_pool = p.is_pool,
+          .rounds_tokens = rounds_tokens(p),
           .scale = p.scale,
           .lower_bound = p.lower_bound,
           .q = p.q,

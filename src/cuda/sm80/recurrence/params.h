@@ -15,7 +15,7 @@ struct Params {
   deltic_gate_form gate_form;
   BetaKind beta_kind;
   deltic_beta_form beta_form;
-  bool l2norm, is_pool;
+  bool l2norm, is_pool, rounds_tokens;  // rounds_tokens: to bf16
   float scale, lower_bound;
 
   Rows q, k;         // [B,T,H,K]

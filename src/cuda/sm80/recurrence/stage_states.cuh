@@ -129,6 +129,15 @@ __device__ void store_state(const Params& p, const Lanes& lanes, const TileView&
   });
 }
 
+template <int kBlocks>
+__device__ void round_state(StateTile<kBlocks>& S) {
+#pragma unroll
+  for (int i = 0; i < kBlocks * 4 * kThreadColumns; ++i) {
+    float& x = (&S[0][0][0])[i];
+    x = to_float(from_float<__nv_bfloat16>(x));
+  }
+}
+
 // S_{t-1} -> S_t and o_t. Both products with S' are reduced together: o = S'^T q + u (k, q), so the
 // chain of states has one reduction per token, not two. Decays per channel are in k and q there,
 // and reach the state with k u^T: three vectors at a time would be more than the registers hold.

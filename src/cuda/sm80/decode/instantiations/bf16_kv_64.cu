@@ -1,0 +1,9 @@
+// Decode from bf16 states, K-first, K = 64.
+#include "cuda/sm80/decode/launch_kernel.cuh"
+
+namespace deltic::gpu::decode {
+
+template void launch<__nv_bfloat16, 64, false, false>(const Params&, unsigned, cudaStream_t);
+template void launch<__nv_bfloat16, 64, false, true>(const Params&, unsigned, cudaStream_t);
+
+}  // namespace deltic::gpu::decode

@@ -1,0 +1,9 @@
+// Decode from fp32 states, V-first, K = 128.
+#include "cuda/sm80/decode/launch_kernel.cuh"
+
+namespace deltic::gpu::decode {
+
+template void launch<float, 128, true, false>(const Params&, unsigned, cudaStream_t);
+template void launch<float, 128, true, true>(const Params&, unsigned, cudaStream_t);
+
+}  // namespace deltic::gpu::decode

@@ -1,0 +1,140 @@
+// Decode: one CTA per (sequence, value head, slice of value columns). The state is read once and
+// written once; until its first token is ready it is on its way to shared memory.
+#pragma once
+
+#include "cuda/sm80/decode/stage_state.cuh"
+
+namespace deltic::gpu::decode {
+
+// index: (sequence, value head, slice), slices fastest: they share q and k.
+template <class Tr>
+__device__ Slice find_slice(const Params& p, unsigned index) {
+  const unsigned job = index / p.num_slices, n = job / p.HV;
+  Slice at;
+  at.n = n, at.head = job - n * p.HV;
+  at.first = static_cast<int>(index - job * p.num_slices) * Tr::kSlice;
+  at.count = static_cast<int>(min(static_cast<int64_t>(Tr::kSlice), p.V - at.first));
+  return at;
+}
+
+// Out of range it is undefined, but never an access outside of the tensors.
+__device__ inline Place find_place(const Tokens& x, unsigned n) {
+  const int T = static_cast<int>(x.T);
+  if (!x.packed) return {static_cast<int>(n), 0, T};
+  const int begin = min(max(load_low(x.cu, n), 0), T), end = load_low(x.cu, n + 1);
+  return {0, begin, min(max(end, begin), T) - begin};
+}
+
+// A slot of the list, or the sequence's own; -1: none.
+__device__ inline int load_slot(const Indices& list, unsigned n, const States& x) {
+  const int slot = list.present ? load_low(list, n) : static_cast<int>(n);
+  return slot >= 0 && slot < x.slots ? slot : -1;
+}
+__device__ inline int load_slot(const Params& p, unsigned n, int t) {
+  const int slot = t < p.write_index.n1 ? load_low(p.write_index, n, t) : -1;
+  return slot >= 0 && slot < p.state_out.slots ? slot : -1;
+}
+
+struct Slots {
+  int from, to;  // -1: zeros; nowhere, or p.write_index [N,T'] says where
+};
+// One list serves both directions where there is one: the host has seen to it.
+__device__ inline Slots find_slots(const Params& p, unsigned n) {
+  return {p.state_in.present ? load_slot(p.read_index, n, p.state_in) : -1,
+          p.state_out.present && !p.per_token ? load_slot(p.write_index, n, p.state_out) : -1};
+}
+
+// A pool has neither a state to start from nor a place for one.
+__device__ inline bool is_skipped(const Params& p, unsigned n, int length, const Slots& slots) {
+  if (!p.is_pool || slots.from >= 0 || slots.to >= 0) return false;
+  for (int t = 0; p.per_token && t < length; ++t) {
+    if (load_slot(p, n, t) >= 0) return false;
+  }
+  return true;
+}
+
+__device__ inline void zero_outputs(const Params& p, const Slice& at, const Place& place) {
+  for (int t = 0; t < place.length; ++t) {
+    const int64_t row = offset(p.o, place.batch, place.begin + t, at.head) + at.first;
+    for (int c = threadIdx.x; c < at.count; c += blockDim.x) {
+      store(p.o.data, p.o.dtype, row + c, 0.0f);
+    }
+  }
+}
+
+__device__ inline int tokens_from(const Place& place, int first) {
+  return min(place.length - first, kStageTokens);
+}
+
+// Stage after stage; the first one's tokens and the state are under way.
+template <class Tr>
+__device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawTokens& tokens,
+                           RawTile<Tr>& raw) {
+#pragma unroll 1
+  for (int first = 0;;) {
+    int count;
+    {
+      const auto [at, place, to] = load_work(s.work);
+      count = tokens_from(place, first);
+      lay_keys<Tr>(p, count, tokens, s);
+      lay_gates<Tr>(p, place, at, first, count, tokens, s);
+      lay_values<Tr>(p, place, at, first, count, tokens, s);
+    }
+    __syncthreads();  // the stage is there, for all threads
+    wait_state();
+    if constexpr (!Tr::kStays) get_state<Tr>(s, raw);
+#pragma unroll 1
+    for (int t = 0; t < count; ++t) {
+      step<Tr>(p, part, first + t, s, t, raw);
+      const auto [at, place, to] = load_work(s.work);
+      const int slot = p.per_token                     ? load_slot(p, at.n, first + t)
+                       : first + t + 1 == place.length ? to
+                                                       : -1;
+      if (slot >= 0) store_state<Tr>(p, at, part, slot, raw);
+      if constexpr (Tr::kStays) put_state<Tr>(raw, s);
+    }
+    first += kStageTokens;
+    const auto [at, place, to] = load_work(s.work);
+    if (first >= place.length) return;
+    if constexpr (!Tr::kStays) put_state<Tr>(raw, s);
+    load_tokens<Tr>(p, place, at, first, tokens_from(place, first), tokens);
+    __syncthreads();  // the stage has been read by all threads
+  }
+}
+
+// CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
+// write zeros to the rows of no sequence.
+template <class Tr>
+__global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
+    decode_kernel(const __grid_constant__ Params p) {
+  __shared__ Stage<Tr> s;
+  if (is_wrong(p.tokens)) return;
+  const int64_t num_slices = p.tokens.N * p.HV * p.num_slices;
+  const unsigned index = blockIdx.x;
+  if (index >= num_slices) {
+    zero_padding(p.tokens, p.o, p.HV, p.V, index - num_slices, kPaddingCtas);
+    return;
+  }
+  const Slice at = find_slice<Tr>(p, index);
+  const Part part = part_of<Tr>(threadIdx.x);
+  // Everything is under way before anything is looked at: lengths and slots first, on which the
+  // others wait, then the first tokens, then the state.
+  const Slots slots = find_slots(p, at.n);
+  const Place place = find_place(p.tokens, at.n);
+  RawTokens tokens;
+  load_tokens<Tr>(p, place, at, 0, tokens_from(place, 0), tokens);
+  request_state<Tr>(p, at, part, slots.from, s);
+  if (is_skipped(p, at.n, place.length, slots)) return zero_outputs(p, at, place);
+  if (threadIdx.x == 0) s.work = {at, place, slots.to};
+  RawTile<Tr> raw;
+  if (place.length == 0) {
+    wait_state();
+    get_state<Tr>(s, raw);
+    if (slots.to >= 0) store_state<Tr>(p, at, part, slots.to, raw);
+    return;
+  }
+  __syncthreads();  // s.work is there, for all threads
+  run_stages<Tr>(p, part, s, tokens, raw);
+}
+
+}  // namespace deltic::gpu::decode

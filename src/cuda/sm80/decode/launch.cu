@@ -1,0 +1,151 @@
+// The door of the decode kernel: what it takes, parameters from a checked call, and which
+// instantiation runs.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "cuda/device.h"
+#include "cuda/set.h"
+#include "cuda/sm80/decode/launch.h"
+#include "cuda/sm80/decode/params.h"
+#include "cuda/sm80/decode/traits.h"
+#include "cuda/tile/grid.h"
+
+namespace deltic::gpu::decode {
+
+template <class E, int kWidth, bool kVFirst, bool kPerChannel>
+void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
+
+namespace {
+
+bool is_aligned(const void* data, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+// Whether runs of four channels lie at multiples of their size.
+bool has_runs(const Rows& x) {
+  return is_aligned(x.data, 4 * size_of(x.dtype)) && x.sb % 4 == 0 && x.st % 4 == 0 &&
+         x.sh % 4 == 0;
+}
+
+// Whether states can be moved by 16 bytes.
+bool has_vectors(const Problem& p, const States& x) {
+  const int64_t n = 16 / size_of(x.dtype);
+  return is_aligned(x.data, 16) && x.s_slot % n == 0 && x.s_head % n == 0 &&
+         (p.v_first ? x.s_v : x.s_k) % n == 0 && (p.v_first ? p.K : p.V) % n == 0;
+}
+
+// Of both states, if there are two: others are refused.
+DType state_dtype(const Problem& p) { return p.state_in ? p.state_in.dtype : p.state_out.dtype; }
+
+const char* refuse(const Problem& p) {
+  if (p.op != DELTIC_DECODE) return "it has decode alone";
+  if (const char* sentence = refuse_fp64(p)) return sentence;
+  if (p.K != 64 && p.K != 128) return "K is neither 64 nor 128";
+  if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value column";
+  if (p.ckpt) return "checkpoints";
+  if (p.T > INT32_MAX || p.V > INT32_MAX) {
+    return "more than 2^31 - 1 tokens or value columns, counted in 32 bits";
+  }
+  for (const States* x : {&p.state_in, &p.state_out}) {
+    if (!*x) continue;
+    if (x->dtype != DType::f32 && x->dtype != DType::bf16)
+      return "a state is neither fp32 nor bf16";
+    if (x->dtype != state_dtype(p)) return "states of two dtypes";
+    if (x->slots > INT32_MAX) return "more than 2^31 - 1 slots, counted in 32 bits";
+    if (!has_vectors(p, *x)) return "a state's address, stride or row is no multiple of 16 bytes";
+  }
+  for (const Rows* x : {&p.q, &p.k}) {
+    if (!has_runs(*x)) return "an address or stride of q or k is no multiple of 4 elements";
+  }
+  if (p.gate == Gate::channel && !has_runs(p.g)) {
+    return "an address or stride of g is no multiple of 4 elements";
+  }
+  for (const Param* x : {&p.A_log, &p.dt_bias}) {
+    if (*x && !x->contiguous) return "A_log or dt_bias is not contiguous";
+  }
+  if (p.gate == Gate::channel && p.dt_bias &&
+      !is_aligned(p.dt_bias.data, 4 * size_of(p.dt_bias.dtype))) {
+    return "dt_bias lies at no multiple of 4 elements";
+  }
+  if (!kFullSet && !(state_dtype(p) == DType::bf16 && p.v_first && p.K == 128)) {
+    return kNotInThisBuild;
+  }
+  return refuse_before_sm90(p);
+}
+
+size_t workspace_bytes(const Problem&) { return 0; }
+
+// One list serves both directions where there is one.
+Params params_of(const Problem& p) {
+  return {.tokens = tokens_of(p),
+          .V = p.V,
+          .HV = static_cast<uint32_t>(p.HV),
+          .num_slices = 0,
+          .group = static_cast<uint32_t>(p.HV / p.H),
+          .gate = p.gate,
+          .gate_form = p.gate_form,
+          .beta_kind = p.beta_kind,
+          .beta_form = p.beta_form,
+          .l2norm = p.l2norm,
+          .is_pool = p.is_pool,
+          .per_token = p.write_index.n1 > 0,
+          .scale = p.scale,
+          .lower_bound = p.lower_bound,
+          .q = p.q,
+          .k = p.k,
+          .v = p.v,
+          .o = p.o,
+          .beta = p.beta,
+          .g = p.g,
+          .A_log = p.A_log,
+          .dt_bias = p.dt_bias,
+          .state_in = p.state_in,
+          .state_out = p.state_out,
+          .read_index = p.read_index ? p.read_index : p.write_index,
+          .write_index = p.write_index ? p.write_index : p.read_index};
+}
+
+template <class E, int kWidth, bool kVFirst>
+void launch_gate(const Problem& p, cudaStream_t stream) {
+  constexpr int64_t kSlice = Traits<E, kWidth, kVFirst, false>::kSlice;
+  const int64_t slices = (p.V + kSlice - 1) / kSlice;
+  // Heads and slices are numbers of 32 bits in the kernel, also where padding is all there is.
+  static_cast<void>(checked_ctas(std::max(p.HV, slices), "cuda.decode"));
+  const unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.decode");
+  if (ctas == 0) return;
+  Params params = params_of(p);
+  params.num_slices = static_cast<uint32_t>(slices);
+  p.gate == Gate::channel ? launch<E, kWidth, kVFirst, true>(params, ctas, stream)
+                          : launch<E, kWidth, kVFirst, false>(params, ctas, stream);
+}
+
+template <class E, int kWidth>
+void launch_layout(const Problem& p, cudaStream_t stream) {
+  p.v_first ? launch_gate<E, kWidth, true>(p, stream) : launch_gate<E, kWidth, false>(p, stream);
+}
+
+template <class E>
+void launch_width(const Problem& p, cudaStream_t stream) {
+  p.K == 64 ? launch_layout<E, 64>(p, stream) : launch_layout<E, 128>(p, stream);
+}
+
+void run(const Problem& p, std::span<std::byte>, void* stream_handle) {
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  if constexpr (!kFullSet) {
+    launch_gate<__nv_bfloat16, 128, true>(p, stream);
+  } else {
+    state_dtype(p) == DType::bf16 ? launch_width<__nv_bfloat16>(p, stream)
+                                  : launch_width<float>(p, stream);
+  }
+}
+
+}  // namespace
+
+const Implementation& implementation() {
+  static const Implementation entry{"cuda.decode", missing_sm90, refuse, workspace_bytes, run};
+  return entry;
+}
+
+}  // namespace deltic::gpu::decode

@@ -1,0 +1,17 @@
+// The launch of one instantiation.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/device.h"
+#include "cuda/sm80/decode/kernel.cuh"
+
+namespace deltic::gpu::decode {
+
+template <class E, int kWidth, bool kVFirst, bool kPerChannel>
+void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
+  decode_kernel<Traits<E, kWidth, kVFirst, kPerChannel>><<<num_ctas, kThreads, 0, stream>>>(p);
+  check_launch("decode kernel");
+}
+
+}  // namespace deltic::gpu::decode

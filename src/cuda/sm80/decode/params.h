@@ -1,0 +1,29 @@
+// What the decode kernel gets: the tensors and options of a call.
+#pragma once
+
+#include "cuda/tile/sequence.cuh"
+
+namespace deltic::gpu::decode {
+
+struct Params {
+  Tokens tokens;
+  int64_t V;
+  uint32_t HV, num_slices, group;  // group: value heads per q/k head
+
+  Gate gate;
+  deltic_gate_form gate_form;
+  BetaKind beta_kind;  // none or head
+  deltic_beta_form beta_form;
+  bool l2norm, is_pool, per_token;  // per_token: write_index is [N,T']
+  float scale, lower_bound;
+
+  Rows q, k;                   // [B,T,H,K], moved by four channels
+  Rows v, o;                   // [B,T,HV,V]
+  Rows beta, g;                // [B,T,HV]; [B,T,HV], or [B,T,HV,K] moved by four channels
+  Param A_log, dt_bias;        // contiguous
+  States state_in, state_out;  // [slots,HV,K,V] by strides, moved by 16 bytes
+  // [N]; [N] or [N,T']. The same list if one serves both; absent: slot n.
+  Indices read_index, write_index;
+};
+
+}  // namespace deltic::gpu::decode

@@ -1,0 +1,261 @@
+// A thread's part of the state: kColumns columns, the channels of a piece. On its way in as it lies
+// in memory, stepped over one token, and stored. Called by all threads of the CTA.
+#pragma once
+
+#include "cuda/sm80/decode/stage_tokens.cuh"
+
+namespace deltic::gpu::decode {
+
+// Which part a thread has.
+struct Part {
+  int piece, column;  // column: the first one within the slice
+};
+
+template <class Tr>
+__device__ Part part_of(int thread) {
+  return Tr::kVFirst ? Part{thread % Tr::kPieces, thread / Tr::kPieces * Tr::kColumns}
+                     : Part{thread / Tr::kLanesV, thread % Tr::kLanesV * Tr::kColumns};
+}
+
+template <class Tr>
+inline constexpr int kVectorSize = 16 / sizeof(typename Tr::E);
+template <class Tr>
+inline constexpr int kVectors = Tr::kColumns* kChannels / kVectorSize<Tr>;
+// A thread's part as it lies in memory.
+template <class Tr>
+using RawTile = uint4[kVectors<Tr>];
+
+// One store: of words that came about one by one the compiler makes four.
+__device__ inline void store_vector(void* to, const uint4& w) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w.x), "r"(w.y), "r"(w.z),
+               "r"(w.w)
+               : "memory");
+}
+
+// Walks the thread's vectors of 16 bytes: f(index, address, whether it is there).
+template <class Tr, class F>
+__device__ void walk(const Slice& at, const Part& part, const States& x, int slot, F&& f) {
+  using E = typename Tr::E;
+  constexpr int kN = kVectorSize<Tr>;
+  E* base = static_cast<E*>(x.data) + static_cast<int64_t>(slot) * x.s_slot + at.head * x.s_head;
+  if constexpr (Tr::kVFirst) {
+    E* row = base + (at.first + part.column) * x.s_v;
+#pragma unroll
+    for (int c = 0; c < Tr::kColumns; ++c) {
+#pragma unroll
+      for (int j = 0; j < kChannels / kN; ++j) {
+        f(c * (kChannels / kN) + j, row + channel_of<Tr>(part.piece, j),
+          part.column + c < at.count);
+      }
+      row += x.s_v;
+    }
+  } else {
+    static_assert(Tr::kColumns == kN);
+    E* row = base + kChannels * part.piece * x.s_k + at.first + part.column;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) {
+      f(i, row, part.column < at.count);
+      row += x.s_k;
+    }
+  }
+}
+
+// Element e of vector `index`: its column and channel of the thread's part.
+template <class Tr>
+__device__ constexpr int tile_column(int index, int e) {
+  return Tr::kVFirst ? index / (kChannels / kVectorSize<Tr>) : e;
+}
+template <class Tr>
+__device__ constexpr int tile_channel(int index, int e) {
+  return Tr::kVFirst ? index % (kChannels / kVectorSize<Tr>)*kVectorSize<Tr> + e : index;
+}
+
+// All copies to the thread's own places in shared memory are under way when it returns; slot -1:
+// zeros.
+template <class Tr>
+__device__ void request_state(const Params& p, const Slice& at, const Part& part, int slot,
+                              Stage<Tr>& s) {
+  const auto place = [&](int i) { return &s.state[i * kThreads + threadIdx.x]; };
+  if (slot < 0) {
+#pragma unroll
+    for (int i = 0; i < kVectors<Tr>; ++i) *place(i) = uint4{0, 0, 0, 0};
+    return;
+  }
+  walk<Tr>(at, part, p.state_in, slot, [&](int i, const auto* from, bool is_there) {
+    if (is_there) {
+      copy_async(place(i), from);
+    } else {
+      *place(i) = uint4{0, 0, 0, 0};
+    }
+  });
+}
+// The thread's own have arrived.
+__device__ inline void wait_state() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// From there to registers and back.
+template <class Tr>
+__device__ void get_state(const Stage<Tr>& s, RawTile<Tr>& raw) {
+#pragma unroll
+  for (int i = 0; i < kVectors<Tr>; ++i) raw[i] = s.state[i * kThreads + threadIdx.x];
+}
+template <class Tr>
+__device__ void put_state(const RawTile<Tr>& raw, Stage<Tr>& s) {
+#pragma unroll
+  for (int i = 0; i < kVectors<Tr>; ++i) s.state[i * kThreads + threadIdx.x] = raw[i];
+}
+
+template <class Tr>
+__device__ void store_state(const Params& p, const Slice& at, const Part& part, int slot,
+                            const RawTile<Tr>& raw) {
+  walk<Tr>(at, part, p.state_out, slot, [&](int i, auto* to, bool is_there) {
+    if (is_there) store_vector(to, raw[i]);
+  });
+}
+
+// Sums of N values over the lanes whose numbers differ in the bits of kMask, kMask / 2 ... kLast:
+// with every step a lane keeps half of the values, the upper half if its bit is set, down to one.
+template <int kMask, int kLast, int N>
+__device__ void sum_halving(float (&x)[N], int lane) {
+  if constexpr (kMask >= kLast) {
+    if constexpr (N == 1) {
+      x[0] += __shfl_xor_sync(0xFFFFFFFFu, x[0], kMask);
+      sum_halving<kMask / 2, kLast>(x, lane);
+    } else {
+      float half[N / 2];
+      const bool upper = (lane & kMask) != 0;
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        half[i] = (upper ? x[N / 2 + i] : x[i]) +
+                  __shfl_xor_sync(0xFFFFFFFFu, upper ? x[i] : x[N / 2 + i], kMask);
+      }
+      sum_halving<kMask / 2, kLast>(half, lane);
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) x[i] = half[i];
+    }
+  }
+}
+
+// u of the thread's columns, and o, from its parts of S^T k and S^T q (x), both to be multiplied by
+// `decay`. V-first: the kPieces lanes of a column have it all. row: of o.
+template <class Tr>
+__device__ void solve_in_warp(const Params& p, const Slice& at, const Part& part, int64_t row,
+                              const Stage<Tr>& s, int t, float decay, float (&x)[2 * Tr::kColumns],
+                              float (&u)[Tr::kColumns]) {
+  constexpr int kC = Tr::kColumns, kP = Tr::kPieces;
+  constexpr int kLeft = 2 * kC > kP ? 2 * kC / kP : 1;      // sums that a lane ends with
+  constexpr int kStride = 2 * kC > kP ? 1 : kP / (2 * kC);  // lanes with the same ones
+  sum_halving<kP / 2, 1>(x, part.piece);
+  const bool has_q = part.piece >= kP / 2;
+  const int column = part.column + part.piece % (kP / 2) / kStride * kLeft;
+  const float beta = s.beta[t], kq = s.kq[t];
+  float own[kLeft];
+#pragma unroll
+  for (int j = 0; j < kLeft; ++j) {
+    const float sum = decay * x[j];
+    own[j] = beta * (s.v[t][column + j] - sum);  // of lanes with k
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, own[j], kP / 2);
+    if (has_q && part.piece % kStride == 0 && column + j < at.count) {
+      store(p.o.data, p.o.dtype, row + column + j, sum + kq * other);
+    }
+  }
+#pragma unroll
+  for (int c = 0; c < kC; ++c) {
+    u[c] = __shfl_sync(0xFFFFFFFFu, own[c % kLeft], c / kLeft * kStride, kP);
+  }
+}
+
+// The same K-first, where pieces are over all warps: one exchange and one barrier per token. The
+// two halves of s.sums take turns, so that the next token's cannot meet this one's.
+template <class Tr>
+__device__ void solve_in_cta(const Params& p, const Slice& at, const Part& part, int64_t row,
+                             Stage<Tr>& s, int t, float decay, float (&x)[2 * Tr::kColumns],
+                             float (&u)[Tr::kColumns]) {
+  constexpr int kC = Tr::kColumns, kLanes = Tr::kLanesV, kGroups = 32 / kLanes;
+  constexpr int kLeft = 2 * kC / kGroups;  // sums that a lane ends with
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  sum_halving<16, kLanes>(x, lane);
+  auto& sums = s.sums[t % 2];
+  const int first = lane / kLanes * kLeft;  // of the 2 kC sums
+#pragma unroll
+  for (int j = 0; j < kLeft; ++j) {
+    sums[warp][(first + j) / kC][part.column + (first + j) % kC] = x[j];
+  }
+  __syncthreads();  // the sums of all warps are there
+  const auto total = [&](int which, int column) {
+    float sum = sums[0][which][column];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) sum += sums[w][which][column];
+    return decay * sum;
+  };
+  const float beta = s.beta[t];
+#pragma unroll
+  for (int c = 0; c < kC; ++c) u[c] = beta * (s.v[t][part.column + c] - total(0, part.column + c));
+  static_assert(Tr::kSlice <= kThreads, "a thread has one output");
+  if (const int column = threadIdx.x; column < at.count) {
+    const float own = beta * (s.v[t][column] - total(0, column));
+    store(p.o.data, p.o.dtype, row + column, total(1, column) + s.kq[t] * own);
+  }
+}
+
+// S_{t-1} -> S_t and o_t. Both products with S' = decay S are reduced together: o = S'^T q +
+// u (k, q). Two passes over the state as it lies in memory, four channels at a time: unpacked as a
+// whole it would not fit the registers. 16-bit states are rounded: a call of its own for the next
+// token would find the same.
+template <class Tr>
+__device__ void step(const Params& p, const Part& part, int token, Stage<Tr>& s, int t,
+                     RawTile<Tr>& raw) {
+  using E = typename Tr::E;
+  constexpr int kN = kVectorSize<Tr>;
+  // fp32 and decays per channel: the first pass leaves S' behind.
+  constexpr bool kInPlace = Tr::kPerChannel && sizeof(E) == 4;
+  const float head_decay = Tr::kPerChannel ? 1.0f : s.decay[t][0];
+  float x[2 * Tr::kColumns] = {};
+  // Channels at a time: what stays in shared memory is read once, vector by vector.
+  constexpr int kRun = Tr::kStays && Tr::kVFirst ? kChannels : 4;
+#pragma unroll
+  for (int first = 0; first < kChannels; first += kRun) {
+    float k[kRun], q[kRun], decay[kRun];
+    read_run<Tr>(s.k[t], part.piece, first, k), read_run<Tr>(s.q[t], part.piece, first, q);
+    if constexpr (Tr::kPerChannel) read_run<Tr>(s.decay[t], part.piece, first, decay);
+#pragma unroll
+    for (int i = 0; i < kVectors<Tr>; ++i) {
+      float S[kN];
+      unpack<E>(Tr::kStays ? s.state[i * kThreads + threadIdx.x] : raw[i], S);
+#pragma unroll
+      for (int e = 0; e < kN; ++e) {
+        const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e) - first;
+        if (d < 0 || d >= kRun) continue;
+        if constexpr (Tr::kPerChannel) S[e] *= decay[d];
+        x[c] += S[e] * k[d];
+        x[Tr::kColumns + c] += S[e] * q[d];
+      }
+      if constexpr (kInPlace) raw[i] = pack<E>(S);
+    }
+  }
+  float u[Tr::kColumns];
+  const auto [at, place, to] = load_work(s.work);
+  const int64_t row = offset(p.o, place.batch, place.begin + token, at.head) + at.first;
+  if constexpr (Tr::kVFirst) {
+    solve_in_warp<Tr>(p, at, part, row, s, t, head_decay, x, u);
+  } else {
+    solve_in_cta<Tr>(p, at, part, row, s, t, head_decay, x, u);
+  }
+  // Orders nothing between threads: the compiler reads the state anew instead of holding it.
+  if constexpr (Tr::kStays) __syncwarp();
+  float k[kChannels], decay[kChannels];
+  read_run<Tr>(s.k[t], part.piece, 0, k);
+  if constexpr (Tr::kPerChannel && !kInPlace) read_run<Tr>(s.decay[t], part.piece, 0, decay);
+#pragma unroll
+  for (int i = 0; i < kVectors<Tr>; ++i) {
+    float S[kN];
+    unpack<E>(Tr::kStays ? s.state[i * kThreads + threadIdx.x] : raw[i], S);
+#pragma unroll
+    for (int e = 0; e < kN; ++e) {
+      const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e);
+      if constexpr (!kInPlace) S[e] *= Tr::kPerChannel ? decay[d] : head_decay;
+      S[e] += k[d] * u[c];
+    }
+    raw[i] = pack<E>(S);
+  }
+}
+
+}  // namespace deltic::gpu::decode

@@ -1,0 +1,291 @@
+// A stage of tokens in shared memory: norms, gates and beta applied. Called by all threads of the
+// CTA; the caller's barrier makes it visible.
+#pragma once
+
+#include "cuda/sm80/decode/params.h"
+#include "cuda/sm80/decode/traits.h"
+#include "cuda/tile/gates.cuh"
+#include "cuda/tile/vectors.cuh"
+
+namespace deltic::gpu::decode {
+
+// Who works on what: a head of a sequence and a slice of its value columns.
+struct Slice {
+  unsigned n, head;
+  int first, count;  // columns; at most kSlice of them
+};
+// Where its tokens lie.
+struct Place {
+  int batch, begin, length;
+};
+// Both, and where the last state goes (-1: nowhere, or write_index says where). In shared memory,
+// and read where it is used: the registers are wanted for the state.
+struct alignas(16) Work {
+  Slice slice;
+  Place place;
+  int to;
+};
+__device__ inline Work load_work(const Work& s_work) {
+  uint4 w[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(&s_work)) + 16 * i;
+    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[i].x), "=r"(w[i].y), "=r"(w[i].z), "=r"(w[i].w)
+                 : "r"(at));
+  }
+  return {{w[0].x, w[0].y, static_cast<int>(w[0].z), static_cast<int>(w[0].w)},
+          {static_cast<int>(w[1].x), static_cast<int>(w[1].y), static_cast<int>(w[1].z)},
+          static_cast<int>(w[1].w)};
+}
+
+// An index of a list without a look at its width: numbers fit 32 bits, and so does -1. One load and
+// no branch, so that nothing waits for it before it is used.
+__device__ inline int load_low(const Indices& x, int64_t i, int64_t j = 0) {
+  const int64_t at = i * x.s0 + j * x.s1;
+  return static_cast<const int*>(x.data)[x.is64 ? 2 * at : at];
+}
+
+// Channels of piece x: 0 to 3 at [0][4 x], 4 to 7 at [1][4 x]: whoever has a piece reads it without
+// conflicts of banks.
+template <class Tr>
+struct Stage {
+  static constexpr int kT = kStageTokens;
+  Work work;
+  alignas(16) float q[kT][Tr::kWidth];  // normalised, times scale
+  alignas(16) float k[kT][Tr::kWidth];
+  alignas(16) float decay[kT][Tr::kPerChannel ? Tr::kWidth : 4];
+  float kq[kT], beta[kT];
+  alignas(16) float v[kT][Tr::kSlice];
+  // A thread's vectors of the state, one every kThreads: until its first token is ready it waits
+  // here, not in registers.
+  uint4 state[Tr::kColumns * kChannels / Vector<typename Tr::E>::N * kThreads];
+  // K-first: a warp's sums of k and q, by turns.
+  alignas(16) float sums[Tr::kVFirst ? 1 : 2][kWarps][2][Tr::kVFirst ? 4 : Tr::kSlice];
+};
+
+// The first channel of half j (four channels) of a piece.
+template <class Tr>
+__device__ int channel_of(int piece, int j) {
+  return Tr::kHalves ? j * (Tr::kWidth / 2) + 4 * piece : 8 * piece + 4 * j;
+}
+
+// One element or four neighbours as they lie in memory, so that all loads of a thread are under way
+// before the first is looked at.
+__device__ inline uint32_t load_raw(const void* data, DType type, int64_t at) {
+  return type == DType::f32 ? static_cast<const uint32_t*>(data)[at]
+                            : static_cast<const uint16_t*>(data)[at];
+}
+__device__ inline uint4 load_four(const void* data, DType type, int64_t at) {
+  if (type == DType::f32) {
+    return *reinterpret_cast<const uint4*>(static_cast<const float*>(data) + at);
+  }
+  const uint2 w = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + at);
+  return {w.x, w.y, 0, 0};
+}
+__device__ inline void value_of(const uint4& raw, DType type, float (&x)[4]) {
+  with_dtype(type, [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    float all[Vector<E>::N];
+    unpack<E>(raw, all);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[i] = all[i];
+  });
+}
+__device__ inline float value_of(uint32_t raw, DType type) {
+  float x[4];
+  value_of(uint4{raw, 0, 0, 0}, type, x);
+  return x[0];
+}
+
+template <class Tr>
+__device__ void store_piece(float* row, int piece, const float (&x)[kChannels]) {
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    *reinterpret_cast<float4*>(row + j * (Tr::kWidth / 2) + 4 * piece) =
+        float4{x[4 * j], x[4 * j + 1], x[4 * j + 2], x[4 * j + 3]};
+  }
+}
+// Channels first to first + N of a piece.
+template <class Tr, int N>
+__device__ void read_run(const float* row, int piece, int first, float (&x)[N]) {
+  static_assert(N % 4 == 0);
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const int j = (first + i) / 4;
+    const float4 four = *reinterpret_cast<const float4*>(row + j * (Tr::kWidth / 2) + 4 * piece);
+    x[i] = four.x, x[i + 1] = four.y, x[i + 2] = four.z, x[i + 3] = four.w;
+  }
+}
+
+// Sums over kLanes neighbouring lanes.
+template <int kLanes>
+__device__ float sum_lanes(float x) {
+#pragma unroll
+  for (int m = kLanes / 2; m > 0; m /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, m);
+  return x;
+}
+
+// x / sqrt(sum x^2 + 1e-6), over kLanes lanes. Squares of large numbers overflow fp32: those rows
+// are made smaller by a power of two first, beside which 1e-6 is nothing.
+template <int kLanes>
+__device__ void normalize(float (&x)[kChannels]) {
+  constexpr float kSmall = 0x1p-70f;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) sum += x[i] * x[i];
+  sum = sum_lanes<kLanes>(sum);
+  const bool is_large = !(sum <= 3e38f);
+  float factor = rsqrtf(sum + static_cast<float>(kNormEps));
+  if (__any_sync(0xFFFFFFFFu, is_large)) {
+    float small = 0;
+#pragma unroll
+    for (int i = 0; i < kChannels; ++i) small += (x[i] * kSmall) * (x[i] * kSmall);
+    small = sum_lanes<kLanes>(small);
+    if (is_large) {
+      factor = rsqrtf(small);
+#pragma unroll
+      for (int i = 0; i < kChannels; ++i) x[i] *= kSmall;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) x[i] *= factor;
+}
+
+// What a thread has of a stage before it is ready: a piece of q and k of one token, and of the
+// others the first that it works on.
+struct RawTokens {
+  uint4 q[2], k[2], g, bias;
+  uint32_t beta, v, rate;
+};
+
+// Per channel a thread has four channels at places 4 x of the stage's row.
+template <class Tr>
+inline constexpr int kGateThreads = Tr::kPerChannel ? Tr::kWidth / 4 : 1;
+template <class Tr>
+__device__ int gate_channel(int thread) {
+  constexpr int kHalf = Tr::kPieces;  // threads for half a row
+  const int x = thread % kGateThreads<Tr>;
+  return Tr::kPerChannel ? channel_of<Tr>(x % kHalf, x / kHalf) : 0;
+}
+
+template <class Tr>
+__device__ void load_gate(const Params& p, int64_t row, int d, uint4& g) {
+  if constexpr (Tr::kPerChannel) {
+    g = load_four(p.g.data, p.g.dtype, row + d);
+  } else {
+    g.x = load_raw(p.g.data, p.g.dtype, row);
+  }
+}
+
+template <class Tr>
+__device__ void load_tokens(const Params& p, const Place& place, const Slice& at, int first,
+                            int count, RawTokens& raw) {
+  const int thread = threadIdx.x, piece = thread % Tr::kPieces;
+  raw = {};
+  if (const int t = thread / Tr::kPieces; t < count) {
+    const int64_t token = place.begin + first + t, head = at.head / p.group;
+    const int64_t q = offset(p.q, place.batch, token, head);
+    const int64_t k = offset(p.k, place.batch, token, head);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int d = channel_of<Tr>(piece, j);
+      raw.q[j] = load_four(p.q.data, p.q.dtype, q + d);
+      raw.k[j] = load_four(p.k.data, p.k.dtype, k + d);
+    }
+  }
+  if (p.gate != Gate::none) {
+    const int d = gate_channel<Tr>(thread), t = thread / kGateThreads<Tr>;
+    if (t < count)
+      load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g);
+    if (p.dt_bias.present) {
+      if constexpr (Tr::kPerChannel) {
+        const int64_t i = static_cast<int64_t>(at.head) * Tr::kWidth + d;
+        raw.bias = load_four(p.dt_bias.data, p.dt_bias.dtype, i);
+      } else {
+        raw.bias.x = load_raw(p.dt_bias.data, p.dt_bias.dtype, at.head);
+      }
+    }
+    if (p.A_log.present) raw.rate = load_raw(p.A_log.data, p.A_log.dtype, at.head);
+  }
+  if (p.beta_kind == BetaKind::head && thread < count) {
+    const int64_t row = offset(p.beta, place.batch, place.begin + first + thread, at.head);
+    raw.beta = load_raw(p.beta.data, p.beta.dtype, row);
+  }
+  const int t = thread / Tr::kSlice, c = thread % Tr::kSlice;
+  if (t < count && c < at.count) {
+    const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
+    raw.v = load_raw(p.v.data, p.v.dtype, row + c);
+  }
+}
+
+// q, k and their product: the kPieces lanes that have a token.
+template <class Tr>
+__device__ void lay_keys(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
+  const int t = threadIdx.x / Tr::kPieces, piece = threadIdx.x % Tr::kPieces;
+  if (static_cast<int>(threadIdx.x / 32 * 32 / Tr::kPieces) >= count)
+    return;  // the same for a warp
+  float q[kChannels], k[kChannels];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    float x[4], y[4];
+    value_of(raw.q[j], p.q.dtype, x), value_of(raw.k[j], p.k.dtype, y);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[4 * j + i] = x[i], k[4 * j + i] = y[i];
+  }
+  if (p.l2norm) normalize<Tr::kPieces>(q), normalize<Tr::kPieces>(k);
+  float kq = 0;
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) q[i] *= p.scale, kq += q[i] * k[i];
+  kq = sum_lanes<Tr::kPieces>(kq);
+  if (t >= count) return;
+  store_piece<Tr>(s.q[t], piece, q);
+  store_piece<Tr>(s.k[t], piece, k);
+  if (piece == 0) s.kq[t] = kq;
+}
+
+template <class Tr>
+__device__ void lay_gates(const Params& p, const Place& place, const Slice& at, int first,
+                          int count, RawTokens& raw, Stage<Tr>& s) {
+  constexpr int kN = Tr::kPerChannel ? 4 : 1;
+  const int x = threadIdx.x % kGateThreads<Tr>, d = gate_channel<Tr>(threadIdx.x);
+  const bool has_gate = p.gate != Gate::none;
+  float bias[4];
+  value_of(raw.bias, p.dt_bias.dtype, bias);
+  const float rate = p.A_log.present ? expf(value_of(raw.rate, p.A_log.dtype)) : 1.0f;
+#pragma unroll 1
+  for (int t = threadIdx.x / kGateThreads<Tr>; t < count;) {
+    float g[4];
+    value_of(raw.g, p.g.dtype, g);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) {
+      s.decay[t][kN * x + i] =
+          has_gate ? decay_of(log_decay(p.gate_form, p.lower_bound, g[i], rate, bias[i])) : 1.0f;
+    }
+    t += kThreads / kGateThreads<Tr>;
+    if (has_gate && t < count)
+      load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g);
+  }
+}
+
+template <class Tr>
+__device__ void lay_values(const Params& p, const Place& place, const Slice& at, int first,
+                           int count, RawTokens& raw, Stage<Tr>& s) {
+  if (threadIdx.x < count) {
+    s.beta[threadIdx.x] = p.beta_kind == BetaKind::none
+                              ? 1.0f
+                              : beta_value(p.beta_form, value_of(raw.beta, p.beta.dtype));
+  }
+  const int c = threadIdx.x % Tr::kSlice;
+#pragma unroll 1
+  for (int t = threadIdx.x / Tr::kSlice; t < count;) {
+    s.v[t][c] = value_of(raw.v, p.v.dtype);
+    t += kThreads / Tr::kSlice;
+    if (t < count && c < at.count) {
+      const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
+      raw.v = load_raw(p.v.data, p.v.dtype, row + c);
+    }
+  }
+}
+
+}  // namespace deltic::gpu::decode
