@@ -62,7 +62,9 @@ def run(case: Case, *, oracle: bool = False) -> dict[str, torch.Tensor]:
     for name, tensor in case.tensors.items():
         tensor = tensor.detach()
         if tensor.is_floating_point():
-            tensor = (tensor.double() if oracle else tensor.clone()).requires_grad_()
+            tensor = (tensor.cpu().double() if oracle else tensor.clone()).requires_grad_()
+        elif oracle:
+            tensor = tensor.cpu()
         leaves[name] = tensor
     options = dict(case.options, output_final_state=True)
     if oracle:
@@ -72,10 +74,10 @@ def run(case: Case, *, oracle: bool = False) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(7)
     d_o = torch.randn(o.shape, generator=generator, dtype=torch.float64)
     d_state = torch.randn(state.shape, generator=generator, dtype=torch.float64)
-    rounded = d_o.to(case.tensors["q"].dtype).to(o.dtype)
-    torch.autograd.backward((o, state), (rounded, d_state.float().to(state.dtype)))
-    found = {"o": o.detach(), "state": state.detach()}
-    found.update({f"d_{name}": x.grad for name, x in leaves.items() if x.is_floating_point()})
+    rounded = d_o.to(case.tensors["q"].dtype).to(o)
+    torch.autograd.backward((o, state), (rounded, d_state.float().to(state)))
+    found = {"o": o.detach().cpu(), "state": state.detach().cpu()}
+    found.update({f"d_{name}": x.grad.cpu() for name, x in leaves.items() if x.is_floating_point()})
     return found
 
 
