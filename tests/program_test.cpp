@@ -392,6 +392,44 @@ TEST_F(Program, MeasuresBackward) {
   }
 }
 
+// Work is counted by the formulas of cli/counts.h: here 7 K V for two tokens of two heads, and q,
+// k, v, o, g, beta and both states in fp32.
+TEST_F(Program, CountsOperationsAndBytes) {
+  const Outcome r =
+      run("bench --time 0.01 'decode dense=2x1 H=2 K=16 V=16 init=1 dtype=f32' --json " +
+          path("bench.json"));
+  ASSERT_EQ(r.status, 0) << r.text;
+  const std::string json = read(path("bench.json"));
+  EXPECT_NE(json.find("\"flops\": 7168.0"), std::string::npos) << json;
+  EXPECT_NE(json.find("\"bytes\": 9248.0"), std::string::npos) << json;
+}
+
+// A loss is more than the threshold, and the middle 80 % of the runs do not overlap.
+TEST_F(Program, CompareSeesLossesBeyondThresholdAndSpread) {
+  const auto write = [&](const char* name, double median, double p10, double p90) {
+    std::ofstream(path(name)) << "{\"schema\": \"deltic.bench/1\", \"machine\": {}, \"cases\": "
+                              << "[{\"suite\": \"s\", \"case\": \"c\", \"median_ms\": " << median
+                              << ", \"p10\": " << p10 << ", \"p90\": " << p90 << "}]}";
+  };
+  write("old.json", 10, 9.8, 10.2);
+  struct Row {
+    double median, p10, p90;
+    int status;
+    const char* text;
+  };
+  for (const Row& row : {Row{11, 10.3, 11.5, 1, "1 slower, 0 quicker, 0 unchanged"},
+                         Row{11, 10.1, 11.5, 0, "0 slower, 0 quicker, 1 unchanged"},
+                         Row{10.3, 10.25, 10.4, 0, "0 slower, 0 quicker, 1 unchanged"},
+                         Row{9, 8.5, 9.7, 0, "0 slower, 1 quicker, 0 unchanged"},
+                         Row{9, 8.5, 9.9, 0, "0 slower, 0 quicker, 1 unchanged"}}) {
+    write("new.json", row.median, row.p10, row.p90);
+    const Outcome r =
+        run("bench --compare " + path("old.json") + " " + path("new.json") + " --threshold 5%");
+    EXPECT_EQ(r.status, row.status) << r.text;
+    EXPECT_NE(r.text.find(row.text), std::string::npos) << r.text;
+  }
+}
+
 // The suites of a GPU can be listed anywhere; rows of a file of anchors among them.
 TEST_F(Program, ListsTheSuitesOfAGpu) {
   const Outcome r = run("bench --device cuda --list --anchors " DELTIC_ANCHORS);
