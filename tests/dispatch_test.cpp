@@ -475,8 +475,10 @@ TEST_F(Dispatch, CheckedModeComesFromCallApiOrEnvironment) {
 TEST_F(Dispatch, ThreadsComeFromCallOrApi) {
   const int32_t before = deltic_get_num_threads();
   EXPECT_GE(before, 1);
-  set_num_threads(3);
-  EXPECT_EQ(num_threads(), 3);
+  for (const int32_t n : {1, 3}) {
+    set_num_threads(n);
+    EXPECT_EQ(num_threads(), n);
+  }
   forward({}, small_.tensors);
   set_num_threads(0);
   EXPECT_EQ(num_threads(), before);
