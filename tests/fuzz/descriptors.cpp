@@ -402,8 +402,9 @@ void call(
   const deltic_status explained = explain(given(), &chosen);
   check_status(explained);
   if (asked == DELTIC_OK && chosen != 1) broken("a call that is taken has a chosen implementation");
-  if (asked != DELTIC_OK && explained == DELTIC_OK && chosen != 0)
-    broken("a call that is refused has no chosen implementation");
+  // Sizes that do not fit are an invalid argument of the workspace: who would run it is known then.
+  if (asked == DELTIC_UNSUPPORTED && explained == DELTIC_OK && chosen != 0)
+    broken("a call that nobody takes has no chosen implementation");
   if (asked == DELTIC_OK) ++counts.accepted;
 
   Memory memory;
