@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "deltic/deltic.hpp"
+#include "support.h"
 
 namespace deltic {
 namespace {
@@ -43,22 +44,10 @@ struct Call {
 
 const Options kEight{.num_threads = 8};
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-constexpr bool kHasThreadSanitizer = true;
-#else
-constexpr bool kHasThreadSanitizer = false;
-#endif
-#elif defined(__SANITIZE_THREAD__)
-constexpr bool kHasThreadSanitizer = true;
-#else
-constexpr bool kHasThreadSanitizer = false;
-#endif
-
 // One test: the order matters, as threads stay once they are there.
 TEST(Threads, LittleWorkWakesNobody) {
   if (std::getenv("DELTIC_WAKE") != nullptr) GTEST_SKIP() << "DELTIC_WAKE is set";
-  if (kHasThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer has a thread of its own";
+  if (test::kSanitized) GTEST_SKIP() << "a sanitizer may have threads of its own";
   ASSERT_EQ(threads_of_this_process(), 1);
   for (const char* impl : {"", "cpu.plain"}) {
     Options options = kEight;
