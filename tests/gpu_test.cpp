@@ -195,6 +195,17 @@ TEST_F(Gpu, ASequenceDoesNotSeeItsNeighbours) {
   }
 }
 
+// Other inputs from token `from` of the T dimension on.
+void halve_rows(Instance& b, int64_t from) {
+  for (const std::string& name : kRows) {
+    if (!b.has(name)) continue;
+    auto values = b.values(name);
+    for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i)
+      values[i] *= 0.5;
+    b.set_values(name, values);
+  }
+}
+
 TEST_F(Gpu, LaterTokensChangeNoBit) {
   for (const char* line : kLines) {
     const Case c = cases::parse(line);
@@ -204,13 +215,7 @@ TEST_F(Gpu, LaterTokensChangeNoBit) {
       // In the last sequence, from a token inside of a chunk on.
       const int64_t last = c.sequence_length(c.num_sequences() - 1),
                     from = tokens - last + last / 3;
-      for (const std::string& name : kRows) {
-        if (!b.has(name)) continue;
-        auto values = b.values(name);
-        for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i)
-          values[i] *= 0.5;
-        b.set_values(name, values);
-      }
+      halve_rows(b, from);
       a.run({.impl = impl});
       b.run({.impl = impl});
       const int64_t unit = per_token(a, "o") * cases::size_of(c.dtype);
@@ -575,13 +580,7 @@ TEST_F(Gpu, LaterTokensChangeNoBitOfDq) {
         c.sequence_begin(c.num_sequences() - 1) + c.sequence_length(c.num_sequences() - 1) / 3;
     for (const std::string& impl : takers(c)) {
       Instance a(c, true, kGpu), b(c, true, kGpu);
-      for (const std::string& name : kRows) {
-        if (!b.has(name)) continue;
-        auto values = b.values(name);
-        for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i)
-          values[i] *= 0.5;
-        b.set_values(name, values);
-      }
+      halve_rows(b, from);
       a.run({.impl = impl});
       b.run({.impl = impl});
       const int64_t unit = per_token(a, "dq") * cases::size_of(c.dtype);

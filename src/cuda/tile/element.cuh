@@ -73,17 +73,18 @@ __device__ void load_lanes(const void* data, DType type, int64_t at, int start, 
   });
 }
 
-// Element i of a flat parameter of any shape and strides.
-__device__ inline float load_param(const Param& x, int64_t i) {
-  int64_t at = i;
-  if (!x.contiguous) {
-    at = 0;
-    for (int32_t d = x.rank - 1; d >= 0; --d) {
-      at += (i % x.shape[d]) * x.strides[d];
-      i /= x.shape[d];
-    }
+// Where element i of a flat parameter of any shape and strides lies.
+__device__ inline int64_t param_offset(const Param& x, int64_t i) {
+  if (x.contiguous) return i;
+  int64_t at = 0;
+  for (int32_t d = x.rank - 1; d >= 0; --d) {
+    at += (i % x.shape[d]) * x.strides[d];
+    i /= x.shape[d];
   }
-  return load(x.data, x.dtype, at);
+  return at;
+}
+__device__ inline float load_param(const Param& x, int64_t i) {
+  return load(x.data, x.dtype, param_offset(x, i));
 }
 
 __device__ inline int64_t load_index(const Indices& x, int64_t i, int64_t j = 0) {

@@ -164,13 +164,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // dA_log and ddt_bias: the collectors' sums, in order, rounded once. A thread has a parameter.
 __device__ inline void store_parameter(const Param& x, int64_t i, double value) {
-  int64_t at = i;
-  if (!x.contiguous) {
-    at = 0;
-    for (int32_t d = x.rank - 1; d >= 0; --d)
-      at += (i % x.shape[d]) * x.strides[d], i /= x.shape[d];
-  }
-  store(x.data, x.dtype, at, static_cast<float>(value));
+  store(x.data, x.dtype, param_offset(x, i), static_cast<float>(value));
 }
 __global__ void __launch_bounds__(kThreads, 1) sums_kernel(const __grid_constant__ Params p) {
   if (is_wrong(p.tokens)) return;
