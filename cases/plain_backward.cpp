@@ -237,18 +237,21 @@ void put_chunk(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t
   }
 }
 
-// Through the norm, where there is one: dx = r (dy - y (y . dy)).
+// Through the norm, where there is one: dx = r (dy - y (y . dy)). Of a row of one channel 1e-6 of dy
+// is left, less than the rounding of y to fp32: hence fp64 here.
 void put_rows(const Problem& p, const Floats& x, const Floats& dy, const Output& out, int64_t n) {
-  const int64_t K = p.c.K;
-  Floats y(static_cast<size_t>(K));
+  const auto K = static_cast<size_t>(p.c.K);
   for (int64_t t = p.first_token(n); t < p.first_token(n) + p.c.sequence_length(n); ++t) {
     for (int64_t h = 0; h < p.c.H; ++h) {
-      const float factor = p.load_row(x, t, h, y.data());
-      const auto first = static_cast<size_t>((t * p.c.H + h) * K);
-      float along = 0;
-      for (size_t d = 0; d < y.size() && p.c.l2norm; ++d) along += y[d] * dy[first + d];
-      for (size_t d = 0; d < y.size(); ++d) {
-        out.put(first + d, factor * (dy[first + d] - y[d] * along));
+      const size_t first = static_cast<size_t>(t * p.c.H + h) * K;
+      double square = 0, along = 0, factor = 1;
+      for (size_t i = first; i < first + K && p.c.l2norm; ++i) {
+        square += static_cast<double>(x[i]) * x[i];
+        along += static_cast<double>(x[i]) * dy[i];
+      }
+      if (p.c.l2norm) factor = 1 / std::sqrt(square + kNormEps);
+      for (size_t i = first; i < first + K; ++i) {
+        out.put(i, static_cast<float>(factor * (dy[i] - factor * factor * x[i] * along)));
       }
     }
   }
