@@ -426,7 +426,7 @@ def table(faults: list[Fault], results: dict[str, dict[str, str]]) -> str:
         f"{len(faults)} faults: "
         + ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
         + f". Date {' to '.join([dates[0], dates[-1]] if len(dates) > 1 else dates)}; on a machine "
-        "without a GPU. A result stays until its fault, or the code it is planted in, reads otherwise.",
+        "without a GPU. A result stays until its fault, or the line it is planted in, is another.",
         "",
     ]
     rooms = list(dict.fromkeys(fault.room for fault in faults))
