@@ -8,27 +8,23 @@ namespace deltic::bridge {
 namespace {
 
 // A building block's call: which operation, its tensors and options.
-struct Block {
+struct Block : Call {
   deltic_op op;
-  const char* name;
   deltic_block_tensors t{};
-  Options options;
 
   Block(deltic_op which, const std::string& words, MaybeFloat scale = {},
         MaybeFloat lower_bound = {})
-      : op(which),
-        name(deltic_op_name(which)),
-        options(deltic_op_name(which), words, scale, lower_bound) {
+      : Call(deltic_op_name(which), words, scale, lower_bound), op(which) {
     deltic_block_tensors_init(&t, sizeof t);
   }
 
   void sequences(const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu) {
-    t.cu_seqlens = view(name, "cu_seqlens", cu_seqlens);
-    t.cu_seqlens_host = view(name, "cu_seqlens_host", cu_seqlens_cpu);
+    t.cu_seqlens = input("cu_seqlens", cu_seqlens);
+    t.cu_seqlens_host = input("cu_seqlens_host", cu_seqlens_cpu);
   }
   void gate(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias) {
-    t.g = view(name, "g", g), t.A_log = view(name, "A_log", A_log);
-    t.dt_bias = view(name, "dt_bias", dt_bias);
+    t.g = input("g", g), t.A_log = input("A_log", A_log);
+    t.dt_bias = input("dt_bias", dt_bias);
   }
   // [B,T,HV,W] with the heads of the gate or of beta, else those of k.
   deltic_tensor plan_square(MaybeType dtype) const {
@@ -38,12 +34,13 @@ struct Block {
     // Said here by the argument that is wrong: the library would say it of the output.
     if (t.k.rank == 4 && t.k.shape[2] > 0 && heads % t.k.shape[2] != 0) {
       fail(DELTIC_INVALID_ARGUMENT,
-           std::string(name) + (t.g.rank >= 3 ? ": g" : ": beta") +
+           options.function + (t.g.rank >= 3 ? ": g" : ": beta") +
                ": expected a number of value heads HV that is a multiple of H = " +
                std::to_string(t.k.shape[2]) + ", got " + std::to_string(heads));
     }
     const int64_t width = options.c.chunk == 0 ? 64 : options.c.chunk;
-    return plan({t.k.shape[0], t.k.shape[1], heads, width}, dtype_of(name, dtype, wide(t.k)), t.k);
+    return plan({t.k.shape[0], t.k.shape[1], heads, width}, dtype_of(function(), dtype, wide(t.k)),
+                t.k);
   }
 
   uint64_t workspace_bytes(const deltic_tensor& where) const {
@@ -78,7 +75,7 @@ Tensor cumsum(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_b
   b.gate(g, A_log, dt_bias);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = plan_like(b.t.g);
-  b.t.out.dtype = dtype_of(b.name, dtype, wide(b.t.g));
+  b.t.out.dtype = dtype_of(b.function(), dtype, wide(b.t.g));
   return b.run_for_out(b.t.g);
 }
 
@@ -89,7 +86,7 @@ Tensor gate(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bia
   b.gate(g, A_log, dt_bias);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = plan_like(b.t.g);
-  b.t.out.dtype = dtype_of(b.name, dtype, wide(b.t.g));
+  b.t.out.dtype = dtype_of(b.function(), dtype, wide(b.t.g));
   return b.run_for_out(b.t.g);
 }
 
@@ -97,10 +94,10 @@ std::tuple<Tensor, Tensor> l2norm(const Tensor& x, const MaybeTensor& cu_seqlens
                                   const MaybeTensor& cu_seqlens_cpu, const std::string& options,
                                   MaybeType dtype) {
   Block b(DELTIC_L2NORM, options);
-  b.t.x = view(b.name, "x", x);
+  b.t.x = b.input("x", x);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = plan_like(b.t.x);
-  b.t.out.dtype = dtype_of(b.name, dtype, b.t.x.dtype);
+  b.t.out.dtype = dtype_of(b.function(), dtype, b.t.x.dtype);
   b.t.rstd = plan({b.t.x.shape[0], b.t.x.shape[1], b.t.x.shape[2]}, wide(b.t.x), b.t.x);
   const uint64_t bytes = b.workspace_bytes(b.t.x);
   Tensor out = allocate(b.t.out, b.t.x), rstd = allocate(b.t.rstd, b.t.x);
@@ -112,8 +109,8 @@ Tensor kkt(const Tensor& k, const MaybeTensor& g, const MaybeTensor& beta,
            const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
            const std::string& options, MaybeType dtype) {
   Block b(DELTIC_KKT, options);
-  b.t.k = view(b.name, "k", k), b.t.g = view(b.name, "g", g);
-  b.t.beta = view(b.name, "beta", beta);
+  b.t.k = b.input("k", k), b.t.g = b.input("g", g);
+  b.t.beta = b.input("beta", beta);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = b.plan_square(dtype);
   return b.run_for_out(b.t.k);
@@ -123,7 +120,7 @@ Tensor scores(const Tensor& q, const Tensor& k, const MaybeTensor& g, const Mayb
               const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale, const std::string& options,
               MaybeType dtype) {
   Block b(DELTIC_SCORES, options, scale);
-  b.t.q = view(b.name, "q", q), b.t.k = view(b.name, "k", k), b.t.g = view(b.name, "g", g);
+  b.t.q = b.input("q", q), b.t.k = b.input("k", k), b.t.g = b.input("g", g);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = b.plan_square(dtype);
   return b.run_for_out(b.t.k);
@@ -132,10 +129,10 @@ Tensor scores(const Tensor& q, const Tensor& k, const MaybeTensor& g, const Mayb
 Tensor inverse(const Tensor& a, const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
                const std::string& options, MaybeType dtype) {
   Block b(DELTIC_INVERSE, options);
-  b.t.a = view(b.name, "a", a);
+  b.t.a = b.input("a", a);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = plan_like(b.t.a);
-  b.t.out.dtype = dtype_of(b.name, dtype, b.t.a.dtype);
+  b.t.out.dtype = dtype_of(b.function(), dtype, b.t.a.dtype);
   return b.run_for_out(b.t.a);
 }
 
@@ -144,8 +141,8 @@ std::tuple<Tensor, Tensor> scores_inverse(const Tensor& q, const Tensor& k, cons
                                           const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale,
                                           const std::string& options, MaybeType dtype) {
   Block b(DELTIC_SCORES_INVERSE, options, scale);
-  b.t.q = view(b.name, "q", q), b.t.k = view(b.name, "k", k), b.t.g = view(b.name, "g", g);
-  b.t.beta = view(b.name, "beta", beta);
+  b.t.q = b.input("q", q), b.t.k = b.input("k", k), b.t.g = b.input("g", g);
+  b.t.beta = b.input("beta", beta);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.t.out = b.plan_square(dtype);
   b.t.a = b.t.out;
@@ -162,12 +159,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> wy(const Tensor& k, const Tensor& a,
                                               const MaybeTensor& cu_seqlens_cpu, bool output_kg,
                                               const std::string& options, MaybeType dtype) {
   Block b(DELTIC_WY, options);
-  b.t.k = view(b.name, "k", k), b.t.a = view(b.name, "a", a), b.t.v = view(b.name, "v", v);
-  b.t.g = view(b.name, "g", g), b.t.beta = view(b.name, "beta", beta);
-  b.t.q = view(b.name, "q", q);
+  b.t.k = b.input("k", k), b.t.a = b.input("a", a), b.t.v = b.input("v", v);
+  b.t.g = b.input("g", g), b.t.beta = b.input("beta", beta);
+  b.t.q = b.input("q", q);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   b.options.c.chunk = width_of(b.t.a);
-  const int32_t type = dtype_of(b.name, dtype, b.t.k.dtype);
+  const int32_t type = dtype_of(b.function(), dtype, b.t.k.dtype);
   const int64_t B = b.t.k.shape[0], T = b.t.k.shape[1], K = b.t.k.shape[3], HV = b.t.a.shape[2];
   b.t.w = plan({B, T, HV, K}, type, b.t.k);
   if (b.t.v.rank != 0) b.t.u = plan({B, T, HV, b.t.v.shape[3]}, type, b.t.k);
@@ -191,28 +188,28 @@ Gradients block_backward(int64_t op, const MaybeTensor& q, const MaybeTensor& k,
                          const MaybeTensor& beta, const MaybeTensor& A_log,
                          const MaybeTensor& dt_bias, const MaybeTensor& a, const MaybeTensor& out,
                          const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
-                         MaybeTensor d_out, MaybeTensor d_w, MaybeTensor d_u, MaybeTensor d_kg,
-                         MaybeTensor d_qg, MaybeFloat scale, MaybeFloat lower_bound,
-                         const std::string& options, int64_t want) {
+                         const MaybeTensor& d_out, const MaybeTensor& d_w, const MaybeTensor& d_u,
+                         const MaybeTensor& d_kg, const MaybeTensor& d_qg, MaybeFloat scale,
+                         MaybeFloat lower_bound, const std::string& options, int64_t want) {
   if (op < DELTIC_CUMSUM || op > DELTIC_WY) {
     fail(DELTIC_INVALID_ARGUMENT,
          "block_backward: op: expected a building block, 2 to 8, got " + std::to_string(op));
   }
   Block in(static_cast<deltic_op>(op), options, scale, lower_bound);
   deltic_block_tensors& t = in.t;
-  t.q = view(in.name, "q", q), t.k = view(in.name, "k", k), t.v = view(in.name, "v", v);
-  t.x = view(in.name, "x", x), t.g = view(in.name, "g", g), t.beta = view(in.name, "beta", beta);
-  t.A_log = view(in.name, "A_log", A_log), t.dt_bias = view(in.name, "dt_bias", dt_bias);
-  t.a = view(in.name, "a", a), t.out = view(in.name, "out", out);
+  t.q = in.input("q", q), t.k = in.input("k", k), t.v = in.input("v", v);
+  t.x = in.input("x", x), t.g = in.input("g", g), t.beta = in.input("beta", beta);
+  t.A_log = in.input("A_log", A_log), t.dt_bias = in.input("dt_bias", dt_bias);
+  t.a = in.input("a", a), t.out = in.input("out", out);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   if (in.op == DELTIC_WY) in.options.c.chunk = width_of(t.a);
 
   deltic_block_backward_tensors b;
   deltic_block_backward_tensors_init(&b, sizeof b);
   b.forward = &t;
-  b.d_out = packed_view(in.name, "d_out", d_out), b.d_w = packed_view(in.name, "d_w", d_w);
-  b.d_u = packed_view(in.name, "d_u", d_u), b.d_kg = packed_view(in.name, "d_kg", d_kg);
-  b.d_qg = packed_view(in.name, "d_qg", d_qg);
+  b.d_out = in.gradient("d_out", d_out), b.d_w = in.gradient("d_w", d_w);
+  b.d_u = in.gradient("d_u", d_u), b.d_kg = in.gradient("d_kg", d_kg);
+  b.d_qg = in.gradient("d_qg", d_qg);
   const deltic_tensor& square = t.a.rank != 0 ? t.a : t.out;
   const std::pair<deltic_tensor*, const deltic_tensor*> pairs[] = {
       {&b.dq, &t.q},    {&b.dk, &t.k},         {&b.dv, &t.v},

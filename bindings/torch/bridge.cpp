@@ -9,7 +9,9 @@
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <set>
 #include <stdexcept>
 
 namespace deltic::bridge {
@@ -29,6 +31,79 @@ int32_t num_threads() {
 // while somebody listens.
 std::atomic<deltic_torch_log_fn> g_log{nullptr};
 thread_local std::string t_tensors;
+
+// The operator that this thread is in, the function that it was called by, and where notes about
+// copies go.
+thread_local std::string t_operator, t_function;
+std::atomic<deltic_torch_note_fn> g_note{nullptr};
+
+// The library's own names of arguments that are called otherwise in Python, those of the
+// convolution alone behind its name.
+constexpr std::pair<std::string_view, const char*> kArguments[] = {
+    {"cu_seqlens_host", "cu_seqlens_cpu"},
+    {"chunk", "chunk_size"},
+    {"segment_length", "split"},
+    {"final_state", "output_final_state"},
+    {"gate_form", "gate"},
+    {"ckpt_cu", "checkpoints.cu"},
+    {"ckpt_tokens", "checkpoints.tokens"},
+    {"ckpt_slots", "checkpoints.slots"},
+    {"ckpt_states", "checkpoints.states"},
+    {"conv.state_pool", "state"},
+    {"conv.read_index", "state_index"}};
+
+const char* argument_name(std::string_view op, const char* name) {
+  const std::string of_conv = op.starts_with("conv") ? std::string("conv.") + name : "";
+  for (const auto& [known, ours] : kArguments) {
+    if (known == name || known == of_conv) return ours;
+  }
+  return name;
+}
+
+// Whether a text's first word is an operation's name, or ours where no operation has one.
+bool names_operation(std::string_view word) {
+  if (word == "deltic") return true;
+  constexpr std::string_view kBackward = "_backward";
+  if (word.ends_with(kBackward)) word.remove_suffix(kBackward.size());
+  for (int32_t op = 0; op < DELTIC_NUM_OPS; ++op) {
+    if (word == deltic_op_name(op)) return true;
+  }
+  return false;
+}
+
+// Whether an error is about the dtype of an output, which has the shape it needs and the dtype that
+// was asked for.
+bool refuses_dtype(std::string_view operation, std::string_view argument, std::string_view rest) {
+  const bool is_output =
+      argument == "out" || argument == "w" || (operation == "scores_inverse" && argument == "a");
+  if (!is_output) return false;
+  const size_t got = rest.rfind("got ");
+  if (got == std::string_view::npos) return false;
+  const std::string_view found = rest.substr(got + 4);
+  for (const char* type : {"fp32", "bf16", "fp16", "fp64", "int"}) {
+    if (found.starts_with(type)) return true;
+  }
+  return false;
+}
+
+// A text of the library's, `operation: argument: rest`, as the function that was called would say
+// it. Texts of other forms stay.
+std::string in_our_words(const std::string& text) {
+  const size_t first = text.find(": ");
+  if (first == std::string::npos || t_function.empty()) return text;
+  const std::string operation = text.substr(0, first);
+  if (!names_operation(operation) && operation != t_function) return text;
+  std::string rest = text.substr(first + 2);
+  const size_t second = rest.find(": ");
+  if (second == std::string::npos || rest.find(' ') < second) return t_function + ": " + rest;
+  std::string argument = argument_name(t_operator, rest.substr(0, second).c_str());
+  rest.erase(0, second + 2);
+  if (refuses_dtype(operation, argument, rest)) argument = "dtype";
+  if (rest.find("expected stride 1 in the last dimension") != std::string::npos) {
+    rest += " (it is written in place, so no copy will do: " + argument + ".contiguous() has it)";
+  }
+  return t_function + ": " + argument + ": " + rest;
+}
 
 struct TypePair {
   int32_t torch;
@@ -71,6 +146,23 @@ const char* types_of(std::string_view op, std::string_view name) {
   }
   const bool is_state = name == "initial_state" || name == "state_pool" || name == "ckpt_states";
   return is_state && op != "conv" ? "fp32 or bf16" : "fp32, bf16 or fp16";
+}
+
+// Says once for every function and argument that a tensor is copied.
+void note_copy(const std::string& function, const char* name, int64_t stride) {
+  const deltic_torch_note_fn listener = g_note.load();
+  if (listener == nullptr) return;
+  const std::string argument = argument_name(t_operator, name);
+  {
+    static std::mutex mutex;
+    static std::set<std::string>* said = new std::set<std::string>;  // no end: threads outlive it
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!said->insert(function + "." + argument).second) return;
+  }
+  listener((function + ": " + argument +
+            ": copied in every such call, because its last dimension has stride " +
+            std::to_string(stride) + " (" + argument + ".contiguous() before spares that)")
+               .c_str());
 }
 
 void note(const char* name, const deltic_tensor& t) {
@@ -127,7 +219,7 @@ void* small_memory() {
 
 void fail(deltic_status status, const std::string& text) {
   t_last_status = status;
-  throw std::runtime_error(text);
+  throw std::runtime_error(in_our_words(text));
 }
 
 void check(deltic_status status) {
@@ -177,17 +269,25 @@ deltic_tensor view(const char* op, const char* name, const MaybeTensor& tensor) 
   return tensor.has_value() ? view(op, name, *tensor) : deltic_tensor{};
 }
 
-deltic_tensor packed_view(const char* op, const char* name, MaybeTensor& tensor) {
-  deltic_tensor t = view(op, name, tensor);
+deltic_tensor Call::packed(const char* name, const MaybeTensor& tensor, bool is_said) {
+  deltic_tensor t = view(function(), name, tensor);
   if (t.rank < 1 || t.rank > DELTIC_MAX_RANK) return t;
-  if (t.shape[t.rank - 1] <= 1 || t.strides[t.rank - 1] == 1) return t;
+  const int64_t width = t.shape[t.rank - 1], stride = t.strides[t.rank - 1];
+  if (width <= 1 || stride == 1) return t;
   if (std::find(t.shape, t.shape + t.rank, 0) != t.shape + t.rank) {
     // Nothing is read, and contiguous() leaves an empty tensor's strides as they are.
     t.strides[t.rank - 1] = 1;
     return t;
   }
-  tensor = torch::stable::contiguous(*tensor);
-  return view(op, name, tensor);
+  if (is_said) note_copy(options.function, name, stride);
+  copies_.push_back(torch::stable::contiguous(*tensor));
+  t.data = copies_.back().data_ptr();
+  int64_t step = 1;
+  for (int32_t i = t.rank - 1; i >= 0; --i) {
+    t.strides[i] = step;
+    step *= t.shape[i];
+  }
+  return t;
 }
 
 deltic_tensor plan(std::initializer_list<int64_t> shape, int32_t dtype,
@@ -277,6 +377,7 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where) {
 Options::Options(const char* op, const std::string& words, MaybeFloat scale,
                  MaybeFloat lower_bound) {
   t_tensors.clear();
+  t_operator = t_function = function = op;
   deltic_options_init(&c, sizeof c);
   c.num_threads = num_threads();
   c.has_scale = scale.has_value() ? 1 : 0;
@@ -326,12 +427,28 @@ bool Options::take(std::string_view key, std::string_view value) {
     c.split = DELTIC_SPLIT_SEGMENTS;
     return number(c.segment_length);
   }
+  if (key == "as") {
+    t_function = function = value;
+    return !value.empty();
+  }
   if (key == "impl") {
     impl = value;
     c.impl = impl.c_str();
     return true;
   }
   return false;
+}
+
+void plan_outputs(deltic_tensors& t, const Options& options) {
+  t.o = plan_like(t.v);
+  if (!options.final_state) return;
+  const bool is_packed = t.cu_seqlens.rank != 0;
+  const int64_t N = is_packed ? t.cu_seqlens.shape[0] - 1 : t.q.shape[0];
+  const int64_t K = t.q.shape[3], V = t.v.shape[3];
+  const int32_t dtype = t.initial_state.rank != 0 ? t.initial_state.dtype : wide(t.q);
+  t.final_state = options.c.state_layout == DELTIC_STATE_VK
+                      ? plan({N, t.v.shape[2], V, K}, dtype, t.q)
+                      : plan({N, t.v.shape[2], K, V}, dtype, t.q);
 }
 
 ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensors, void* stream) {
@@ -362,7 +479,8 @@ void* stream_of(const deltic_tensor& where) {
   // The default stream instead would not wait for the tensors.
   if (get == nullptr) {
     fail(DELTIC_RUNTIME_ERROR,
-         "stream: expected aoti_torch_get_current_cuda_stream in libtorch_cuda.so, got none");
+         "deltic: stream: expected aoti_torch_get_current_cuda_stream in libtorch_cuda.so, got "
+         "none");
   }
   void* stream = nullptr;
   DELTIC_TORCH_CHECK(get(where.device_index, &stream));
@@ -383,7 +501,6 @@ using namespace deltic;
 // For the Python side, which reads them through ctypes: they take no tensors.
 extern "C" {
 
-// The status of this thread's last failed operator.
 DELTIC_API int32_t deltic_torch_last_status() { return bridge::t_last_status; }
 DELTIC_API const char* deltic_torch_version() { return deltic_version(); }
 // Whether sequences of CUDA tensors have gradients in this build.
@@ -413,6 +530,14 @@ DELTIC_API void deltic_torch_set_log(deltic_torch_log_fn fn) {
         if (listener != nullptr) listener(line, bridge::t_tensors.c_str());
       },
       nullptr);
+}
+
+// Receives a sentence where a tensor had to be copied, once for every function and argument.
+DELTIC_API void deltic_torch_set_note(deltic_torch_note_fn fn) { bridge::g_note = fn; }
+
+// What an operator's argument is called in Python. Valid as long as `name`.
+DELTIC_API const char* deltic_torch_argument_name(const char* op, const char* name) {
+  return bridge::argument_name(op, name);
 }
 
 // Facts about build and machine.

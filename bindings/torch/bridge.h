@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "deltic/deltic.h"
 
@@ -22,6 +23,10 @@
 
 extern "C" {
 typedef void (*deltic_torch_log_fn)(const char* line, const char* tensors);
+typedef void (*deltic_torch_note_fn)(const char* text);
+
+// The status of this thread's last failed operator.
+DELTIC_API int32_t deltic_torch_last_status();
 }
 
 namespace deltic::bridge {
@@ -31,8 +36,9 @@ using MaybeTensor = std::optional<Tensor>;
 using MaybeFloat = std::optional<double>;
 using MaybeType = std::optional<torch::headeronly::ScalarType>;
 
-// Throws what torch turns into a RuntimeError. The status stays readable for the Python functions,
-// which raise ValueError, TypeError or NotImplementedError with the same text.
+// Throws what torch turns into a RuntimeError, with the names of the function that was called and
+// of its arguments. The status stays readable for the Python functions, which raise ValueError,
+// TypeError or NotImplementedError with the same text.
 [[noreturn]] void fail(deltic_status status, const std::string& text);
 void check(deltic_status status);
 
@@ -40,11 +46,6 @@ void check(deltic_status status);
 // element, because rank 0 means absent.
 deltic_tensor view(const char* op, const char* name, const Tensor& tensor);
 deltic_tensor view(const char* op, const char* name, const MaybeTensor& tensor);
-
-// The same, of a copy where the last dimension's stride is not 1: for gradients that came back,
-// whose strides are autograd's choice (`o.sum().backward()` gives all zeros). The copy lives in
-// `tensor`.
-deltic_tensor packed_view(const char* op, const char* name, MaybeTensor& tensor);
 
 // An output to be: shape, dtype and device, contiguous, no memory yet. Queries need no more.
 deltic_tensor plan(std::initializer_list<int64_t> shape, int32_t dtype, const deltic_tensor& where);
@@ -78,13 +79,16 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where);
 //
 //   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
 //   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
-//   activation=silu
+//   activation=silu  as=FUNCTION
 //
-// Threads are those torch would use (in a forked child the library takes one).
+// `as` is the function that somebody called, which errors then name, in compiled graphs too;
+// without it they name the operator. Threads are those torch would use (in a forked child the
+// library takes one).
 struct Options {
   deltic_options c;
   bool final_state = false;  // forward and decode return the final state
   std::string impl;          // c.impl points here
+  std::string function;      // what errors name
 
   Options(const char* op, const std::string& words, MaybeFloat scale, MaybeFloat lower_bound);
   Options(const Options&) = delete;
@@ -93,6 +97,39 @@ struct Options {
  private:
   bool take(std::string_view key, std::string_view value);  // false: no such word
 };
+
+// One call: its options, and views of its tensors as the library takes them.
+struct Call {
+  Options options;
+
+  Call(const char* op, const std::string& words, MaybeFloat scale = {}, MaybeFloat lower_bound = {})
+      : options(op, words, scale, lower_bound) {}
+
+  const char* function() const { return options.function.c_str(); }
+  // What is only read. Where the last dimension's stride is not 1, the view is of a copy that lives
+  // as long as the call; the first one of a function's argument is said (deltic_torch_set_note).
+  template <class T>
+  deltic_tensor input(const char* name, const T& tensor) {
+    return packed(name, tensor, true);
+  }
+  // The same for gradients that came back, whose strides are autograd's choice
+  // (`o.sum().backward()` gives all zeros): nothing is said.
+  deltic_tensor gradient(const char* name, const MaybeTensor& tensor) {
+    return packed(name, tensor, false);
+  }
+  // What is written in place, which a copy would not reach, or may have any strides.
+  template <class T>
+  deltic_tensor as_given(const char* name, const T& tensor) const {
+    return view(function(), name, tensor);
+  }
+
+ private:
+  deltic_tensor packed(const char* name, const MaybeTensor& tensor, bool is_said);
+  std::vector<Tensor> copies_;
+};
+
+// o, and the final state where asked for: as the initial state, else fp32.
+void plan_outputs(deltic_tensors& t, const Options& options);
 
 // Checks a forward call and says what it needs. An implementation that keeps nothing for backward
 // (the oracle) is given save = none: backward then starts from the inputs.

@@ -8,8 +8,6 @@
 namespace deltic::bridge {
 namespace {
 
-constexpr const char* kOp = "conv";
-
 // A weight of shape [D,1,W], as torch's convolutions have it, is one of [D,W].
 deltic_tensor without_groups(deltic_tensor weight) {
   if (weight.rank != 3 || weight.shape[1] != 1) return weight;
@@ -27,18 +25,17 @@ deltic_tensor with_tokens(deltic_tensor x) {
   return x;
 }
 
-struct Inputs {
+struct Inputs : Call {
   deltic_conv_tensors t{};
-  Options options;
 
-  Inputs(const std::string& words, const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
-         const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu)
-      : options(kOp, words, {}, {}) {
+  Inputs(const char* op, const std::string& words, const Tensor& x, const Tensor& weight,
+         const MaybeTensor& bias, const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu)
+      : Call(op, words) {
     deltic_conv_tensors_init(&t, sizeof t);
-    t.x = view(kOp, "x", x), t.weight = without_groups(view(kOp, "weight", weight));
-    t.bias = view(kOp, "bias", bias);
-    t.cu_seqlens = view(kOp, "cu_seqlens", cu_seqlens);
-    t.cu_seqlens_host = view(kOp, "cu_seqlens_host", cu_seqlens_cpu);
+    t.x = input("x", x), t.weight = without_groups(as_given("weight", weight));
+    t.bias = as_given("bias", bias);
+    t.cu_seqlens = input("cu_seqlens", cu_seqlens);
+    t.cu_seqlens_host = input("cu_seqlens_host", cu_seqlens_cpu);
   }
   // As the initial state, else W - 1 inputs of x's dtype.
   void plan_final_state() {
@@ -64,8 +61,8 @@ struct Inputs {
 std::tuple<Tensor, Tensor> conv(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
                                 const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
                                 const MaybeTensor& cu_seqlens_cpu, const std::string& options) {
-  Inputs in(options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
-  in.t.initial_state = view(kOp, "initial_state", initial_state);
+  Inputs in("conv", options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = in.as_given("initial_state", initial_state);
   in.t.out = plan_like(in.t.x);
   in.plan_final_state();
   const uint64_t bytes = in.workspace_bytes();
@@ -78,12 +75,12 @@ Tensor conv_(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
              const Tensor& state_pool, const MaybeTensor& read_index,
              const MaybeTensor& write_index, const MaybeTensor& cu_seqlens,
              const MaybeTensor& cu_seqlens_cpu, const std::string& options) {
-  Inputs in(options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
+  Inputs in("conv_", options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
   deltic_tensor planned = plan_like(in.t.x);
   in.t.x = with_tokens(in.t.x);
-  in.t.state_pool = view(kOp, "state_pool", state_pool);
-  in.t.read_index = view(kOp, "read_index", read_index);
-  in.t.write_index = view(kOp, "write_index", write_index);
+  in.t.state_pool = in.as_given("state_pool", state_pool);
+  in.t.read_index = in.input("read_index", read_index);
+  in.t.write_index = in.input("write_index", write_index);
   in.t.out = with_tokens(planned);
   const uint64_t bytes = in.workspace_bytes();
   Tensor out = allocate(planned, in.t.x);
@@ -94,18 +91,19 @@ Tensor conv_(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
 
 // Bit i of `want` asks for the i-th gradient; the others come back empty.
 std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(
-    MaybeTensor d_out, const MaybeTensor& d_final_state, const Tensor& x, const Tensor& weight,
-    const MaybeTensor& bias, const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
-    const MaybeTensor& cu_seqlens_cpu, const std::string& options, int64_t want) {
-  Inputs in(options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
-  in.t.initial_state = view(kOp, "initial_state", initial_state);
+    const MaybeTensor& d_out, const MaybeTensor& d_final_state, const Tensor& x,
+    const Tensor& weight, const MaybeTensor& bias, const MaybeTensor& initial_state,
+    const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, const std::string& options,
+    int64_t want) {
+  Inputs in("conv_backward", options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
+  in.t.initial_state = in.as_given("initial_state", initial_state);
   deltic_conv_backward_tensors b;
   deltic_conv_backward_tensors_init(&b, sizeof b);
   b.forward = &in.t;
-  b.d_out = packed_view(kOp, "d_out", d_out);
-  b.d_final_state = view(kOp, "d_final_state", d_final_state);
+  b.d_out = in.gradient("d_out", d_out);
+  b.d_final_state = in.as_given("d_final_state", d_final_state);
   // The weight's own shape, which the library sees without groups.
-  deltic_tensor dweight = plan_like(view(kOp, "weight", weight));
+  deltic_tensor dweight = plan_like(in.as_given("weight", weight));
   const std::pair<deltic_tensor*, const deltic_tensor*> pairs[] = {
       {&b.dx, &in.t.x},
       {&b.dweight, &in.t.weight},

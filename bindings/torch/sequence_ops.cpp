@@ -10,50 +10,37 @@ namespace {
 
 // Everything forward and decode may take. Members that an operator's schema does not have stay
 // absent.
-struct Inputs {
-  const char* op;
+struct Inputs : Call {
   deltic_tensors t{};
-  Options options;
 
-  Inputs(const char* name, const std::string& words, MaybeFloat scale, MaybeFloat lower_bound)
-      : op(name), options(name, words, scale, lower_bound) {
+  Inputs(const char* op, const std::string& words, MaybeFloat scale, MaybeFloat lower_bound)
+      : Call(op, words, scale, lower_bound) {
     deltic_tensors_init(&t, sizeof t);
   }
 
   void rows(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
             const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
             const MaybeTensor& dt_bias) {
-    t.q = view(op, "q", q), t.k = view(op, "k", k), t.v = view(op, "v", v);
-    t.beta = view(op, "beta", beta), t.g = view(op, "g", g), t.gv = view(op, "gv", gv);
-    t.A_log = view(op, "A_log", A_log), t.dt_bias = view(op, "dt_bias", dt_bias);
+    t.q = input("q", q), t.k = input("k", k), t.v = input("v", v);
+    t.beta = input("beta", beta), t.g = input("g", g), t.gv = input("gv", gv);
+    t.A_log = input("A_log", A_log), t.dt_bias = input("dt_bias", dt_bias);
   }
+  void initial_state(const MaybeTensor& state) { t.initial_state = input("initial_state", state); }
   void sequences(const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu) {
-    t.cu_seqlens = view(op, "cu_seqlens", cu_seqlens);
-    t.cu_seqlens_host = view(op, "cu_seqlens_host", cu_seqlens_cpu);
+    t.cu_seqlens = input("cu_seqlens", cu_seqlens);
+    t.cu_seqlens_host = input("cu_seqlens_host", cu_seqlens_cpu);
   }
   void pool(const MaybeTensor& state_pool, const MaybeTensor& read_index,
             const MaybeTensor& write_index) {
-    t.state_pool = view(op, "state_pool", state_pool);
-    t.read_index = view(op, "read_index", read_index);
-    t.write_index = view(op, "write_index", write_index);
+    t.state_pool = as_given("state_pool", state_pool);
+    t.read_index = input("read_index", read_index);
+    t.write_index = input("write_index", write_index);
   }
   void checkpoints(const MaybeTensor& cu, const MaybeTensor& tokens, const MaybeTensor& slots,
                    const MaybeTensor& states) {
-    t.ckpt_cu = view(op, "ckpt_cu", cu), t.ckpt_tokens = view(op, "ckpt_tokens", tokens);
-    t.ckpt_slots = view(op, "ckpt_slots", slots);
-    t.ckpt_states = view(op, "ckpt_states", states);
-  }
-  // o, and the final state where asked for: as the initial state, else fp32.
-  void plan_outputs() {
-    t.o = plan_like(t.v);
-    if (!options.final_state) return;
-    const bool is_packed = t.cu_seqlens.rank != 0;
-    const int64_t N = is_packed ? t.cu_seqlens.shape[0] - 1 : t.q.shape[0];
-    const int64_t K = t.q.shape[3], V = t.v.shape[3];
-    const int32_t dtype = t.initial_state.rank != 0 ? t.initial_state.dtype : wide(t.q);
-    t.final_state = options.c.state_layout == DELTIC_STATE_VK
-                        ? plan({N, t.v.shape[2], V, K}, dtype, t.q)
-                        : plan({N, t.v.shape[2], K, V}, dtype, t.q);
+    t.ckpt_cu = input("ckpt_cu", cu), t.ckpt_tokens = input("ckpt_tokens", tokens);
+    t.ckpt_slots = input("ckpt_slots", slots);
+    t.ckpt_states = as_given("ckpt_states", states);
   }
 
   // Checks everything but values, before any memory is taken.
@@ -73,8 +60,8 @@ struct Inputs {
 // What decode and forward share: no state but the initial one, nothing kept.
 std::tuple<Tensor, Tensor> run_functional(Inputs& in, bool is_decode,
                                           const MaybeTensor& initial_state) {
-  in.t.initial_state = view(in.op, "initial_state", initial_state);
-  in.plan_outputs();
+  in.initial_state(initial_state);
+  plan_outputs(in.t, in.options);
   const uint64_t bytes = in.workspace_bytes(is_decode);
   Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
   in.run(is_decode, bytes);
@@ -101,12 +88,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_save(
     const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu, const MaybeTensor& ckpt_tokens,
     const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states, MaybeFloat scale,
     MaybeFloat lower_bound, const std::string& options) {
-  Inputs in("forward", options, scale, lower_bound);
+  Inputs in("forward_save", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
-  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.initial_state(initial_state);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
-  in.plan_outputs();
+  plan_outputs(in.t, in.options);
   const ForwardBytes bytes = forward_bytes(in.options.c, in.t, stream_of(in.t.q));
 
   Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
@@ -115,7 +102,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_save(
   deltic_tensor none{};
   Tensor ckpt =
       ckpt_states.has_value() ? torch::stable::clone(*ckpt_states) : allocate(none, in.t.q);
-  if (ckpt_states.has_value()) in.t.ckpt_states = view(in.op, "ckpt_states", ckpt);
+  if (ckpt_states.has_value()) in.t.ckpt_states = in.as_given("ckpt_states", ckpt);
   in.run(false, bytes.workspace);
   return {o, final_state, ckpt, saved};
 }
@@ -130,13 +117,13 @@ std::tuple<Tensor, Tensor> forward_(const Tensor& q, const Tensor& k, const Tens
                                     const MaybeTensor& ckpt_tokens, const MaybeTensor& ckpt_slots,
                                     const MaybeTensor& ckpt_states, MaybeFloat scale,
                                     MaybeFloat lower_bound, const std::string& options) {
-  Inputs in("forward", options, scale, lower_bound);
+  Inputs in("forward_", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
-  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.initial_state(initial_state);
   in.pool(state_pool, read_index, write_index);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
-  in.plan_outputs();
+  plan_outputs(in.t, in.options);
   const uint64_t bytes = in.workspace_bytes(false);
   Tensor o = allocate(in.t.o, in.t.q), final_state = allocate(in.t.final_state, in.t.q);
   in.run(false, bytes);
@@ -162,11 +149,11 @@ Tensor decode_(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTen
                const MaybeTensor& write_index, const MaybeTensor& cu_seqlens,
                const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale, MaybeFloat lower_bound,
                const std::string& options) {
-  Inputs in("decode", options, scale, lower_bound);
+  Inputs in("decode_", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.pool(state_pool, read_index, write_index);
-  in.plan_outputs();
+  plan_outputs(in.t, in.options);
   const uint64_t bytes = in.workspace_bytes(true);
   Tensor o = allocate(in.t.o, in.t.q);
   in.run(true, bytes);
@@ -177,8 +164,8 @@ using Gradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // Bit i of `want` asks for the i-th gradient; the others come back empty.
-Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, const Tensor& k,
-                   const Tensor& v, const MaybeTensor& beta, const MaybeTensor& g,
+Gradients backward(const MaybeTensor& d_o, const MaybeTensor& d_final_state, const Tensor& q,
+                   const Tensor& k, const Tensor& v, const MaybeTensor& beta, const MaybeTensor& g,
                    const MaybeTensor& gv, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
                    const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
                    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& saved, MaybeFloat scale,
@@ -186,15 +173,15 @@ Gradients backward(MaybeTensor d_o, MaybeTensor d_final_state, const Tensor& q, 
   Inputs in("backward", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
-  in.t.initial_state = view(in.op, "initial_state", initial_state);
+  in.initial_state(initial_state);
   if (saved.has_value() && saved->numel() > 0) {
     in.t.saved = {saved->data_ptr(), static_cast<uint64_t>(saved->numel())};
   }
   deltic_backward_tensors b;
   deltic_backward_tensors_init(&b, sizeof b);
   b.forward = &in.t;
-  b.d_o = packed_view(in.op, "d_o", d_o);
-  b.d_final_state = packed_view(in.op, "d_final_state", d_final_state);
+  b.d_o = in.gradient("d_o", d_o);
+  b.d_final_state = in.gradient("d_final_state", d_final_state);
   const deltic_tensor& where = in.t.q;
   deltic_tensor d_initial = in.t.initial_state;
   d_initial.dtype = wide(in.t.q);  // added up in fp32 whatever the state is kept in

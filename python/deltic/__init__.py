@@ -3,7 +3,18 @@
 import importlib
 from typing import Any
 
-from ._blocks import cumsum, gate, inverse, kkt, l2norm, scores, scores_inverse, wy
+from ._blocks import (
+    chunk_cumsum,
+    cumsum,
+    gate,
+    inverse,
+    kkt,
+    l2norm,
+    log_decay,
+    scores,
+    scores_inverse,
+    wy,
+)
 from ._conv import causal_conv1d, causal_conv1d_update
 from ._library import LIBRARY as _LIBRARY
 from ._native import Checkpoints, decode, delta_rule, recurrent
@@ -15,6 +26,7 @@ __all__ = [
     "Checkpoints",
     "causal_conv1d",
     "causal_conv1d_update",
+    "chunk_cumsum",
     "cumsum",
     "decode",
     "delta_rule",
@@ -24,6 +36,7 @@ __all__ = [
     "inverse",
     "kkt",
     "l2norm",
+    "log_decay",
     "recurrent",
     "scores",
     "scores_inverse",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ._fakes import register_fake
 from ._library import call as call_operator
-from ._library import op_name
+from ._library import function_of, operator_name, said_in
 from ._native import (
     GATES,
     Gate,
@@ -21,7 +21,7 @@ from ._native import (
     refuse_cuda_gradient,
     word_for,
 )
-from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, said_in, wanted, wide
+from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, wanted, wide
 
 _OPS = torch.ops.deltic
 _BLOCK_BACKWARD = _OPS.block_backward.default
@@ -311,7 +311,7 @@ def _scores_inverse_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | 
     if grads[1] is not None:
         # In fp32: its gradient, which has its dtype, goes on into another operation.
         wide_inverse = inverse.to(wide(k.dtype))
-        words = " ".join(x for x in options.split() if x.startswith("impl="))
+        words = " ".join(x for x in options.split() if x.startswith(("as=", "impl=")))
         given = {"out": wide_inverse, **lists}
         came = {"out": grads[1]}
         da = _block_backward("inverse", given, came, (None, None, words), {"a": True})["a"]
@@ -359,7 +359,8 @@ def call(op: Any, *args: Any) -> Any:
     """An operator; an error now where its gradient would be missing later."""
     tensors = tuple(x for x in args if isinstance(x, Tensor))
     if tensors and is_cuda(tensors[0]) and needs_grad(tensors):
-        refuse_cuda_gradient(op_name(op), "building blocks have no backward for CUDA tensors")
+        function = function_of(operator_name(op), args)
+        refuse_cuda_gradient(function, "building blocks have no backward for CUDA tensors")
     return call_operator(op, *args)
 
 
@@ -378,13 +379,13 @@ def _words(
     check_numbers(op, scale, lower_bound)
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"{op}: dtype: expected a torch.dtype, got {dtype!r}")
-    words = word_for(op, "gate", gate, GATES)
+    words = f"as={op}" + word_for(op, "gate", gate, GATES)
     words += chunk_word(op, chunk_size)
     words += flag_word(op, "reverse", " reverse", reverse)
     return words + name_word(op, impl)
 
 
-def cumsum(
+def chunk_cumsum(
     g: Tensor,
     *,
     scale: float | None = None,
@@ -399,7 +400,9 @@ def cumsum(
     dtype: torch.dtype | None = None,
     impl: str | None = None,
 ) -> Tensor:
-    """The cumulative sum of a gate inside of chunks, alone or of the gate's form.
+    """The cumulative sum of a log decay inside of chunks, of g or of the gate's form of it.
+
+    ``deltic.cumsum`` is its older name.
 
     Args:
         g: ``[B, T, HV]`` or ``[B, T, HV, K]``; gate, A_log, dt_bias, lower_bound and cu_seqlens as
@@ -412,11 +415,11 @@ def cumsum(
         A tensor of g's shape.
 
     >>> import torch, deltic
-    >>> deltic.cumsum(torch.full((1, 5, 1), -1.0), chunk_size=16).flatten().tolist()
+    >>> deltic.chunk_cumsum(torch.full((1, 5, 1), -1.0), chunk_size=16).flatten().tolist()
     [-1.0, -2.0, -3.0, -4.0, -5.0]
     """
     words = _words(
-        "cumsum",
+        "chunk_cumsum",
         gate=gate,
         chunk_size=chunk_size,
         reverse=reverse,
@@ -440,7 +443,7 @@ def cumsum(
     return out
 
 
-def gate(
+def log_decay(
     g: Tensor,
     *,
     gate: Gate = "log_decay",
@@ -452,7 +455,9 @@ def gate(
     dtype: torch.dtype | None = None,
     impl: str | None = None,
 ) -> Tensor:
-    """A gate's form: the log decay from what a layer projects.
+    """The log decay that a gate's form makes of what a layer projects.
+
+    ``deltic.gate`` is its older name.
 
     Args:
         g: ``[B, T, HV]`` or ``[B, T, HV, K]``; the other arguments as in :func:`deltic.delta_rule`.
@@ -462,7 +467,7 @@ def gate(
         The log decay, a tensor of g's shape.
 
     >>> import torch, deltic
-    >>> g = deltic.gate(torch.zeros(1, 1, 2), gate="softplus", A_log=torch.zeros(2))
+    >>> g = deltic.log_decay(torch.zeros(1, 1, 2), gate="softplus", A_log=torch.zeros(2))
     >>> bool(torch.allclose(g, -torch.log(torch.tensor(2.0))))
     True
     """
@@ -474,10 +479,13 @@ def gate(
         cu_seqlens,
         cu_seqlens_cpu,
         lower_bound,
-        _words("gate", gate=gate, lower_bound=lower_bound, dtype=dtype, impl=impl),
+        _words("log_decay", gate=gate, lower_bound=lower_bound, dtype=dtype, impl=impl),
         dtype,
     )
     return out
+
+
+cumsum, gate = chunk_cumsum, log_decay
 
 
 def l2norm(

@@ -129,7 +129,7 @@ class _Options(TypedDict, total=False):
 
 def _words(function: str, activation: str | None, impl: str | None) -> str:
     try:
-        words = _ACTIVATIONS[activation]
+        words = f"as={function}" + _ACTIVATIONS[activation]
     except (KeyError, TypeError):
         raise ValueError(
             f"{function}: activation: expected None or 'silu', got {activation!r}"
@@ -183,8 +183,8 @@ def causal_conv1d(
         y_t[d] = activation(bias[d] + sum_j weight[d, j] * x_{t-W+1+j}[d])
 
     Args:
-        x: ``[B, T, D]``, fp32, bf16 or fp16, with stride 1 in D: the transpose of what a
-            model carries as ``[B, D, T]`` after a transpose.
+        x: ``[B, T, D]``, fp32, bf16 or fp16, in the tokens' order: what a model carries
+            as ``[B, D, T]`` is copied after its transpose.
         weight: ``[D, W]`` or, as in ``torch.nn.Conv1d``, ``[D, 1, W]``; any float dtype and
             strides; W up to 8.
         bias: ``[D]``, any float dtype.

@@ -10,14 +10,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from ._library import argument_name, function_of, operation_of
+from ._library import argument_name, function_of
 
 
 class _Shapes:
     """The shapes of one call's tensors, and the sizes that they gave to letters."""
 
-    def __init__(self, operation: str, function: str, given: dict[str, Any]) -> None:
-        self.operation, self.function = operation, function
+    def __init__(self, operator: str, function: str, given: dict[str, Any]) -> None:
+        self.operator, self.function = operator, function
         self.words = str(given.get("options", "")).split()
         # The library sees a tensor without dimensions as one of one element.
         self.shapes = {
@@ -26,7 +26,7 @@ class _Shapes:
         self.sizes: dict[str, Any] = {}
 
     def refuse(self, name: str, text: str) -> NoReturn:
-        argument = argument_name(self.operation, name)
+        argument = argument_name(self.operator, name)
         raise ValueError(f"{self.function}: {argument}: expected {text}")
 
     def bind(self, letter: str, size: Any, name: str) -> None:
@@ -107,7 +107,7 @@ def _check_sequences(c: _Shapes) -> None:
     c.take("q", "B,T,H,K")
     c.take("k", "B,T,H,K")
     c.take("v", "B,T,HV,V")
-    is_wide = c.operation != "forward" and len(c.shapes.get("beta", ())) == 4
+    is_wide = not c.operator.startswith("forward") and len(c.shapes.get("beta", ())) == 4
     c.take("beta", "B,T,HV,V" if is_wide else "B,T,HV")
     c.gates()
     c.take("gv", "B,T,HV,V")
@@ -121,7 +121,7 @@ def _check_sequences(c: _Shapes) -> None:
 
     take_pool("state_pool")
     c.index("read_index")
-    c.index("write_index", (1, 2) if c.operation == "decode" else (1,))
+    c.index("write_index", (1, 2) if c.operator.startswith("decode") else (1,))
     c.take("read_index", "N")
     _check_writes(c)
     c.take("initial_state", f"N,{state}")
@@ -225,17 +225,16 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
         schema = getattr(torch.ops.deltic, name).default._schema
         arguments = [x.name for x in schema.arguments]
         required = [x.name for x in schema.arguments if str(x.type) == "Tensor"]
-        operation = "conv" if name.startswith("conv") else operation_of(name)
-        function = function_of(name)
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(arguments, args, strict=False)), **kwargs}
+            function = function_of(name, given.values())
             for argument in required:
                 if given.get(argument) is None:
                     raise ValueError(f"{function}: {argument}: expected a tensor, got none")
             _check_devices(function, given)
             if name in _CHECKS:
-                _CHECKS[name](_Shapes(operation, function, given))
+                _CHECKS[name](_Shapes(name, function, given))
             return fake(*args, **kwargs)
 
         torch.library.register_fake(f"deltic::{name}", checked)

@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,8 @@ from torch.autograd import forward_ad
 TORCH_FLOOR = (2, 11)
 _LIBRARY = Path(__file__).with_name("libdeltic_torch.so")
 
-# The library's own names of arguments that are called otherwise here.
-_NAMES = {
-    "cu_seqlens_host": "cu_seqlens_cpu",
-    "chunk": "chunk_size",
-    "segment_length": "split",
-    "final_state": "output_final_state",
-    "gate_form": "gate",
-    "ckpt_cu": "checkpoints.cu",
-    "ckpt_tokens": "checkpoints.tokens",
-    "ckpt_slots": "checkpoints.slots",
-    "ckpt_states": "checkpoints.states",
-    "conv.state_pool": "state",
-    "conv.read_index": "state_index",
-}
 # Patterns stay texts until the first error: compiled they would be a tenth of the import.
-_TEXT = r"(?P<op>[a-z0-9_]+): (?P<argument>\w+): (?P<rest>.*)$"
+_TEXT = r"[a-z0-9_]+: [\w.]+: "
 _DTYPE = r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|float8_\w+|another dtype)\b"
 # What torch says of an argument of another type.
 _TYPE = (
@@ -64,6 +50,9 @@ def load() -> ctypes.CDLL:
     library.deltic_torch_set_num_threads.argtypes = [ctypes.c_int32]
     library.deltic_torch_get_num_threads.restype = ctypes.c_int32
     library.deltic_torch_set_log.restype = None
+    library.deltic_torch_set_note.restype = None
+    library.deltic_torch_argument_name.restype = ctypes.c_char_p
+    library.deltic_torch_argument_name.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.deltic_torch_saved_bytes.restype = ctypes.c_int64
     library.deltic_torch_saved_bytes.argtypes = (
         [ctypes.c_int32] * 2
@@ -100,42 +89,27 @@ def saved_bytes(
     )
 
 
-# The functions that call the operators, where they have other names.
-_FUNCTIONS = {
-    "forward": "delta_rule",
-    "forward_save": "delta_rule",
-    "forward_": "delta_rule",
-    "decode": "recurrent",
-    "decode_": "decode",
-    "conv": "causal_conv1d",
-    "conv_": "causal_conv1d_update",
-}
+def said_in(options: str) -> dict[str, str]:
+    """The words ``name=value`` of an operator's options; a bare word has no value."""
+    return dict(word.partition("=")[::2] for word in options.split())
 
 
-def function_of(operator: str) -> str:
-    """The function that an error of an operator names: the one that was called."""
-    return _FUNCTIONS.get(operator, operator)
+def function_of(operator: str, args: Iterable[Any]) -> str:
+    """What an error of an operator names: the function that was called, else the operator."""
+    options = [x for x in args if isinstance(x, str) and "as=" in x]
+    return said_in(options[0]).get("as", operator) if options else operator
 
 
-def operation_of(operator: str) -> str:
-    """The operation that an operator is a form of: `forward` of `forward_save`."""
-    return operator.removesuffix("_save").removesuffix("_")
-
-
-def argument_name(operation: str, name: str) -> str:
+def argument_name(operator: str, name: str) -> str:
     """What the library's argument is called here."""
-    return _NAMES.get(f"{operation}.{name}", _NAMES.get(name, name))
+    found: bytes = LIBRARY.deltic_torch_argument_name(operator.encode(), name.encode())
+    return found.decode()
 
 
 def operator_name(op: Any) -> str:
     """An operator's name; also of what stands for one, and has it in its attribute `operator`."""
     op = getattr(getattr(op, "__self__", op), "operator", op)
     return str(op.name()).partition("::")[2]
-
-
-def op_name(op: Any) -> str:
-    """The function that calls an operator."""
-    return function_of(operator_name(op))
 
 
 def got(value: Any) -> str:
@@ -155,9 +129,10 @@ def refused_type(text: str, args: tuple[Any, ...]) -> TypeError | None:
     place = names.index(match["argument"])
     if place < len(args):
         found = got(args[place])
-    argument = argument_name(operation_of(operator), match["argument"])
+    argument = argument_name(operator, match["argument"])
     expected = _EXPECTED.get(match["expected"], match["expected"])
-    return TypeError(f"{function_of(operator)}: {argument}: expected {expected}, got {found}")
+    function = function_of(operator, args)
+    return TypeError(f"{function}: {argument}: expected {expected}, got {found}")
 
 
 def missing_memory(text: str, function: str) -> Exception | None:
@@ -186,19 +161,9 @@ def translated(error: RuntimeError, function: str = "", args: tuple[Any, ...] = 
     if wrong_type is not None:
         return wrong_type
     if ": no implementation takes this call: " in text:
-        operation, _, rest = text.partition(": ")
-        return NotImplementedError(f"{function or operation}: {rest}")
-    match = re.match(_TEXT, text)
-    if match is None:
+        return NotImplementedError(text)
+    if re.match(_TEXT, text) is None:
         return missing_memory(text, function) or error
-    argument = argument_name(match["op"], match["argument"])
-    is_output = argument in ("out", "w") or (match["op"], argument) == ("scores_inverse", "a")
-    if is_output and re.search(_DTYPE, text):
-        # The outputs of blocks have the shape they need, and the dtype asked for.
-        argument = "dtype"
-    text = f"{function or match['op']}: {argument}: {match['rest']}"
-    if "expected stride 1 in the last dimension" in text:
-        text += f" ({argument}.contiguous() has it)"
     status = LIBRARY.deltic_torch_last_status()
     if status == _UNSUPPORTED:
         return NotImplementedError(text)
@@ -214,11 +179,11 @@ def refused_layout(error: RuntimeError, args: tuple[Any, ...]) -> Exception | No
     match = re.match(_NO_KERNEL, str(error)) if isinstance(error, NotImplementedError) else None
     if match is None:
         return None
-    operation, function = operation_of(match["op"]), function_of(match["op"])
-    schema = getattr(torch.ops.deltic, match["op"]).default._schema
+    operator, function = match["op"], function_of(match["op"], args)
+    schema = getattr(torch.ops.deltic, operator).default._schema
     for argument, x in zip(schema.arguments, args, strict=False):
         if isinstance(x, torch.Tensor) and x.layout != torch.strided:
-            name, layout = argument_name(operation, argument.name), str(x.layout)
+            name, layout = argument_name(operator, argument.name), str(x.layout)
             return TypeError(
                 f"{function}: {name}: expected a dense tensor, got {layout.removeprefix('torch.')}"
             )
@@ -233,18 +198,19 @@ def refuse_transforms(op: Any, args: tuple[Any, ...]) -> None:
     classes, and a forward derivative would come back as zero.
     """
     functorch = torch._C._functorch
+    function = function_of(operator_name(op), args)
     under_func = torch._C._are_functorch_transforms_active()
     for x in args:
         if not isinstance(x, torch.Tensor) or functorch.is_batchedtensor(x):
             continue
         if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(
-                f"{op_name(op)}: forward_ad: expected tensors without a tangent (gradients are of "
+                f"{function}: forward_ad: expected tensors without a tangent (gradients are of "
                 "reverse mode only), got a dual tensor or a call under torch.func.jvp"
             )
         if under_func and torch.is_grad_enabled() and x.requires_grad:
             raise NotImplementedError(
-                f"{op_name(op)}: torch.func: expected gradients through torch.autograd, got a call "
+                f"{function}: torch.func: expected gradients through torch.autograd, got a call "
                 "under a transform of torch.func"
             )
 
@@ -260,7 +226,9 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
     try:
         return op(*args)
     except RuntimeError as error:
+        operator = operator_name(op)
+        function = function_of(operator, args)
         if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
-            first = getattr(torch.ops.deltic, operator_name(op)).default._schema.arguments[0].name
-            raise ValueError(f"{op_name(op)}: {first}: expected a tensor, got none") from None
-        raise (refused_layout(error, args) or translated(error, op_name(op), args)) from None
+            first = getattr(torch.ops.deltic, operator).default._schema.arguments[0].name
+            raise ValueError(f"{function}: {first}: expected a tensor, got none") from None
+        raise (refused_layout(error, args) or translated(error, function, args)) from None

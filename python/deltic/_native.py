@@ -136,9 +136,9 @@ def _words(
 ) -> str:
     """The options that forward and decode share."""
     try:
-        words = GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
+        words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
     except (KeyError, TypeError):
-        words = word_for(op, "gate", gate, GATES)
+        words = f"as={op}" + word_for(op, "gate", gate, GATES)
         words += word_for(op, "beta_form", beta_form, _BETA_FORMS)
         words += word_for(op, "state_layout", state_layout, _STATE_LAYOUTS)
     words += flag_word(op, "qk_l2norm", " qk_l2norm", qk_l2norm)
@@ -324,25 +324,12 @@ def delta_rule(
                     f"recurrent form), got {got}"
                 )
         _check_wide_beta(q, v, beta)
-        return recurrent(
-            q,
-            k,
-            v,
-            beta=beta,
-            g=g,
-            scale=scale,
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            cu_seqlens=cu_seqlens,
-            cu_seqlens_cpu=cu_seqlens_cpu,
-            gate=gate,
-            A_log=A_log,
-            dt_bias=dt_bias,
-            lower_bound=lower_bound,
-            beta_form=beta_form,
-            qk_l2norm=qk_l2norm,
-            state_layout=state_layout,
-            impl=impl,
+        return _by_token(
+            "delta_rule",
+            (q, k, v, beta, g, None, A_log, dt_bias, initial_state),
+            (cu_seqlens, cu_seqlens_cpu),
+            (scale, lower_bound),
+            (gate, beta_form, qk_l2norm, state_layout, output_final_state, impl),
         )
     q, k, v = _autocast(q, k, v)
     check_numbers("delta_rule", scale, lower_bound)
@@ -501,23 +488,33 @@ def recurrent(
     >>> o.shape, state.shape
     (torch.Size([2, 3, 1, 16]), torch.Size([2, 1, 16, 16]))
     """
-    q, k, v = _autocast(q, k, v)
-    check_numbers("recurrent", scale, lower_bound)
-    words = _words("recurrent", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
-    rows = (q, k, v, beta, g, gv, A_log, dt_bias, initial_state)
+    return _by_token(
+        "recurrent",
+        (q, k, v, beta, g, gv, A_log, dt_bias, initial_state),
+        (cu_seqlens, cu_seqlens_cpu),
+        (scale, lower_bound),
+        (gate, beta_form, qk_l2norm, state_layout, output_final_state, impl),
+    )
+
+
+def _by_token(
+    function: str,
+    rows: tuple[Any, ...],
+    sequences: tuple[Tensor | None, Tensor | None],
+    numbers: tuple[float | None, float | None],
+    options: tuple[str, str, bool, str, bool, str | None],
+) -> tuple[Tensor, Tensor | None]:
+    """The recurrent form for the function that was called: :func:`recurrent`, or another."""
+    q, k, v, *others = rows
+    rows = (*_autocast(q, k, v), *others)
+    check_numbers(function, *numbers)
+    words = _words(function, *options)
     trains = needs_grad(rows)
     if trains:
-        check_has_gradient("recurrent", q, gv)
-    o, final_state = call(
-        differentiable(DECODE) if trains else DECODE,
-        *rows,
-        cu_seqlens,
-        cu_seqlens_cpu,
-        scale,
-        lower_bound,
-        words,
-    )
-    return o, final_state if output_final_state else None
+        check_has_gradient(function, q, rows[5])
+    operator = differentiable(DECODE) if trains else DECODE
+    o, final_state = call(operator, *rows, *sequences, *numbers, words)
+    return o, final_state if " final" in words else None
 
 
 def decode(

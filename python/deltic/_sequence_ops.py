@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ._fakes import register_fake
-from ._library import call, op_name, saved_bytes
+from ._library import call, function_of, said_in, saved_bytes
 
 FORWARD = torch.ops.deltic.forward.default
 FORWARD_SAVE = torch.ops.deltic.forward_save.default
@@ -31,11 +31,6 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def said_in(options: str) -> dict[str, str]:
-    """The words ``name=value`` of an operator's options; a bare word has no value."""
-    return dict(word.partition("=")[::2] for word in options.split())
-
-
 def wanted(needs: Sequence[bool]) -> int:
     """The bit mask of the gradients asked for."""
     return sum(1 << i for i, need in enumerate(needs) if need)
@@ -44,12 +39,11 @@ def wanted(needs: Sequence[bool]) -> int:
 def refuse_vmap(name: str) -> None:
     """Registers that torch.vmap over an operator is an error."""
 
-    op = op_name(getattr(torch.ops.deltic, name).default)
-
     def refuse(info: Any, in_dims: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        function = function_of(name, (*args, *kwargs.values()))
         raise NotImplementedError(
-            f"{op}: vmap: expected a batch in the first dimension (or packed sequences), got a "
-            "call under torch.vmap"
+            f"{function}: vmap: expected a batch in the first dimension (or packed sequences), "
+            "got a call under torch.vmap"
         )
 
     torch.library.register_vmap(f"deltic::{name}", refuse)
@@ -59,12 +53,12 @@ def refuse_gradient(name: str) -> None:
     """Registers that an operator that is itself a gradient has none."""
 
     def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
+        ctx.function = function_of(name, inputs)
 
     def refuse(ctx: Any, *grads: Any) -> NoReturn:
         raise NotImplementedError(
-            f"{name}: create_graph: expected first gradients only, got a gradient of a gradient "
-            "(double backward is not supported)"
+            f"{ctx.function}: create_graph: expected first gradients only, got a gradient of a "
+            "gradient (double backward is not supported)"
         )
 
     torch.library.register_autograd(f"deltic::{name}", refuse, setup_context=setup)

@@ -9,6 +9,7 @@ from typing import Any
 from ._library import LIBRARY
 
 _log = logging.getLogger("deltic.dispatch")
+_copies = logging.getLogger("deltic.copies")
 _said: set[tuple[str, str]] = set()
 
 
@@ -32,6 +33,15 @@ def log_dispatch() -> None:
     LIBRARY.deltic_torch_set_log(_on_line)
     atexit.register(LIBRARY.deltic_torch_set_log, None)  # no line after the interpreter's end
 
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+def _on_copy(text: bytes) -> None:
+    """A tensor that is copied because of its strides; the library says each argument once."""
+    _copies.warning("%s", text.decode())
+
+
+LIBRARY.deltic_torch_set_note(_on_copy)
+atexit.register(LIBRARY.deltic_torch_set_note, None)
 
 if os.environ.get("DELTIC_LOG") == "dispatch":
     log_dispatch()

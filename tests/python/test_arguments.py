@@ -22,7 +22,7 @@ def rand(*shape):
 Q, X, VALUES = randn(1, T, H, K), randn(1, T, H, K), randn(1, T, HV, V)
 KEYS = torch.nn.functional.normalize(X, dim=-1)
 BETA, G, GV = rand(1, T, HV), -rand(1, T, HV), -rand(1, T, HV, V)
-CUMULATIVE = deltic.cumsum(G, chunk_size=16)
+CUMULATIVE = deltic.chunk_cumsum(G, chunk_size=16)
 SQUARE = 0.1 * randn(1, T, HV, 16)
 STATE = randn(1, HV, K, V)
 POOL = randn(3, HV, K, V)
@@ -35,8 +35,8 @@ BASE = {
     "delta_rule": dict(q=Q, k=KEYS, v=VALUES, beta=BETA, g=G),
     "recurrent": dict(q=Q, k=KEYS, v=VALUES, beta=BETA, g=G),
     "decode": dict(q=Q, k=KEYS, v=VALUES, beta=BETA, g=G, state_pool=POOL),
-    "cumsum": dict(g=G),
-    "gate": dict(g=G),
+    "chunk_cumsum": dict(g=G),
+    "log_decay": dict(g=G),
     "l2norm": dict(x=Q),
     "kkt": dict(k=KEYS, g=CUMULATIVE, beta=BETA, chunk_size=16),
     "scores": dict(q=Q, k=KEYS, g=CUMULATIVE, chunk_size=16),
@@ -135,7 +135,7 @@ EFFECTS = {
         ),
         "state_layout": (WITH_SQUARE_STATE, dict(WITH_SQUARE_STATE, state_layout="vk")),
     },
-    "cumsum": {
+    "chunk_cumsum": {
         "g": ({}, dict(g=2 * G)),
         "scale": ({}, dict(scale=0.5)),
         "gate": ({}, SOFTPLUS),
@@ -147,7 +147,7 @@ EFFECTS = {
         "cu_seqlens": ({}, dict(cu_seqlens=CU)),
         "dtype": ({}, dict(dtype=torch.bfloat16)),
     },
-    "gate": {
+    "log_decay": {
         "g": ({}, dict(g=2 * G)),
         "gate": ({}, SOFTPLUS),
         "A_log": (SOFTPLUS, dict(SOFTPLUS, A_log=2 * A_LOG)),
@@ -309,14 +309,14 @@ REFUSALS = {
     | {
         "state_pool": (dict(state_pool=None), ValueError, "state_pool: expected a tensor, got none")
     },
-    "cumsum": {"g": (dict(g=G[0]), ValueError, "g: expected shape")}
+    "chunk_cumsum": {"g": (dict(g=G[0]), ValueError, "g: expected shape")}
     | LISTS
     | GATES
     | SCALE
     | CHUNK
     | OUTPUT
     | {"reverse": (dict(reverse=1), TypeError, "reverse: expected a bool, got 1")},
-    "gate": {"g": (dict(g=G[0]), ValueError, "g: expected shape")} | LISTS | GATES | OUTPUT,
+    "log_decay": {"g": (dict(g=G[0]), ValueError, "g: expected shape")} | LISTS | GATES | OUTPUT,
     "l2norm": {"x": (dict(x=None), ValueError, "x: expected a tensor, got none")} | LISTS | OUTPUT,
     "kkt": {
         "k": (dict(k=Q[0]), ValueError, "k: expected shape"),
@@ -390,8 +390,8 @@ CALLS = [
     ("recurrent", dict(BASE["recurrent"], beta=rand(1, T, HV, V))),
     ("decode", dict(BASE["decode"], **INDEXED, gv=GV)),
     ("decode", dict(BASE["decode"], **INDEXED | dict(write_index=-torch.ones(1, T).long()))),
-    ("cumsum", dict(BASE["cumsum"], **FORMED, **ONE_SEQUENCE)),
-    ("gate", dict(BASE["gate"], **FORMED, **ONE_SEQUENCE)),
+    ("chunk_cumsum", dict(BASE["chunk_cumsum"], **FORMED, **ONE_SEQUENCE)),
+    ("log_decay", dict(BASE["log_decay"], **FORMED, **ONE_SEQUENCE)),
     *((name, dict(BASE[name], **ONE_SEQUENCE)) for name in BLOCKS[2:]),
     ("kkt", dict(BASE["kkt"], g=None)),
     ("causal_conv1d", dict(CONV, initial_state=randn(2, 6, 3), output_final_state=True)),
@@ -557,7 +557,9 @@ def test_tensors_that_are_written_require_no_gradient():
         run("decode", state_pool=pool)
 
 
-@pytest.mark.parametrize("function", ["delta_rule", "recurrent", "decode", "cumsum", "scores"])
+@pytest.mark.parametrize(
+    "function", ["delta_rule", "recurrent", "decode", "chunk_cumsum", "scores"]
+)
 def test_a_number_is_no_tensor(function):
     """torch would read the number and drop the gradient."""
     with pytest.raises(TypeError, match=": scale: expected a float, got a tensor"):
@@ -572,7 +574,9 @@ INDICES = ("cu_seqlens", "cu_seqlens_cpu", "read_index", "write_index")
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.bool, torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("function", ["delta_rule", "recurrent", "decode", "kkt", "cumsum", "wy"])
+@pytest.mark.parametrize(
+    "function", ["delta_rule", "recurrent", "decode", "kkt", "chunk_cumsum", "wy"]
+)
 def test_dtypes_that_the_library_has_no_number_for(function, dtype):
     """Only what the argument may be is listed."""
     for argument, x in BASE[function].items():
@@ -613,16 +617,6 @@ def test_what_is_no_tensor_is_shown():
             TypeError, match=f"^causal_conv1d: bias: expected a tensor, got {text}$"
         ):
             deltic.causal_conv1d(Q[:, :, 0], torch.zeros(K, 3), value)
-
-
-def test_strides_that_are_refused_come_with_a_way_out():
-    wide = torch.zeros(1, T, H, 2 * K)[..., ::2]
-    for function in ("delta_rule", "recurrent", "decode"):
-        with pytest.raises(
-            ValueError, match=r"q: expected stride 1 .*\(q\.contiguous\(\) has it\)"
-        ):
-            run(function, q=wide)
-    run("delta_rule", q=wide.contiguous())
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -699,3 +693,7 @@ def test_nothing_is_kept_on_a_gpu(recompute, monkeypatch):
 def test_nobody_takes_the_call():
     text = "delta_rule: no implementation takes this call: this build has no CUDA support"
     assert isinstance(deltic._library.translated(RuntimeError(text)), NotImplementedError)
+
+
+def test_older_names():
+    assert deltic.cumsum is deltic.chunk_cumsum and deltic.gate is deltic.log_decay

@@ -259,7 +259,6 @@ def test_modes():
 
 ERRORS = {
     "rank": (lambda a: a.update(x=a["x"][0]), ValueError, r"x: expected shape \[B,T,D\]"),
-    "stride": (lambda a: a.update(x=torch.randn(2, 24, 9).mT), ValueError, "x: expected stride 1"),
     "taps": (lambda a: a.update(weight=torch.randn(24, 9)), ValueError, "1 to 8 taps W, got 9"),
     "channels": (
         lambda a: a.update(weight=torch.randn(23, 4)),

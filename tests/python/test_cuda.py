@@ -137,11 +137,11 @@ def test_building_blocks():
         torch.randn(2, 100, 3, 32, generator=generator),
         torch.rand(2, 100, 3, generator=generator),
     )
-    G = deltic.cumsum(g)
+    G = deltic.chunk_cumsum(g)
     A = deltic.kkt(k, g=G, beta=beta)
     inverse = deltic.inverse(A)
     for name, function, arguments, options in (
-        ("cumsum", deltic.cumsum, (g,), {}),
+        ("cumsum", deltic.chunk_cumsum, (g,), {}),
         ("l2norm", deltic.l2norm, (k,), {}),
         ("kkt", deltic.kkt, (k,), {"g": G, "beta": beta}),
         ("scores", deltic.scores, (k, k), {"g": G}),
@@ -517,7 +517,7 @@ def test_checked_mode_raises(monkeypatch):
 def test_scores_inverse(gate):
     case = make(T=150, H=2, HV=4, K=64, gate=gate, dtype=torch.float16)
     q, k, beta = (case.tensors[n] for n in ("q", "k", "beta"))
-    G = deltic.cumsum(case.tensors["g"])
+    G = deltic.chunk_cumsum(case.tensors["g"])
     found = deltic.scores_inverse(*(x.cuda() for x in (q, k)), g=G.cuda(), beta=beta.cuda())
     wide = {"g": G.double(), "beta": beta.double(), "impl": "reference"}
     expected = deltic.scores_inverse(q.double(), k.double(), **wide)

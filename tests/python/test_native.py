@@ -143,7 +143,11 @@ BAD = {
     "int8": (dict(v=Q.to(torch.int8)), TypeError, "delta_rule: v: expected .*, got int8"),
     "cu dtype": (dict(cu_seqlens=torch.tensor([0.0])), TypeError, "cu_seqlens: expected int32"),
     "not a tensor": (dict(v=3.0), TypeError, "delta_rule: v: expected a tensor, got 3.0"),
-    "stride": (dict(v=Q.mT.contiguous().mT), ValueError, "delta_rule: v: expected stride 1"),
+    "stride": (
+        dict(state_pool=POOL.mT),
+        ValueError,
+        "delta_rule: state_pool: expected stride 1 .*: state_pool.contiguous",
+    ),
     "lengths": (dict(cu_seqlens=torch.tensor([0, 9])), ValueError, "delta_rule: cu_seqlens: "),
     "copy": (
         dict(cu_seqlens=torch.tensor([0, 8]), cu_seqlens_cpu=torch.tensor([0, 7])),
@@ -203,7 +207,7 @@ BAD = {
     "columns of another v": (
         dict(v=Q[:, :3], beta=torch.rand(1, 8, 2, 16)),
         ValueError,
-        r"^recurrent: v: expected shape \[1, 8, 2, 16\], got \[1, 3, 2, 16\]$",
+        r"^delta_rule: v: expected shape \[1, 8, 2, 16\], got \[1, 3, 2, 16\]$",
     ),
     "sparse": (
         dict(q=Q.to_sparse()),
@@ -259,13 +263,90 @@ def test_a_direct_call_gives_the_same_text():
         torch.ops.deltic.forward(Q, Q, Q, *[None] * 9, "gate=relu")
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_direct_call_is_named_by_its_operator(device):
+    q = Q.to(device)
+    k, pool, nothing = q[:, :3], POOL.to(device), [None] * 7
+    rows, x, weight = (q, k, q), q[:, :, 0], torch.zeros(16, 4, device=device)
+    calls = {
+        "forward": lambda: torch.ops.deltic.forward(*rows, *nothing),
+        "forward_save": lambda: torch.ops.deltic.forward_save(*rows, *nothing, *[None] * 4),
+        "forward_": lambda: torch.ops.deltic.forward_(*rows, *nothing, *[None] * 7),
+        "decode": lambda: torch.ops.deltic.decode(*rows, *nothing, None),
+        "decode_": lambda: torch.ops.deltic.decode_(*rows, *[None] * 5, pool, *[None] * 4),
+    }
+    for name, call in calls.items():
+        with pytest.raises((RuntimeError, ValueError), match=f"^{name}: k: expected shape"):
+            call()
+    with pytest.raises((RuntimeError, ValueError), match="^conv_: weight: expected shape"):
+        torch.ops.deltic.conv_(x, weight[:3], None, pool[0], *[None] * 4)
+    with pytest.raises((RuntimeError, ValueError), match="^conv: x: expected shape"):
+        torch.ops.deltic.conv(q, weight, *[None] * 4)
+
+
+def wrong_values(q):
+    """Values that no fake implementation sees: the operators of a compiled graph find them."""
+    offsets = torch.tensor([0, 9])
+    state, weight = torch.zeros(1, 16, 3), torch.zeros(16, 4)
+    lists = dict(cu_seqlens=torch.tensor([0, 8]), cu_seqlens_cpu=torch.tensor([0, 7]))
+    return {
+        "delta_rule: cu_seqlens_cpu": lambda: deltic.delta_rule(q, q, q, **lists),
+        "delta_rule: cu_seqlens": lambda: deltic.delta_rule(
+            q, q, q, beta=q.sigmoid(), cu_seqlens=offsets
+        ),
+        "recurrent: cu_seqlens": lambda: deltic.recurrent(q, q, q, cu_seqlens=offsets),
+        "decode: read_index": lambda: deltic.decode(
+            q, q, q, state_pool=POOL.clone(), read_index=torch.tensor([7])
+        ),
+        "chunk_cumsum: cu_seqlens": lambda: deltic.chunk_cumsum(q, cu_seqlens=offsets),
+        "log_decay: cu_seqlens": lambda: deltic.log_decay(q, cu_seqlens=offsets),
+        "causal_conv1d: cu_seqlens": lambda: deltic.causal_conv1d(
+            q[:, :, 0], weight, cu_seqlens=offsets
+        )[0],
+        "causal_conv1d_update: state_index": lambda: deltic.causal_conv1d_update(
+            q[:, :1, 0], state, weight, state_index=torch.tensor([5])
+        ),
+        "kkt: cu_seqlens": lambda: deltic.kkt(q, cu_seqlens=offsets),
+    }
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("text", wrong_values(Q))
+def test_errors_name_the_function_that_was_called(text, grad):
+    """In a direct call and in a compiled graph; a beta per value column is delta_rule's too."""
+    if grad and ("decode" in text or "update" in text):
+        pytest.skip("states in place have no gradients")
+    q = Q.clone().requires_grad_(grad)
+    call = wrong_values(q)[text]
+    with pytest.raises(ValueError, match=f"^{text}: expected"):
+        call()
+    torch._dynamo.reset()
+    with pytest.raises((RuntimeError, ValueError), match=rf"(^|\s){text}: expected"):
+        torch.compile(call, backend="aot_eager")()
+
+
+def test_errors_of_a_beta_per_value_column_are_those_of_its_function():
+    beta = torch.rand(1, 8, 2, 16)
+    for changes, text in (
+        (dict(g=Q[0]), "delta_rule: g: expected shape"),
+        (dict(initial_state=POOL[0]), "delta_rule: initial_state: expected shape"),
+        (dict(scale=Q), "delta_rule: scale: expected a float"),
+        (dict(impl="none"), "delta_rule: impl: expected"),
+        (dict(beta_form="tanh"), "delta_rule: beta_form: expected"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=f"^{text}"):
+            deltic.delta_rule(Q, Q, Q, beta=beta, **changes)
+    with pytest.raises(ValueError, match="^recurrent: g: expected shape"):
+        deltic.recurrent(Q, Q, Q, beta=beta, g=Q[0])
+
+
 def test_block_errors():
     with pytest.raises(ValueError, match="inverse: a: expected a width of 16, 32 or 64, got 5"):
         deltic.inverse(torch.zeros(1, 3, 1, 5))
-    with pytest.raises(ValueError, match="cumsum: g: expected shape"):
-        deltic.cumsum(torch.zeros(3))
-    with pytest.raises(TypeError, match="gate: g: expected fp32, bf16 or fp16, got int64"):
-        deltic.gate(torch.zeros(1, 3, 1, dtype=torch.int64))
+    with pytest.raises(ValueError, match="^chunk_cumsum: g: expected shape"):
+        deltic.chunk_cumsum(torch.zeros(3))
+    with pytest.raises(TypeError, match="^log_decay: g: expected fp32, bf16 or fp16, got int64"):
+        deltic.log_decay(torch.zeros(1, 3, 1, dtype=torch.int64))
 
 
 def test_errors_of_gradients_are_translated():
@@ -276,7 +357,9 @@ def test_errors_of_gradients_are_translated():
         lambda t: kept.append(t) or t, lambda t: t.zero_() if t.dtype == torch.uint8 else t
     ):
         o, _ = deltic.delta_rule(q, Q, Q)
-    with pytest.raises(ValueError, match="backward: saved: expected a buffer that forward filled"):
+    with pytest.raises(
+        ValueError, match="^delta_rule: saved: expected a buffer that forward filled"
+    ):
         o.sum().backward()
 
 

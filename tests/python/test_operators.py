@@ -63,7 +63,7 @@ BLOCK_CALLS = {
 @pytest.mark.parametrize("name", BLOCK_CALLS)
 def test_opcheck_blocks(name):
     x = make(T=40, form="softplus").tensors
-    x["G"] = deltic.cumsum(-torch.rand(x["g"].shape))
+    x["G"] = deltic.chunk_cumsum(-torch.rand(x["g"].shape))
     x["a"] = 0.1 * torch.randn(2, 40, 2, 64)
     for tensor in x.values():
         tensor.requires_grad_()
@@ -274,8 +274,8 @@ CALLS = {
     "inverse": lambda x, v: deltic.inverse(x, impl="cpu.plain"),
     "scores_inverse": lambda x, v: deltic.scores_inverse(x, x)[1],
     "wy": lambda x, v: deltic.wy(x, x)[0],
-    "cumsum": lambda x, v: deltic.cumsum(x),
-    "gate": lambda x, v: deltic.gate(x),
+    "chunk_cumsum": lambda x, v: deltic.chunk_cumsum(x),
+    "log_decay": lambda x, v: deltic.log_decay(x),
 }
 
 
@@ -343,7 +343,7 @@ def test_batched_gradients():
         assert torch.equal(gradient, torch.autograd.grad(o, q, single, retain_graph=True)[0])
 
 
-@pytest.mark.parametrize("name", ["l2norm", "kkt", "scores", "cumsum", "gate"])
+@pytest.mark.parametrize("name", ["l2norm", "kkt", "scores", "chunk_cumsum", "log_decay"])
 def test_double_backward_of_blocks_is_refused(name):
     q, _, v, *_ = rows(make(T=5))
     (dq,) = torch.autograd.grad(CALLS[name](q, v).sum(), q, create_graph=True)

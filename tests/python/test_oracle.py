@@ -100,12 +100,12 @@ def test_delta_rule_takes_beta_per_column():
 
 
 BLOCKS = {
-    "cumsum": lambda x, o: deltic.cumsum(x["g"], chunk_size=32, scale=0.5, **o),
-    "reverse": lambda x, o: deltic.cumsum(x["g"], reverse=True, **o),
-    "softplus_cumsum": lambda x, o: deltic.cumsum(
+    "cumsum": lambda x, o: deltic.chunk_cumsum(x["g"], chunk_size=32, scale=0.5, **o),
+    "reverse": lambda x, o: deltic.chunk_cumsum(x["g"], reverse=True, **o),
+    "softplus_cumsum": lambda x, o: deltic.chunk_cumsum(
         x["g"], gate="softplus", A_log=x["A_log"], dt_bias=x["dt_bias"], **o
     ),
-    "gate": lambda x, o: deltic.gate(
+    "gate": lambda x, o: deltic.log_decay(
         x["g"], gate="bounded", lower_bound=-5.0, A_log=x["A_log"], dt_bias=x["dt_bias"], **o
     ),
     "l2norm": lambda x, o: deltic.l2norm(x["q"], **o)[0],
@@ -133,7 +133,7 @@ def test_blocks(name, gate, packed):
     x = dict(make(T=70, gate=gate, form="softplus", lengths=lengths).tensors)
     options = {"cu_seqlens": x["cu_seqlens"]} if packed else {}
     width = 32 if name == "scores" else 64
-    x["G"] = deltic.cumsum(-torch.rand(x["g"].shape), chunk_size=width, **options)
+    x["G"] = deltic.chunk_cumsum(-torch.rand(x["g"].shape), chunk_size=width, **options)
     x["a"] = 0.1 * torch.randn(*x["v"].shape[:3], 64).tril(-1)
 
     def gradients(oracle):
@@ -157,7 +157,7 @@ def test_blocks_make_the_operator():
     """o of one chunk from the building blocks, as the operator gives it."""
     case = make(T=50, HV=1, gate="channel", state=False)
     q, k, v, beta, g = (case.tensors[n] for n in ("q", "k", "v", "beta", "g"))
-    G = deltic.cumsum(g)
+    G = deltic.chunk_cumsum(g)
     a = deltic.inverse(deltic.kkt(k, g=G, beta=beta))
     _, u, _, _ = deltic.wy(k, a, v=v, g=G, beta=beta)
     attention, same = deltic.scores_inverse(q, k, g=G, beta=beta)
@@ -169,7 +169,7 @@ def test_blocks_make_the_operator():
 
 def test_block_dtypes():
     g = -torch.rand(1, 5, 2, dtype=torch.bfloat16)
-    assert deltic.cumsum(g).dtype == torch.float32
-    assert deltic.cumsum(g, dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert deltic.chunk_cumsum(g).dtype == torch.float32
+    assert deltic.chunk_cumsum(g, dtype=torch.bfloat16).dtype == torch.bfloat16
     with pytest.raises(TypeError, match="cumsum: dtype: expected fp32, bf16 or fp16, got int8"):
-        deltic.cumsum(g, dtype=torch.int8)
+        deltic.chunk_cumsum(g, dtype=torch.int8)

@@ -252,7 +252,7 @@ def _make_forget_gate(original: Any, name: str) -> Any:
         else:
             raw, dtype = self.f_b_proj(self.f_a_proj(hidden_states)), torch.float32
             bound = getattr(self, "safe_gate_lower_bound", None)
-        return _blocks.gate(
+        return _blocks.log_decay(
             raw.view(*raw.shape[:2], self.num_heads, self.head_dim),
             gate="softplus" if bound is None else "bounded",
             A_log=self.A_log.flatten(),
@@ -300,7 +300,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = 
 # Likewise for the forward of classes, by the end of their names.
 _CLASSES: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = {
     "RMSNormGated": (_make_norm, ("self", "hidden_states", "gate"), "a norm in one new tensor"),
-    "ForgetGate": (_make_forget_gate, ("self", "hidden_states"), "deltic.gate"),
+    "ForgetGate": (_make_forget_gate, ("self", "hidden_states"), "deltic.log_decay"),
 }
 
 
