@@ -35,6 +35,10 @@ build: ## release build of library, program and tests
 bench: build ## `deltic bench` on this machine, JSON in build/bench.json
 	@$(PROGRAM) bench --json build/bench.json
 
+.PHONY: wheel
+wheel: ## build the Python wheel, check it, run it in an empty environment
+	@tools/make_wheel.sh
+
 .PHONY: format
 format: ## rewrite sources in the project's format
 	@tools/check_format.sh --fix

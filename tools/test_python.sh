@@ -47,15 +47,8 @@ fi
 # Types, as pyproject.toml says how strictly; torch's are those of the environment.
 "$python" -m mypy --cache-dir build/python/mypy
 
-# One build folder for every run: only what changed is compiled again.
-wheels=$root/build/python/wheels
-rm -rf "$wheels"
 # Without GPU code unless DELTIC_PYTHON_CUDA=ON: these tests run on the CPU, the release build compiles it.
-"$venv/bin/pip" wheel -q --no-build-isolation --no-deps -w "$wheels" \
-  -C cmake.define.DELTIC_CUDA="${DELTIC_PYTHON_CUDA:-OFF}" .
-# The lowest tag that its symbols allow: manylinux_2_34 for what g++ and glibc of Debian 12 ask for.
-wheel=$("$python" tools/wheel_tag.py --write "$(ls "$wheels"/deltic-*.whl)")
-"$python" tools/wheel_tag.py "$wheel"
+wheel=$(DELTIC_PYTHON_VENV=$venv DELTIC_PYTHON_CUDA=${DELTIC_PYTHON_CUDA:-OFF} tools/make_wheel.sh --build-only)
 
 # Outside of the tree, so that nothing of the sources can be imported by accident.
 place=$(mktemp -d)

@@ -32,8 +32,13 @@ SYSTEMS = {
     39: {"GLIBCXX": "3.4.33", "CXXABI": "1.3.15", "GCC": "14.0.0"},
     41: {"GLIBCXX": "3.4.33", "CXXABI": "1.3.15", "GCC": "14.0.0"},
 }
-FROM_THE_SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libgcc_s.so.1"}
-FROM_THE_SYSTEM |= {"libstdc++.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+FROM_THE_SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1"}
+FROM_THE_SYSTEM |= {
+    "libgcc_s.so.1",
+    "libstdc++.so.6",
+    "ld-linux-x86-64.so.2",
+    "ld-linux-aarch64.so.1",
+}
 FROM_TORCH = {"libtorch_cpu.so", "libc10.so"}
 NAME = re.compile(
     r"(?P<stem>.+-py3-none)-(?P<platform>(?:linux|manylinux_2_(?P<minor>\d+))_(?P<arch>\w+))"

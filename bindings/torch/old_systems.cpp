@@ -1,0 +1,97 @@
+// What a system of 2018 (glibc 2.28, libstdc++ of GCC 8: manylinux_2_28) calls otherwise or does
+// not have: with this a library linked on a younger one runs there too. `tools/wheel_tag.py` says
+// what is reached.
+//
+// glibc 2.34 moved threads and dlopen into libc and gave them new versions; 2.29 gave exp one
+// without matherr. The first versions are still there, in every glibc. CMakeLists.txt reads the
+// names below and tells the linker to --wrap them: a call of `name` is a call of `__wrap_name`,
+// which jumps to the version asked for here.
+#include <new>
+#include <sstream>
+
+#if defined(__x86_64__)
+#define DELTIC_JUMP "jmp "
+#define DELTIC_PLT "@PLT"
+#define DELTIC_FIRST(version) version
+#elif defined(__aarch64__)
+#define DELTIC_JUMP "b "
+#define DELTIC_PLT ""
+#define DELTIC_FIRST(version) "GLIBC_2.17"
+#endif
+#define DELTIC_VERSION_OF(name, version)                                             \
+  __asm__(".text\n.symver old_" #name "," #name "@" version "\n.globl __wrap_" #name \
+          "\n.type __wrap_" #name ", %function\n__wrap_" #name ":\n" DELTIC_JUMP     \
+          "old_" #name DELTIC_PLT "\n.size __wrap_" #name ", .-__wrap_" #name "\n");
+#define DELTIC_OLD(name) DELTIC_VERSION_OF(name, DELTIC_FIRST("GLIBC_2.2.5"))
+#define DELTIC_OLD_AT(name, version) DELTIC_VERSION_OF(name, version)
+
+// Ours, and torch's headers'.
+DELTIC_OLD(dlopen)
+DELTIC_OLD(dlsym)
+DELTIC_OLD(exp)
+DELTIC_OLD(pthread_create)
+DELTIC_OLD(pthread_join)
+DELTIC_OLD(pthread_sigmask)
+// std::condition_variable::wait; the later version is not noexcept.
+DELTIC_OLD_AT(_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE, "GLIBCXX_3.4.11")
+
+#ifdef DELTIC_TORCH_CUDA  // The CUDA runtime's.
+DELTIC_OLD(dlclose)
+DELTIC_OLD(dlerror)
+DELTIC_OLD_AT(dlmopen, DELTIC_FIRST("GLIBC_2.3.4"))
+DELTIC_OLD(dlvsym)
+DELTIC_OLD(pthread_condattr_setpshared)
+DELTIC_OLD(pthread_detach)
+DELTIC_OLD(pthread_getspecific)
+DELTIC_OLD(pthread_key_create)
+DELTIC_OLD(pthread_key_delete)
+DELTIC_OLD(pthread_kill)
+DELTIC_OLD(pthread_mutex_trylock)
+DELTIC_OLD(pthread_mutexattr_destroy)
+DELTIC_OLD(pthread_mutexattr_init)
+DELTIC_OLD(pthread_mutexattr_setpshared)
+DELTIC_OLD(pthread_mutexattr_settype)
+DELTIC_OLD(pthread_once)
+DELTIC_OLD(pthread_rwlock_destroy)
+DELTIC_OLD(pthread_rwlock_init)
+DELTIC_OLD(pthread_rwlock_rdlock)
+DELTIC_OLD(pthread_rwlock_timedrdlock)
+DELTIC_OLD(pthread_rwlock_timedwrlock)
+DELTIC_OLD(pthread_rwlock_tryrdlock)
+DELTIC_OLD(pthread_rwlock_trywrlock)
+DELTIC_OLD(pthread_rwlock_unlock)
+DELTIC_OLD(pthread_rwlock_wrlock)
+DELTIC_OLD(pthread_rwlockattr_destroy)
+DELTIC_OLD(pthread_rwlockattr_init)
+DELTIC_OLD(pthread_rwlockattr_setpshared)
+DELTIC_OLD(pthread_setspecific)
+DELTIC_OLD(pthread_spin_destroy)
+DELTIC_OLD(pthread_spin_init)
+DELTIC_OLD(pthread_spin_lock)
+DELTIC_OLD(pthread_spin_trylock)
+DELTIC_OLD(pthread_spin_unlock)
+DELTIC_OLD(sem_destroy)
+DELTIC_OLD(sem_init)
+DELTIC_OLD(sem_post)
+DELTIC_OLD(sem_timedwait)
+DELTIC_OLD(sem_trywait)
+DELTIC_OLD(sem_wait)
+DELTIC_OLD(shm_open)
+DELTIC_OLD(shm_unlink)
+#endif
+
+// Not there in 2018: the flag of a process without threads (glibc 2.32), which reference counts
+// look at, and how libstdc++ (GCC 11) says that an array is too long.
+#define DELTIC_OWN(name) __wrap_##name
+extern "C" {
+extern char DELTIC_OWN(__libc_single_threaded);
+char DELTIC_OWN(__libc_single_threaded) = 0;
+[[noreturn]] void DELTIC_OWN(_ZSt28__throw_bad_array_new_lengthv)();
+void DELTIC_OWN(_ZSt28__throw_bad_array_new_lengthv)() { throw std::bad_array_new_length(); }
+}
+
+// Members of these that C++20 added, and constructors without arguments, are in libstdc++ since GCC
+// 9 and 11: compiled here, they are not asked for.
+template class std::basic_stringbuf<char>;
+template class std::basic_ostringstream<char>;
+template class std::basic_stringstream<char>;
