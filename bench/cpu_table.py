@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Writes docs/benchmarks/cpu.md and README.md's numbers from one run of bench/peers/fallback.py.
+"""Writes docs/benchmarks/cpu.md and README.md's numbers and plots from one run of fallback.py.
 
 Every figure comes from that run's JSON; both sides of a ratio were measured in it, interleaved.
 """
 
 import argparse
 import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
-from paper import block_of, replace_block  # noqa: E402
+from paper import block_of, replace_block, table_rows  # noqa: E402
 
 AVX2 = "avx2"  # the value of --isa, and the name of its block in cpu.md
 
@@ -20,10 +22,15 @@ def ms(group, side):
     return group["sides"][side]["median_ms"]
 
 
+def short(number):
+    """Three digits, and from a thousand on all that stand before the point."""
+    return f"{number:.3g}" if abs(number) < 1000 else f"{number:.0f}"
+
+
 def spread(group, side):
     """Median with the range from the 10th to the 90th percentile."""
     s = group["sides"][side]
-    return f"{s['median_ms']:.3g} ms ({s['p10']:.3g} to {s['p90']:.3g})"
+    return f"{short(s['median_ms'])} ms ({short(s['p10'])} to {short(s['p90'])})"
 
 
 # needed and aim of rows beside the fallback, with all instructions and with AVX2 alone.
@@ -249,17 +256,48 @@ def results(run, table):
     return lines
 
 
-def readme_block(run, table):
+README_ROWS = (
+    "GDN forward, T=4096, fp32",
+    "GDN forward, T=4096, bf16",
+    "GDN forward, T=1024, fp32",
+    "KDA forward, T=4096, fp32",
+    "KDA forward, T=4096, bf16",
+    "GDN forward and backward, T=4096, fp32",
+    "GDN forward and backward, T=4096, bf16",
+    "extra memory of that, fp32",
+    "GDN forward and backward, T=1024, fp32",
+    "decode, 16 sequences, 32 heads, fp32 state",
+    "decode, 256 sequences, 32 heads, fp32 state",
+)
+
+
+def readme_block(page):
+    """The rows that matter most, both runs of the page side by side, without the spreads."""
+
+    def medians(cell):
+        cell = re.sub(r" \([^()]* to [^()]*\)", "", cell)
+        return re.sub(r"[\d.]+e\+\d+", lambda found: short(float(found[0])), cell)
+
+    narrow_text = block_of(page, AVX2)
+    wide_text = page.read_text(encoding="utf-8").replace(narrow_text, "")
+    wide, narrow = table_rows(wide_text), table_rows(narrow_text)
+    measured = re.search(r"^Measured: (.*)$", wide_text, re.MULTILINE)[1]
     lines = [
-        f"{described(run)}.",
+        measured,
         "",
-        "| work | deltic | beside it | result |",
-        "| --- | --- | --- | --- |",
+        "| work | deltic | beside it | result | both with AVX2 alone |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    lines += [f"| {' | '.join(row[:4])} |" for row in table]
+    for work in README_ROWS:
+        ours, other, result = (medians(cell) for cell in wide[work][:3])
+        least = "not measured"
+        if work in narrow:
+            least = f"{medians(narrow[work][0])}: {medians(narrow[work][2])}"
+        lines.append(f"| {work} | {ours} | {other} | {result} | {least} |")
     lines += [
         "",
-        "How this was measured: [docs/benchmarks/cpu.md](docs/benchmarks/cpu.md).",
+        "All rows, their spread and how they were measured:",
+        "[docs/benchmarks/cpu.md](docs/benchmarks/cpu.md).",
     ]
     return "\n".join(lines)
 
@@ -283,7 +321,8 @@ def main():
         replace_block(path, AVX2, avx2_section(run, table))
     else:
         path.write_text(paper(run, table, block_of(path, AVX2)))
-        replace_block(ROOT / "README.md", "numbers", readme_block(run, table))
+    replace_block(ROOT / "README.md", "numbers", readme_block(path))
+    subprocess.run([ROOT / "bench" / "plots.py"], check=True)
     missed = [row[0] for row in table if not row[6]]
     print(f"cpu_table: {len(table)} rows, {len(missed)} below what is needed {missed}")
     return 0

@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -347,6 +348,8 @@ def main() -> int:
     (args.to / "h200.md").write_text(page(document, args.folder), encoding="utf-8")
     (args.to / "h200.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {args.to}/h200.md and h200.json")
+    if args.to == parser.get_default("to"):
+        subprocess.run([ROOT / "bench" / "plots.py"], check=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Replaces generated blocks of the papers."""
+"""Reads tables of the papers and replaces their generated blocks."""
 
 from pathlib import Path
 
@@ -23,3 +23,13 @@ def replace_block(path: Path, name: str, text: str) -> None:
     """Puts `text` between <!-- name:begin --> and <!-- name:end --> of the file."""
     head, _, tail = _parts(path, name)
     path.write_text(head + text.rstrip("\n") + "\n" + tail, encoding="utf-8")
+
+
+def table_rows(text: str) -> dict[str, list[str]]:
+    """The cells of every table's rows by the first one."""
+    rows = {}
+    for line in text.splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            first, *rest = [cell.strip() for cell in line.strip().strip("|").split("|")]
+            rows[first] = rest
+    return rows

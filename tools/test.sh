@@ -172,6 +172,7 @@ begin=$SECONDS
 step format tools/check_format.sh
 step layers tools/check_layers.py
 step words tools/check_words.py
+step plots bench/plots.py --check
 step faults tools/plant_faults.py --check
 step release build_and_test release
 step symbols tools/check_symbols.sh build/release/src/libdeltic.so

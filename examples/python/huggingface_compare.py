@@ -45,8 +45,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def make_model(path: Path, dtype: torch.dtype) -> Any:
-    """A causal language model with random weights."""
+def make_model(path: Path, dtype: torch.dtype, **changes: Any) -> Any:
+    """A causal language model with random weights; `changes`: of its configuration."""
     # transformers would choose flash-linear-attention where it is installed, whose kernels are for
     # GPUs: kept from being found, what is left is the fallback in torch.
     sys.modules.setdefault("fla", None)  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def make_model(path: Path, dtype: torch.dtype) -> Any:
     except ImportError:
         raise SystemExit("this example needs transformers: pip install transformers") from None
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, **changes)
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
