@@ -237,8 +237,8 @@ void put_chunk(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t
   }
 }
 
-// Through the norm, where there is one: dx = r (dy - y (y . dy)). Of a row of one channel 1e-6 of dy
-// is left, less than the rounding of y to fp32: hence fp64 here.
+// Through the norm, where there is one: dx = r (dy - y (y . dy)). Of a row of one channel 1e-6 of
+// dy is left, less than the rounding of y to fp32: hence fp64 here.
 void put_rows(const Problem& p, const Floats& x, const Floats& dy, const Output& out, int64_t n) {
   const auto K = static_cast<size_t>(p.c.K);
   for (int64_t t = p.first_token(n); t < p.first_token(n) + p.c.sequence_length(n); ++t) {

@@ -18,12 +18,13 @@ inline bool sm90_forward_takes(const cases::Case& c) {
 // cuda.general: everything but the convolution and the gradients of building blocks.
 inline bool cuda_general_takes(const cases::Case& c) { return !c.gradient && c.op != Op::conv; }
 
-// cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16 bytes,
-// lie at multiples of their size.
+// cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
+// bytes, lie at multiples of their size.
 inline bool cuda_decode_takes(const cases::Case& c) {
   if (c.op != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv || !c.ckpt.empty())
     return false;
-  const bool has_state = c.init || c.final_state != cases::Final::none || c.pool != cases::Pool::none;
+  const bool has_state =
+      c.init || c.final_state != cases::Final::none || c.pool != cases::Pool::none;
   const int64_t run = 16 / cases::size_of(c.sdtype);
   return c.strided != cases::Layout::wide &&
          (!has_state || c.state == StateLayout::vk || c.V % run == 0);

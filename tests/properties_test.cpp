@@ -120,9 +120,9 @@ TEST_P(Property, SameBitsForAnyNumberOfThreads) {
   }
 }
 
-// One sequence and one head: the work is divided inside of the sequence, in rounds of eight chunks or
-// more. Panels of columns that are no multiple of the threads: some prepare the next round while one
-// still carries this one's last panel.
+// One sequence and one head: the work is divided inside of the sequence, in rounds of eight chunks
+// or more. Panels of columns that are no multiple of the threads: some prepare the next round while
+// one still carries this one's last panel.
 TEST_P(Property, SameBitsForAnyNumberOfThreadsInOneSequence) {
   std::vector<Layer> layers;
   for (GateKind gate : kGates)
@@ -131,8 +131,7 @@ TEST_P(Property, SameBitsForAnyNumberOfThreadsInOneSequence) {
   for (const Layer& layer : taken(layers)) {
     const Sequence s{.seed = 5, .length = 1650, .checkpoints = {64, 100, 1649}};
     const Results one = run(layer, s);
-    for (int32_t threads : {2, 3, 5, 3, 5})
-      expect_same(run(layer, s, threads), one, name(layer));
+    for (int32_t threads : {2, 3, 5, 3, 5}) expect_same(run(layer, s, threads), one, name(layer));
   }
 }
 

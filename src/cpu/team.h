@@ -52,9 +52,9 @@ class Meeting {
 
 // One thread of a team.
 struct Member {
-  // Neighbours go to one member, in order: decode's items are columns of a state, and two cores that
-  // write every other one of them take three times as long (256 sequences: 70 ms, in runs 24). Runs
-  // get shorter as work runs out; the last items are taken one by one.
+  // Neighbours go to one member, in order: decode's items are columns of a state, and two cores
+  // that write every other one of them take three times as long (256 sequences: 70 ms, in runs 24).
+  // Runs get shorter as work runs out; the last items are taken one by one.
   static constexpr int64_t kParts = 8;
 
   int index, size;
