@@ -26,7 +26,8 @@ struct VerifyOptions {
   std::vector<std::string> filters;
   std::vector<std::string> files;  // empty: the built-in cases
   std::string impl;
-  long long seed = -1;  // below 0: as the cases say
+  long long seed = -1;        // below 0: as the cases say
+  bool both_devices = false;  // the CPU before common.device
   bool list = false;
 };
 int run_verify(const VerifyOptions& options);

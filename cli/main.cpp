@@ -41,15 +41,21 @@ void add_common(CLI::App* command, Common& common) {
       ->type_name("N");
 }
 
-void add_device(CLI::App* command, Common& common) {
-  const auto read = [&common](const std::string& text) {
-    if (text != "cpu" && text != "cuda")
-      throw UsageError("--device: expected cpu or cuda, got '" + text + "'");
-    common.device = text == "cuda" ? deltic::DeviceType::cuda : deltic::DeviceType::cpu;
+// both: where the command can run on the two, one after the other; common.device is then the GPU.
+void add_device(CLI::App* command, Common& common, bool* both = nullptr) {
+  const auto read = [&common, both](const std::string& text) {
+    if (text != "cpu" && text != "cuda" && (both == nullptr || text != "both")) {
+      throw UsageError(std::string("--device: expected cpu") +
+                       (both != nullptr ? ", cuda or both" : " or cuda") + ", got '" + text + "'");
+    }
+    if (both != nullptr) *both = text == "both";
+    common.device = text == "cpu" ? deltic::DeviceType::cpu : deltic::DeviceType::cuda;
   };
   command
-      ->add_option_function<std::string>("--device", read,
-                                         "Where the tensors lie: cpu (default) or cuda")
+      ->add_option_function<std::string>(
+          "--device", read,
+          both != nullptr ? "Where the tensors lie: cpu (default), cuda, or both in turn"
+                          : "Where the tensors lie: cpu (default) or cuda")
       ->type_name("NAME");
 }
 
@@ -155,7 +161,7 @@ int run(int argc, char** argv) {
   add_seed(verify_command, verify.seed);
   verify_command->add_flag("--list", verify.list, "Print the canonical lines and run nothing");
   verify_command->footer(grammar);
-  add_device(verify_command, verify.common);
+  add_device(verify_command, verify.common, &verify.both_devices);
   add_common(verify_command, verify.common);
 
   BenchOptions bench;

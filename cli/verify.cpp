@@ -30,6 +30,11 @@ struct Count {
   }
 };
 
+std::vector<DeviceType> devices_of(const VerifyOptions& options) {
+  if (!options.both_devices) return {options.common.device};
+  return {DeviceType::cpu, DeviceType::cuda};
+}
+
 std::vector<SourcedCase> select(const VerifyOptions& options) {
   for (const std::string& f : options.filters) cases::check_filter(f);
   std::vector<SourcedCase> all;
@@ -44,20 +49,24 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
     if (options.seed >= 0) s.spec.seed = static_cast<uint64_t>(options.seed);
     const bool fits = std::all_of(options.filters.begin(), options.filters.end(),
                                   [&](const std::string& f) { return cases::matches(s.spec, f); });
-    if (fits && cases::may_run(s.spec.op, options.impl, options.common.device))
-      chosen.push_back(std::move(s));
+    const std::vector<DeviceType> devices = devices_of(options);
+    const bool may_run = std::any_of(devices.begin(), devices.end(), [&](DeviceType device) {
+      return cases::may_run(s.spec.op, options.impl, device);
+    });
+    if (fits && may_run) chosen.push_back(std::move(s));
   }
   return chosen;
 }
 
-// The results of one case, one per implementation that the operation has.
-std::vector<std::pair<std::string, Result>> run_case(const Case& c, const VerifyOptions& options) {
-  std::vector<std::pair<std::string, Result>> results;
+using Results = std::vector<std::pair<std::string, Result>>;
+
+// One case on one device: a result per implementation that the operation has there. `expected` is
+// filled where somebody takes the case, for the other device too.
+void run_on(const Case& c, DeviceType device, const VerifyOptions& options,
+            std::optional<cases::Expected>& expected, Results& results) {
   std::optional<cases::Instance> instance;
-  std::optional<cases::Expected> expected;
   std::vector<Choice> choices;
   const Result asked = cases::guarded([&]() -> Result {
-    const DeviceType device = options.common.device;
     // Asked about shapes first: a case that nobody takes needs no memory.
     choices = cases::Instance::shapes_of(c, device).explain();
     const bool taken = std::any_of(choices.begin(), choices.end(), [&](const Choice& x) {
@@ -69,8 +78,7 @@ std::vector<std::pair<std::string, Result>> run_case(const Case& c, const Verify
     instance.emplace(c, true, cases::Place{.device = device});
     return {};
   });
-  for (const std::string& impl :
-       cases::implementation_names(c.op, options.impl, options.common.device)) {
+  for (const std::string& impl : cases::implementation_names(c.op, options.impl, device)) {
     if (asked.status != Status::passed) {
       results.push_back({impl, asked});
       continue;
@@ -94,6 +102,12 @@ std::vector<std::pair<std::string, Result>> run_case(const Case& c, const Verify
     results.emplace_back(impl, cases::check(*instance, *expected,
                                             {.impl = impl, .threads = options.common.threads}));
   }
+}
+
+Results run_case(const Case& c, const VerifyOptions& options) {
+  Results results;
+  std::optional<cases::Expected> expected;
+  for (const DeviceType device : devices_of(options)) run_on(c, device, options, expected, results);
   return results;
 }
 
