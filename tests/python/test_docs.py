@@ -12,6 +12,13 @@ from support import ROOT
 PUBLIC = [(deltic, name) for name in deltic.__all__ if name != "Checkpoints"]
 PUBLIC += [(deltic.layers, name) for name in deltic.layers.__all__]
 
+# Every page with Python in it.
+PAGES = ["README.md"] + [
+    f"docs/{path.name}"
+    for path in sorted((ROOT / "docs").glob("*.md"))
+    if "```python\n" in path.read_text(encoding="utf-8")
+]
+
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[name for _, name in PUBLIC])
 def test_docstring_examples(module, name):
@@ -21,10 +28,7 @@ def test_docstring_examples(module, name):
         assert doctest.DocTestRunner().run(test).failed == 0
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/python.md", "docs/fla.md", "docs/layers.md", "docs/transformers.md"],
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_page(page):
     if page in ("README.md", "docs/transformers.md"):
         pytest.importorskip("transformers", minversion="5.16")
