@@ -197,6 +197,25 @@ TEST_F(Program, ArgumentsComeBeforeTheMachine) {
   }
 }
 
+TEST_F(Program, VerifyTakesBothDevices) {
+  expect_usage_error("verify --device tpu", "--device: expected cpu, cuda or both, got 'tpu'");
+  expect_usage_error("bench --device both --list", "--device: expected cpu or cuda, got 'both'");
+  const auto list = [&](const std::string& device) {
+    return run("verify --list --filter 'conv D=64' --device " + device).text;
+  };
+  // The CPU has the convolution, CUDA has not: a case needs one of them.
+  EXPECT_EQ(list("both"), list("cpu"));
+  EXPECT_NE(list("both").find("conv"), std::string::npos);
+  const bool has_gpu = run("info").text.find("driver     none") == std::string::npos;
+  const Outcome both = run("verify --device both --filter 'decode dense=2x20 gv=1'");
+  if (has_gpu) {
+    EXPECT_NE(both.text.find("cpu.plain"), std::string::npos) << both.text;
+    EXPECT_NE(both.text.find("cuda.general"), std::string::npos) << both.text;
+  } else {
+    EXPECT_EQ(both.text.find("deltic: --device: expected a GPU, got none: "), 0u) << both.text;
+  }
+}
+
 TEST_F(Program, JsonIsOpenedBeforeTheWork) {
   expect_usage_error("verify --json /does/not/exist.json",
                      "--json: expected a file that can be written, got '/does/not/exist.json'");
