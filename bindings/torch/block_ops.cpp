@@ -248,7 +248,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 #define DELTIC_SEQUENCES "Tensor? cu_seqlens=None, Tensor? cu_seqlens_cpu=None, "
 #define DELTIC_OPTIONS "str options='', ScalarType? dtype=None"
 
-STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
+DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
   m.def("cumsum(Tensor g, Tensor? A_log=None, Tensor? dt_bias=None, " DELTIC_SEQUENCES
         "float? scale=None, float? lower_bound=None, " DELTIC_OPTIONS ") -> Tensor");
   m.def("gate(Tensor g, Tensor? A_log=None, Tensor? dt_bias=None, " DELTIC_SEQUENCES
@@ -274,8 +274,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
       "Tensor dx, Tensor dg, Tensor dbeta, Tensor da, Tensor dA_log, Tensor ddt_bias)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deltic, CPU, m) { register_kernels(m); }
-STABLE_TORCH_LIBRARY_IMPL(deltic, CUDA, m) { register_kernels(m); }
+DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CPU, m) { register_kernels(m); }
+DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CUDA, m) { register_kernels(m); }
 
 }  // namespace
 }  // namespace deltic::bridge

@@ -503,6 +503,9 @@ extern "C" {
 
 DELTIC_API int32_t deltic_torch_last_status() { return bridge::t_last_status; }
 DELTIC_API const char* deltic_torch_version() { return deltic_version(); }
+DELTIC_API const char* deltic_torch_namespace() {
+  return DELTIC_TORCH_TEXT(DELTIC_TORCH_NAMESPACE);
+}
 // Whether sequences of CUDA tensors have gradients in this build.
 DELTIC_API int32_t deltic_torch_has_cuda_backward() {
   return deltic_implementation(DELTIC_BACKWARD, DELTIC_CUDA, 0) != nullptr;

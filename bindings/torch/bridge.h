@@ -21,6 +21,17 @@
 #define DELTIC_TORCH_CHECK TORCH_ERROR_CODE_CHECK
 #endif
 
+// torch.ops.NAMESPACE: with another name a second build of the operators can live in the same
+// process.
+#ifndef DELTIC_TORCH_NAMESPACE
+#define DELTIC_TORCH_NAMESPACE deltic
+#endif
+// torch's macros paste their arguments; in between the name is replaced by what it stands for.
+#define DELTIC_TORCH_OPERATORS(name, m) STABLE_TORCH_LIBRARY_FRAGMENT(name, m)
+#define DELTIC_TORCH_KERNELS(name, device, m) STABLE_TORCH_LIBRARY_IMPL(name, device, m)
+#define DELTIC_TORCH_TEXT_OF(name) #name
+#define DELTIC_TORCH_TEXT(name) DELTIC_TORCH_TEXT_OF(name)
+
 extern "C" {
 typedef void (*deltic_torch_log_fn)(const char* line, const char* tensors);
 typedef void (*deltic_torch_note_fn)(const char* text);

@@ -135,7 +135,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 #define DELTIC_INPUTS "Tensor x, Tensor weight, Tensor? bias, "
 #define DELTIC_SEQUENCES "Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, str options=''"
 
-STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
+DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
   m.def("conv(" DELTIC_INPUTS "Tensor? initial_state, " DELTIC_SEQUENCES
         ") -> (Tensor out, Tensor final_state)");
   m.def("conv_(" DELTIC_INPUTS
@@ -146,8 +146,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
         ", int want=15) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor d_initial_state)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deltic, CPU, m) { register_kernels(m); }
-STABLE_TORCH_LIBRARY_IMPL(deltic, CUDA, m) { register_kernels(m); }
+DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CPU, m) { register_kernels(m); }
+DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CUDA, m) { register_kernels(m); }
 
 }  // namespace
 }  // namespace deltic::bridge

@@ -226,7 +226,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 #define DELTIC_CHECKPOINTS "Tensor? ckpt_cu, Tensor? ckpt_tokens, Tensor? ckpt_slots, "
 #define DELTIC_OPTIONS "float? scale=None, float? lower_bound=None, str options=''"
 
-STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
+DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
   m.def("forward(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state)");
@@ -251,9 +251,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(deltic, m) {
             DELTIC_OPTIONS ") -> Tensor");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(deltic, CPU, m) { register_kernels(m); }
+DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CPU, m) { register_kernels(m); }
 // CUDA tensors take the same way: the library says what it can do with them.
-STABLE_TORCH_LIBRARY_IMPL(deltic, CUDA, m) { register_kernels(m); }
+DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CUDA, m) { register_kernels(m); }
 
 }  // namespace
 }  // namespace deltic::bridge

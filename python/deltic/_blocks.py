@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ._fakes import register_fake
+from ._library import OPS, function_of, operator_name, qualified, said_in
 from ._library import call as call_operator
-from ._library import function_of, operator_name, said_in
 from ._native import (
     GATES,
     Gate,
@@ -23,8 +23,7 @@ from ._native import (
 )
 from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, wanted, wide
 
-_OPS = torch.ops.deltic
-_BLOCK_BACKWARD = _OPS.block_backward.default
+_BLOCK_BACKWARD = OPS.block_backward.default
 # The numbers of the building blocks at the C ABI.
 _NUMBERS = {"cumsum": 2, "gate": 3, "l2norm": 4, "kkt": 5, "scores": 6, "inverse": 7, "wy": 8}
 # Bits of `want`, in the order of block_backward's outputs.
@@ -262,7 +261,7 @@ def _register_gradient(
         gradients = _block_backward(name, kept, came, ctx.options, needs)
         return tuple(gradients[x] if x in gradients and needs.get(x) else None for x in arguments)
 
-    torch.library.register_autograd(f"deltic::{name}", backward, setup_context=setup)
+    torch.library.register_autograd(qualified(name), backward, setup_context=setup)
     refuse_vmap(name)
 
 
@@ -322,7 +321,7 @@ def _scores_inverse_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | 
 
 
 torch.library.register_autograd(
-    "deltic::scores_inverse", _scores_inverse_backward, setup_context=_scores_inverse_setup
+    qualified("scores_inverse"), _scores_inverse_backward, setup_context=_scores_inverse_setup
 )
 refuse_vmap("scores_inverse")
 refuse_gradient("block_backward")
@@ -429,7 +428,7 @@ def chunk_cumsum(
         impl=impl,
     )
     out: Tensor = call(
-        _OPS.cumsum.default,
+        OPS.cumsum.default,
         g,
         A_log,
         dt_bias,
@@ -472,7 +471,7 @@ def log_decay(
     True
     """
     out: Tensor = call(
-        _OPS.gate.default,
+        OPS.gate.default,
         g,
         A_log,
         dt_bias,
@@ -512,7 +511,7 @@ def l2norm(
     ([0.5, 0.5, 0.5, 0.5], 0.25)
     """
     words = _words("l2norm", dtype=dtype, impl=impl)
-    out, rstd = call(_OPS.l2norm.default, x, cu_seqlens, cu_seqlens_cpu, words, dtype)
+    out, rstd = call(OPS.l2norm.default, x, cu_seqlens, cu_seqlens_cpu, words, dtype)
     return L2Norm(out, rstd)
 
 
@@ -543,7 +542,7 @@ def kkt(
     [[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [2.0, 2.0, 0.0]]
     """
     words = _words("kkt", chunk_size=chunk_size, dtype=dtype, impl=impl)
-    out: Tensor = call(_OPS.kkt.default, k, g, beta, cu_seqlens, cu_seqlens_cpu, words, dtype)
+    out: Tensor = call(OPS.kkt.default, k, g, beta, cu_seqlens, cu_seqlens_cpu, words, dtype)
     return out
 
 
@@ -576,9 +575,7 @@ def scores(
     [[2.0, 0.0], [2.0, 2.0]]
     """
     words = _words("scores", chunk_size=chunk_size, scale=scale, dtype=dtype, impl=impl)
-    out: Tensor = call(
-        _OPS.scores.default, q, k, g, cu_seqlens, cu_seqlens_cpu, scale, words, dtype
-    )
+    out: Tensor = call(OPS.scores.default, q, k, g, cu_seqlens, cu_seqlens_cpu, scale, words, dtype)
     return out
 
 
@@ -605,7 +602,7 @@ def inverse(
     [[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 1.0]]
     """
     words = _words("inverse", dtype=dtype, impl=impl)
-    out: Tensor = call(_OPS.inverse.default, a, cu_seqlens, cu_seqlens_cpu, words, dtype)
+    out: Tensor = call(OPS.inverse.default, a, cu_seqlens, cu_seqlens_cpu, words, dtype)
     return out
 
 
@@ -644,7 +641,7 @@ def scores_inverse(
     """
     words = _words("scores_inverse", chunk_size=chunk_size, scale=scale, dtype=dtype, impl=impl)
     scores, inverse = call(
-        _OPS.scores_inverse.default, q, k, g, beta, cu_seqlens, cu_seqlens_cpu, scale, words, dtype
+        OPS.scores_inverse.default, q, k, g, beta, cu_seqlens, cu_seqlens_cpu, scale, words, dtype
     )
     return ScoresInverse(scores, inverse)
 
@@ -687,7 +684,7 @@ def wy(
     (torch.Size([1, 20, 1, 8]), torch.Size([1, 20, 1, 4]), None, None)
     """
     w, u, kg, qg = call(
-        _OPS.wy.default,
+        OPS.wy.default,
         k,
         a,
         v,

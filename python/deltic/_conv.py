@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._fakes import register_fake
-from ._library import call
+from ._library import OPS, call, qualified
 from ._native import autocast, flag_word, name_word, needs_grad
 from ._sequence_ops import (
     below_autograd,
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Activation = Literal["silu"] | None
 MOST_TAPS = 8
 
-_CONV = torch.ops.deltic.conv.default
-_CONV_ = torch.ops.deltic.conv_.default
-_CONV_BACKWARD = torch.ops.deltic.conv_backward.default
+_CONV = OPS.conv.default
+_CONV_ = OPS.conv_.default
+_CONV_BACKWARD = OPS.conv_backward.default
 _ACTIVATIONS = {None: "", "silu": " activation=silu"}
 
 
@@ -105,7 +105,7 @@ def _backward(
     return (*gradients, None, None, None)
 
 
-torch.library.register_autograd("deltic::conv", _backward, setup_context=_setup)
+torch.library.register_autograd(qualified("conv"), _backward, setup_context=_setup)
 refuse_gradient("conv_backward")
 for _name in ("conv", "conv_", "conv_backward"):
     refuse_vmap(_name)

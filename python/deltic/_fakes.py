@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ._library import argument_name, function_of
+from ._library import OPS, argument_name, function_of, qualified
 
 
 class _Shapes:
@@ -222,7 +222,7 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
     """
 
     def register(fake: Callable[..., Any]) -> Callable[..., Any]:
-        schema = getattr(torch.ops.deltic, name).default._schema
+        schema = getattr(OPS, name).default._schema
         arguments = [x.name for x in schema.arguments]
         required = [x.name for x in schema.arguments if str(x.type) == "Tensor"]
 
@@ -237,7 +237,7 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
                 _CHECKS[name](_Shapes(name, function, given))
             return fake(*args, **kwargs)
 
-        torch.library.register_fake(f"deltic::{name}", checked)
+        torch.library.register_fake(qualified(name), checked)
         return fake
 
     return register

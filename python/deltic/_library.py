@@ -17,11 +17,11 @@ _TEXT = r"[a-z0-9_]+: [\w.]+: "
 _DTYPE = r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|float8_\w+|another dtype)\b"
 # What torch says of an argument of another type.
 _TYPE = (
-    r"deltic::(?P<op>\w+)\(\) Expected a value of type '(?:Optional\[)?(?P<expected>\w+)\]?' for "
+    r"\w+::(?P<op>\w+)\(\) Expected a value of type '(?:Optional\[)?(?P<expected>\w+)\]?' for "
     r"argument '(?P<argument>\w+)' but instead found type '(?P<found>\w+)'"
 )
 # What torch's dispatcher says where there is no kernel for a tensor of some kind.
-_NO_KERNEL = r"Could not run 'deltic::(?P<op>\w+)' with arguments from the '"
+_NO_KERNEL = r"Could not run '\w+::(?P<op>\w+)' with arguments from the '"
 _EXPECTED = {"Tensor": "a tensor", "float": "a float", "bool": "a bool", "int": "a torch.dtype"}
 _OUT_OF_MEMORY, _UNSUPPORTED, _INVALID_ARGUMENT = 3, 2, 1
 
@@ -45,6 +45,7 @@ def load() -> ctypes.CDLL:
     torch.ops.load_library(str(_LIBRARY))
     library = ctypes.CDLL(str(_LIBRARY))
     library.deltic_torch_version.restype = ctypes.c_char_p
+    library.deltic_torch_namespace.restype = ctypes.c_char_p
     library.deltic_torch_last_status.restype = ctypes.c_int32
     library.deltic_torch_has_cuda_backward.restype = ctypes.c_int32
     library.deltic_torch_set_num_threads.argtypes = [ctypes.c_int32]
@@ -63,6 +64,9 @@ def load() -> ctypes.CDLL:
 
 
 LIBRARY = load()
+# torch.ops.deltic; a build that shares its process with others has a name of its own.
+NAMESPACE: str = LIBRARY.deltic_torch_namespace().decode()
+OPS: Any = getattr(torch.ops, NAMESPACE)
 HAS_CUDA_BACKWARD = bool(LIBRARY.deltic_torch_has_cuda_backward())
 
 
@@ -106,6 +110,11 @@ def argument_name(operator: str, name: str) -> str:
     return found.decode()
 
 
+def qualified(name: str) -> str:
+    """An operator's name with its namespace, as torch.library takes it."""
+    return f"{NAMESPACE}::{name}"
+
+
 def operator_name(op: Any) -> str:
     """An operator's name; also of what stands for one, and has it in its attribute `operator`."""
     op = getattr(getattr(op, "__self__", op), "operator", op)
@@ -125,7 +134,7 @@ def refused_type(text: str, args: tuple[Any, ...]) -> TypeError | None:
     if match is None:
         return None
     operator, found = match["op"], match["found"]
-    names = [x.name for x in getattr(torch.ops.deltic, operator).default._schema.arguments]
+    names = [x.name for x in getattr(OPS, operator).default._schema.arguments]
     place = names.index(match["argument"])
     if place < len(args):
         found = got(args[place])
@@ -180,7 +189,7 @@ def refused_layout(error: RuntimeError, args: tuple[Any, ...]) -> Exception | No
     if match is None:
         return None
     operator, function = match["op"], function_of(match["op"], args)
-    schema = getattr(torch.ops.deltic, operator).default._schema
+    schema = getattr(OPS, operator).default._schema
     for argument, x in zip(schema.arguments, args, strict=False):
         if isinstance(x, torch.Tensor) and x.layout != torch.strided:
             name, layout = argument_name(operator, argument.name), str(x.layout)
@@ -229,6 +238,6 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
         operator = operator_name(op)
         function = function_of(operator, args)
         if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
-            first = getattr(torch.ops.deltic, operator).default._schema.arguments[0].name
+            first = getattr(OPS, operator).default._schema.arguments[0].name
             raise ValueError(f"{function}: {first}: expected a tensor, got none") from None
         raise (refused_layout(error, args) or translated(error, function, args)) from None

@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ._fakes import register_fake
-from ._library import call, function_of, said_in, saved_bytes
+from ._library import OPS, call, function_of, qualified, said_in, saved_bytes
 
-FORWARD = torch.ops.deltic.forward.default
-FORWARD_SAVE = torch.ops.deltic.forward_save.default
-FORWARD_ = torch.ops.deltic.forward_.default
-BACKWARD = torch.ops.deltic.backward.default
-DECODE = torch.ops.deltic.decode.default
-DECODE_ = torch.ops.deltic.decode_.default
+FORWARD = OPS.forward.default
+FORWARD_SAVE = OPS.forward_save.default
+FORWARD_ = OPS.forward_.default
+BACKWARD = OPS.backward.default
+DECODE = OPS.decode.default
+DECODE_ = OPS.decode_.default
 
 # Bits of `want`, in the order of backward's outputs.
 _GRADIENTS = ("q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_state")
@@ -46,7 +46,7 @@ def refuse_vmap(name: str) -> None:
             "got a call under torch.vmap"
         )
 
-    torch.library.register_vmap(f"deltic::{name}", refuse)
+    torch.library.register_vmap(qualified(name), refuse)
 
 
 def refuse_gradient(name: str) -> None:
@@ -61,7 +61,7 @@ def refuse_gradient(name: str) -> None:
             "gradient (double backward is not supported)"
         )
 
-    torch.library.register_autograd(f"deltic::{name}", refuse, setup_context=setup)
+    torch.library.register_autograd(qualified(name), refuse, setup_context=setup)
 
 
 def _final_state(
@@ -339,7 +339,7 @@ for _name, _backward, _setup in (
     ("forward_save", _forward_backward, _save_setup),
     ("decode", _decode_backward, _decode_setup),
 ):
-    torch.library.register_autograd(f"deltic::{_name}", _backward, setup_context=_setup)
+    torch.library.register_autograd(qualified(_name), _backward, setup_context=_setup)
 refuse_gradient("backward")
 for _name in ("forward", "forward_save", "forward_", "decode", "decode_", "backward"):
     refuse_vmap(_name)
