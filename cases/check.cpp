@@ -6,6 +6,7 @@
 #include <fstream>
 #include <limits>
 #include <new>
+#include <optional>
 
 #include "cases/scalar.h"
 
@@ -156,15 +157,15 @@ Values reference(const Instance& instance) {
   return all;
 }
 
-Expected expect(const Instance& instance) {
+namespace {
+
+// The larger of the instance's own errors and their root mean square over four draws, of its seed
+// and the next three.
+std::map<std::string, double> typical_plain_errors(const Instance& instance,
+                                                   const std::map<std::string, double>& own) {
   constexpr int kDraws = 4;
-  Expected e;
-  e.reference = reference(instance);
-  e.magnitude = magnitudes(instance, e.reference);
-  e.plain = plain_errors(instance, e.reference, e.magnitude);
-  if (is_standard(instance.spec())) return e;
   std::map<std::string, double> squares;
-  for (const auto& [name, error] : e.plain) squares[name] = error * error;
+  for (const auto& [name, error] : own) squares[name] = error * error;
   for (int i = 1; i < kDraws; ++i) {
     Case other = instance.spec();
     other.seed += static_cast<uint64_t>(i);
@@ -173,7 +174,19 @@ Expected expect(const Instance& instance) {
     for (const auto& [name, error] : plain_errors(draw, ref, magnitudes(draw, ref)))
       squares[name] += error * error;
   }
-  for (auto& [name, error] : e.plain) error = std::max(error, std::sqrt(squares[name] / kDraws));
+  std::map<std::string, double> typical = own;
+  for (auto& [name, error] : typical) error = std::max(error, std::sqrt(squares[name] / kDraws));
+  return typical;
+}
+
+}  // namespace
+
+Expected expect(const Instance& instance) {
+  Expected e;
+  e.reference = reference(instance);
+  e.magnitude = magnitudes(instance, e.reference);
+  e.plain = plain_errors(instance, e.reference, e.magnitude);
+  if (!is_standard(instance.spec())) e.plain = typical_plain_errors(instance, e.plain);
   return e;
 }
 
@@ -239,6 +252,7 @@ std::string judge(TensorError& e, const Case& c, const std::vector<double>& x,
 Result compare_values(const Instance& instance, const Values& values, const Expected& expected) {
   const Case& c = instance.spec();
   Result result;
+  std::optional<std::map<std::string, double>> typical;
   for (const std::string& name : instance.outputs()) {
     const std::vector<double>& x = values.at(name);
     const std::vector<double>& ref = expected.reference.at(name);
@@ -248,7 +262,13 @@ Result compare_values(const Instance& instance, const Values& values, const Expe
     e.error = relative_error(x, ref, stored, counts_from_rounded(c, name, stored),
                              magnitude_of(expected.magnitude, name), &e.absolute);
     e.plain = expected.plain.at(name);
-    const std::string reason = judge(e, c, x, ref);
+    std::string reason = judge(e, c, x, ref);
+    if (!e.ok && e.error > e.budget && std::isfinite(e.error) && is_standard(c)) {
+      // Twice a plain error that was lucky? The other draws are worth their time only here.
+      if (!typical) typical = typical_plain_errors(instance, expected.plain);
+      e.plain = typical->at(name);
+      reason = judge(e, c, x, ref);
+    }
     if (!reason.empty()) add_reason(result, name + ": " + reason);
     for (const auto& [first, last] : instance.zero_ranges(name)) {
       const auto begin = x.begin() + first, end = x.begin() + last;

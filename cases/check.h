@@ -47,7 +47,8 @@ struct Expected {
   Values magnitude;
   // The plain algorithm's errors by tensor. On adversarial inputs one draw's is a random number (a
   // repeated key is one key: its rounding alone moves the error by half), so there it is the larger
-  // of this draw's and the root mean square of four draws, of this seed and the next three.
+  // of this draw's and the root mean square of four draws, of this seed and the next three. On
+  // standard inputs it becomes that where a tensor would miss its budget otherwise.
   std::map<std::string, double> plain;
 };
 Expected expect(const Instance& instance);
