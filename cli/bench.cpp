@@ -316,7 +316,7 @@ std::vector<SuiteRow> select(const BenchOptions& options, std::vector<LeftOut>& 
         throw UsageError(
             "--suite: expected with --device cuda a name that `deltic bench --list "
             "--device cuda` prints (or cases), got none");
-      suites = {"cpu"};
+      suites = {options.quick ? "quick" : "cpu"};
     }
     for (const std::string& suite : suites) {
       const bool known =
@@ -401,7 +401,9 @@ void print_left_out(Report& report, const std::vector<LeftOut>& list) {
 
 }  // namespace
 
-int run_bench(const BenchOptions& options) {
+int run_bench(const BenchOptions& given) {
+  BenchOptions options = given;
+  if (options.seconds == 0) options.seconds = options.quick ? 0.5 : 6.0;
   check_impl_name(options.impl);
   // Wrong arguments are named before a machine that lacks something.
   std::vector<LeftOut> left_out;

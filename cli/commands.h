@@ -29,6 +29,7 @@ struct VerifyOptions {
   long long seed = -1;        // below 0: as the cases say
   bool both_devices = false;  // the CPU before common.device
   bool list = false;
+  bool quick = false;  // few_cases() of the built-in ones
 };
 int run_verify(const VerifyOptions& options);
 
@@ -41,13 +42,18 @@ struct BenchOptions {
   std::string impl;
   std::string anchors;  // a file of times of other libraries, with suites of their rows
   long long seed = -1;
-  double seconds = 6.0;  // per row and side; at least 5 runs in any case
+  double seconds = 0;  // per row and side; at least 5 runs in any case; 0: the default
+  bool quick = false;  // the suite quick instead of cpu, and less time
   bool list = false;
   std::vector<std::string> compare;  // two files
   std::string threshold = "5%";
 };
 int run_bench(const BenchOptions& options);
 int run_compare(const BenchOptions& options);
+
+// The program: runs what a command line says and returns the exit status; errors go to stderr.
+// is_quick: verify and bench take their quick forms unless --all says otherwise.
+int run_program(int argc, char** argv, bool is_quick);
 
 inline constexpr int kDemoSteps = 5;
 struct DemoOptions {

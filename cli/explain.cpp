@@ -101,6 +101,8 @@ int run_explain(const ExplainOptions& options) {
   }
   report.summary()["chosen"] = any ? Json(choices.front().name) : Json(nullptr);
   if (!any) report.print("  no implementation takes this case%s\n", nobody(choices).c_str());
+  if (any && options.common.device == DeviceType::cpu)
+    report.summary()["workspace_bytes"] = instance.call_of().workspace_bytes(instance.options(run));
   if (any && c.op == Op::backward) print_memory(report, instance, instance.options(run));
   if (c.op == Op::forward && options.common.device == DeviceType::cuda)
     print_divisions(report, instance, instance.options(run), options.sms);

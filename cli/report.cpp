@@ -18,7 +18,7 @@
 namespace deltic::cli {
 
 Report::Report(const Common& common, const std::string& schema)
-    : path_(common.json), out_(common.json == "-" ? stderr : stdout) {
+    : path_(common.json), answer_(common.answer), out_(common.json == "-" ? stderr : stdout) {
   if (!path_.empty() && path_ != "-") open_for_writing(std::ios::app);  // before hours of work
   if (common.threads > 0) set_num_threads(common.threads);
   document_["schema"] = schema;
@@ -51,6 +51,7 @@ void flush_output() {
 }
 
 void Report::print(const char* format, ...) const {
+  if (answer_ != nullptr) return;
   va_list arguments;
   va_start(arguments, format);
   std::vfprintf(out_, format, arguments);
@@ -59,9 +60,13 @@ void Report::print(const char* format, ...) const {
 }
 
 void Report::write() const {
+  const std::string text = document_.dump(2) + "\n";
+  if (answer_ != nullptr) {
+    *answer_ = text;
+    return;
+  }
   flush_output();
   if (path_.empty()) return;
-  const std::string text = document_.dump(2) + "\n";
   if (path_ == "-") {
     std::cout << text;
     flush_output();

@@ -17,8 +17,9 @@ inline constexpr int kExitPass = 0, kExitFail = 1, kExitUsage = 2;
 
 // Options that every command takes.
 struct Common {
-  std::string json;  // path, "-" for stdout, empty for none
-  int threads = 0;   // 0: the library's default
+  std::string json;               // path, "-" for stdout, empty for none
+  std::string* answer = nullptr;  // the JSON goes here, and nothing is printed
+  int threads = 0;                // 0: the library's default
   DeviceType device = DeviceType::cpu;
 };
 
@@ -47,6 +48,7 @@ class Report {
   std::ofstream open_for_writing(std::ios::openmode mode) const;
 
   std::string path_;
+  std::string* answer_;
   FILE* out_;
   Json document_;
 };

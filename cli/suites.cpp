@@ -89,6 +89,15 @@ std::vector<SuiteRow> all_suites() {
       "forward gate=head dense=1x65536 H=1 K=128 V=128 dtype=f32 final=0");
   rows.back().baseline = Baseline::one_thread;
 
+  // quick: seconds altogether.
+  add("quick", "GDN forward T=1024 fp32", "forward gate=head dense=1x1024 dtype=f32" + wide);
+  add("quick", "GDN forward T=1024 bf16", "forward gate=head dense=1x1024 dtype=bf16" + wide);
+  add("quick", "KDA forward T=1024 fp32", "forward gate=channel dense=1x1024 dtype=f32" + wide);
+  add("quick", "GDN backward T=1024 fp32",
+      "backward gate=head dense=1x1024 dfinal=0 H=16 K=128 V=128 dtype=f32");
+  add("quick", "decode 16 sequences, 32 heads",
+      "decode gate=head dense=16x1 H=32 K=128 V=128 pool=inplace");
+
   // training: forward and backward, for each kind of gate and each memory mode.
   for (const char* dtype : {"f32", "bf16"}) {
     for (const char* save : {"none", "states", "all"}) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "cases/check.h"
 #include "cases/features.h"
@@ -35,6 +36,34 @@ std::vector<DeviceType> devices_of(const VerifyOptions& options) {
   return {DeviceType::cpu, DeviceType::cuda};
 }
 
+// Who names cases has chosen already.
+bool is_few(const VerifyOptions& options) {
+  return options.quick && options.filters.empty() && options.files.empty();
+}
+
+// Of every operation and feature the smallest case that has tokens, in the order of the list.
+std::vector<SourcedCase> few_cases(const std::vector<SourcedCase>& all) {
+  const auto size = [](const Case& c) {
+    return c.num_batches() * c.num_tokens() * c.HV * (c.K + c.V);
+  };
+  std::map<std::string, size_t> smallest;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Case& c = all[i].spec;
+    if (c.num_batches() * c.num_tokens() < 2) continue;
+    const std::string op = std::string(name(c.op)) + (c.gradient ? "_backward" : "");
+    for (const cases::Feature& row : cases::features()) {
+      if (!row.fits(c)) continue;
+      const auto [known, is_new] = smallest.emplace(op + " " + row.name, i);
+      if (!is_new && size(c) < size(all[known->second].spec)) known->second = i;
+    }
+  }
+  std::set<size_t> chosen;
+  for (const auto& [group, i] : smallest) chosen.insert(i);
+  std::vector<SourcedCase> few;
+  for (const size_t i : chosen) few.push_back(all[i]);
+  return few;
+}
+
 std::vector<SourcedCase> select(const VerifyOptions& options) {
   for (const std::string& f : options.filters) cases::check_filter(f);
   std::vector<SourcedCase> all;
@@ -55,7 +84,7 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
     });
     if (fits && may_run) chosen.push_back(std::move(s));
   }
-  return chosen;
+  return is_few(options) ? few_cases(chosen) : chosen;
 }
 
 using Results = std::vector<std::pair<std::string, Result>>;
@@ -201,6 +230,7 @@ int run_verify(const VerifyOptions& options) {
   report.print("\n");
   print_not_run(report);
   report.print("%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped);
+  if (is_few(options)) report.print("quick: %zu cases; --all runs every one\n", chosen.size());
   report.write();
   return total.failed == 0 ? kExitPass : kExitFail;
 }

@@ -145,7 +145,7 @@ const char* types_of(std::string_view op, std::string_view name) {
     return "int32 or int64";
   }
   const bool is_state = name == "initial_state" || name == "state_pool" || name == "ckpt_states";
-  return is_state && op != "conv" ? "fp32 or bf16" : "fp32, bf16 or fp16";
+  return is_state && !op.starts_with("conv") ? "fp32 or bf16" : "fp32, bf16 or fp16";
 }
 
 // Says once for every function and argument that a tensor is copied.
@@ -246,7 +246,8 @@ deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
                                       [&](const TypePair& p) { return p.torch == type; });
   if (pair == std::end(kTypes)) {
     fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": " + name + ": expected " +
-                                      types_of(op, name) + ", got " + foreign_type_name(type));
+                                      types_of(t_operator, name) + ", got " +
+                                      foreign_type_name(type));
   }
   t.dtype = pair->deltic;
   if (device == kCuda) {
@@ -541,6 +542,11 @@ DELTIC_API void deltic_torch_set_note(deltic_torch_note_fn fn) { bridge::g_note 
 // What an operator's argument is called in Python. Valid as long as `name`.
 DELTIC_API const char* deltic_torch_argument_name(const char* op, const char* name) {
   return bridge::argument_name(op, name);
+}
+
+// The dtypes that an argument may have, in words.
+DELTIC_API const char* deltic_torch_types_of(const char* op, const char* name) {
+  return bridge::types_of(op, name);
 }
 
 // Facts about build and machine.

@@ -16,9 +16,10 @@ from ._blocks import (
     wy,
 )
 from ._conv import causal_conv1d, causal_conv1d_update
+from ._explain import explain
 from ._library import LIBRARY as _LIBRARY
 from ._native import Checkpoints, decode, delta_rule, recurrent
-from ._settings import get_num_threads, info, set_num_threads
+from ._settings import get_num_threads, info, set_num_threads, show_config
 
 __version__: str = _LIBRARY.deltic_torch_version().decode()
 
@@ -30,6 +31,7 @@ __all__ = [
     "cumsum",
     "decode",
     "delta_rule",
+    "explain",
     "gate",
     "get_num_threads",
     "info",
@@ -41,6 +43,7 @@ __all__ = [
     "scores",
     "scores_inverse",
     "set_num_threads",
+    "show_config",
     "wy",
 ]
 # Imported when somebody asks for them: most programs need one of them, or none.

@@ -52,6 +52,18 @@ def load() -> ctypes.CDLL:
     library.deltic_torch_get_num_threads.restype = ctypes.c_int32
     library.deltic_torch_set_log.restype = None
     library.deltic_torch_set_note.restype = None
+    library.deltic_torch_types_of.restype = ctypes.c_char_p
+    library.deltic_torch_types_of.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.deltic_torch_implementations.restype = None
+    library.deltic_torch_explain.restype = ctypes.c_int32
+    library.deltic_torch_explain.argtypes = (
+        [ctypes.c_char_p] * 2
+        + [ctypes.c_void_p] * 2
+        + [ctypes.c_int32]
+        + [ctypes.c_void_p] * 2
+        + [ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p]
+    )
+    library.deltic_torch_explain_error.restype = ctypes.c_char_p
     library.deltic_torch_argument_name.restype = ctypes.c_char_p
     library.deltic_torch_argument_name.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     library.deltic_torch_saved_bytes.restype = ctypes.c_int64

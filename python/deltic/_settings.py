@@ -4,7 +4,8 @@ import atexit
 import ctypes
 import logging
 import os
-from typing import Any
+import platform
+from typing import Any, Literal, overload
 
 from ._library import LIBRARY
 
@@ -94,3 +95,78 @@ def info() -> dict[str, str]:
     facts["threads"] = str(get_num_threads())
     facts["torch"] = torch.__version__
     return facts
+
+
+def _implementations() -> dict[str, dict[str, str]]:
+    """By operation the names of its implementations, best first, and why one cannot run here."""
+    found: dict[str, dict[str, str]] = {}
+
+    @ctypes.CFUNCTYPE(
+        None, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p
+    )
+    def take(operation: bytes, device: int, name: bytes, runs: int, sentence: bytes) -> None:
+        found.setdefault(operation.decode(), {})[name.decode()] = "" if runs else sentence.decode()
+
+    LIBRARY.deltic_torch_implementations(take)
+    return found
+
+
+@overload
+def show_config(mode: Literal["stdout"] = "stdout") -> None: ...
+@overload
+def show_config(mode: Literal["dicts"]) -> dict[str, dict[str, str]]: ...
+def show_config(mode: str = "stdout") -> dict[str, dict[str, str]] | None:
+    """Prints how the package was built and what of it this machine can run.
+
+    Args:
+        mode: ``"stdout"`` prints; ``"dicts"`` returns the same facts by section.
+
+    >>> import deltic
+    >>> found = deltic.show_config(mode="dicts")
+    >>> list(found)
+    ['build', 'machine', 'process', 'implementations', 'not usable here']
+    >>> found["build"]["version"] == deltic.__version__
+    True
+    """
+    if mode not in ("stdout", "dicts"):
+        raise ValueError(f"show_config: mode: expected 'stdout' or 'dicts', got {mode!r}")
+    facts = info()
+    implementations = _implementations()
+    missing = {
+        name: why for by_name in implementations.values() for name, why in by_name.items() if why
+    }
+    compiled = list(dict.fromkeys(name for names in implementations.values() for name in names))
+    on_cpu = [name for name in compiled if name.startswith("cpu.")]
+    gpus = {key: value for key, value in facts.items() if key.startswith("gpu.")}
+    sections = {
+        "build": {
+            **{key: facts[key] for key in ("version", "commit", "abi", "build", "compiler")},
+            "CUDA": facts["cuda"],
+            "CPU code": " ".join(on_cpu),
+        },
+        "machine": {
+            "CPU": facts["cpu.found"],
+            "CPU code used": " ".join(name for name in on_cpu if name not in missing),
+            "driver": facts["driver"],
+            **gpus,
+        },
+        "process": {
+            "python": platform.python_version(),
+            "torch": facts["torch"],
+            "threads": facts["threads"],
+            "checked": facts["checked"],
+        },
+        "implementations": {name: " ".join(found) for name, found in implementations.items()},
+        "not usable here": missing,
+    }
+    if mode == "dicts":
+        return sections
+    print(f"deltic {facts['version']}")
+    for title, section in sections.items():
+        if not section:
+            continue
+        width = max(map(len, section))
+        print(f"\n{title}")
+        for key, value in section.items():
+            print(f"  {key:<{width}}  {value}")
+    return None
