@@ -11,6 +11,7 @@ from support import ROOT
 
 PUBLIC = [(deltic, name) for name in deltic.__all__ if name != "Checkpoints"]
 PUBLIC += [(deltic.layers, name) for name in deltic.layers.__all__]
+PUBLIC += [(deltic.integrations.transformers, name) for name in ("to_deltic", "from_deltic")]
 
 # Every page with Python in it.
 PAGES = ["README.md"] + [

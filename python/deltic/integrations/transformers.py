@@ -8,6 +8,9 @@
 A model's module has functions for its layers as globals, and classes for its norms and gates; these
 are replaced, so models that exist already change with those that are built later. What deltic does
 not take goes to the function that was there before (see docs/transformers.md).
+
+:func:`to_deltic` and :func:`from_deltic` move a layer's weights instead: into a module of
+``deltic.layers``, and back.
 """
 
 import importlib
@@ -25,6 +28,9 @@ from ..fla.ops.kda import chunk_kda, fused_recurrent_kda
 from ..layers._norms import GATE_ACTIVATIONS, rms_norm
 from ._modules import ACTIVATIONS, causal_conv, conv_step, offsets_of, takes_weight
 from ._patch import Report, Switch, Target, named, say_once
+from ._weights import from_deltic, to_deltic
+
+__all__ = ["MODELS", "disable", "enable", "from_deltic", "to_deltic"]
 
 MODELS = (
     "qwen3_next",
