@@ -39,6 +39,10 @@ bench: build ## `deltic bench` on this machine, JSON in build/bench.json
 wheel: ## build the Python wheel, check it, run it in an empty environment
 	@tools/make_wheel.sh
 
+.PHONY: hub
+hub: ## lay out a kernel repository for Hugging Face's hub in build/hub, check it
+	@tools/make_hub.py
+
 .PHONY: format
 format: ## rewrite sources in the project's format
 	@tools/check_format.sh --fix

@@ -7,7 +7,6 @@ import importlib.metadata
 import sys
 from pathlib import Path
 
-import deltic
 import torch
 
 
@@ -23,13 +22,8 @@ def recurrence(q, k, v, g, beta):
     return torch.stack(rows, 1) * q.shape[3] ** -0.5
 
 
-def main() -> int:
-    place = Path(deltic.__file__).resolve()
-    if Path(sys.prefix).resolve() not in place.parents:
-        sys.exit(f"smoke: expected deltic of {sys.prefix}, got {place}")
-    version = importlib.metadata.version("deltic")
-    if deltic.__version__ != version:
-        sys.exit(f"smoke: expected version {version}, got {deltic.__version__}")
+def check(deltic):
+    """Outputs and gradients of the module's delta_rule beside the recurrence."""
     torch.manual_seed(0)
     q, v = torch.randn(2, 100, 2, 32), torch.randn(2, 100, 2, 16)
     k = torch.nn.functional.normalize(torch.randn(2, 100, 2, 32), dim=-1)
@@ -45,6 +39,18 @@ def main() -> int:
         error = float((ours - theirs).detach().norm() / theirs.detach().norm())
         if not error < 1e-5:  # measured: 3e-7
             sys.exit(f"smoke: {name}: expected an error below 1e-5, got {error:.1e}")
+
+
+def main() -> int:
+    import deltic
+
+    place = Path(deltic.__file__).resolve()
+    if Path(sys.prefix).resolve() not in place.parents:
+        sys.exit(f"smoke: expected deltic of {sys.prefix}, got {place}")
+    version = importlib.metadata.version("deltic")
+    if deltic.__version__ != version:
+        sys.exit(f"smoke: expected version {version}, got {deltic.__version__}")
+    check(deltic)
     print(f"smoke: deltic {version}, torch {torch.__version__}, outputs and gradients are right")
     return 0
 

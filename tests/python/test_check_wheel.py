@@ -60,7 +60,7 @@ def test_a_name_that_is_exported_by_mistake(tmp_path, monkeypatch):
 def test_a_file_that_does_not_belong(tmp_path, name):
     data = (PACKAGE / "libdeltic_torch.so").read_bytes() if name.endswith(".so") else b""
     found = check_wheel.findings(make(tmp_path, **{name: data}))
-    assert found == [f"expected the package and its metadata alone, got {name}"]
+    assert f"expected the package and its metadata alone, got {name}" in found
 
 
 @pytest.mark.parametrize("name", ["deltic/py.typed", "deltic/libdeltic_torch.so"])
