@@ -48,8 +48,10 @@ struct Expected {
   // The plain algorithm's errors by tensor. On adversarial inputs one draw's is a random number (a
   // repeated key is one key: its rounding alone moves the error by half), so there it is the larger
   // of this draw's and the root mean square of four draws, of this seed and the next three. On
-  // standard inputs it becomes that where a tensor would miss its budget otherwise.
+  // standard inputs that is found out where a tensor would miss its budget, and so is whether the
+  // reference is small by chance.
   std::map<std::string, double> plain;
+  bool is_typical = false;  // of four draws already
 };
 Expected expect(const Instance& instance);
 

@@ -16,8 +16,7 @@ inline float activate(const Problem& p, float pre) {
 }
 inline float activation_slope(const Problem& p, float pre) {
   if (p.activation != DELTIC_ACTIVATION_SILU) return 1;
-  const float s = sigmoid(pre);
-  return s * (1 + pre * (1 - s));
+  return sigmoid(pre) * (1 + pre * sigmoid(-pre));
 }
 
 // One channel of a call: its parameters, and its inputs by (sequence, token).

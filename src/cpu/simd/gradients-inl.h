@@ -167,8 +167,7 @@ inline void gate_gradient(const Problem& p, const ChunkPlace& at, int64_t Kp, fl
         down = hn::Neg(hn::Mul(hn::Mul(factor, up), sigmoid(shifted)));
         da = hn::Neg(hn::Mul(hn::Mul(factor, up), softplus(shifted)));
       } else {
-        const Vec s = sigmoid(hn::Mul(factor, shifted));
-        const Vec slope = hn::Mul(s, hn::Sub(hn::Set(d, 1.0f), s));
+        const Vec slope = sigmoid_slope(hn::Mul(factor, shifted));
         down = hn::Mul(hn::Mul(hn::Set(d, p.lower_bound), hn::Mul(factor, slope)), up);
         da = hn::Mul(down, shifted);
       }
@@ -356,7 +355,9 @@ inline void store_gradients(const Problem& p, const ChunkPlace& at, const Shape&
     if (p.beta_form != DELTIC_BETA_VALUE) {
       const float full = p.beta_form == DELTIC_BETA_SIGMOID ? 1.0f : 2.0f;
       for (int64_t t = 0; t < at.length; ++t) {
-        g.dbeta[t] *= s.beta[t] * (1.0f - s.beta[t] / full);
+        const float x =
+            load_f32(p.beta.data, p.beta.dtype, p.beta.at(at.batch, at.begin + t, at.head));
+        g.dbeta[t] *= full * hn::GetLane(sigmoid_slope(hn::Set(F32(), x)));
       }
     }
     for (int64_t t = 0; t < at.length; ++t) {

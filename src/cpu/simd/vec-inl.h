@@ -197,6 +197,9 @@ HWY_INLINE Vec softplus(Vec x) {
   return hn::Add(hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x), tail);
 }
 
+// Of the sigmoid, without 1 - s, which loses the digits where s is near 1.
+HWY_INLINE Vec sigmoid_slope(Vec x) { return hn::Mul(sigmoid(x), sigmoid(hn::Neg(x))); }
+
 // The gate's form on raw values. factor is exp(A_log), or 1 without it.
 HWY_INLINE Vec gate_value(deltic_gate_form form, Vec x, Vec bias, float factor, float lower_bound) {
   const F32 d;
