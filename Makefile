@@ -16,9 +16,10 @@ help: ## this list
 .PHONY: demo
 demo: ## install what is missing, build library and program, run `deltic demo`
 	@tools/install_deps.sh demo
-	@cmake --preset demo -DDELTIC_CUDA=$$(nvidia-smi -L >/dev/null 2>&1 && echo AUTO || echo OFF)
-	@cmake --build --preset demo
-	@build/demo/cli/deltic demo
+	@cmake --preset demo -B build/native -DDELTIC_CPU_TARGETS=native \
+	  -DDELTIC_CUDA=$$(nvidia-smi -L >/dev/null 2>&1 && echo AUTO || echo OFF)
+	@cmake --build build/native
+	@build/native/cli/deltic demo
 
 .PHONY: test
 test: ## everything CI runs: checks, builds, tests, sanitizers, install, examples
