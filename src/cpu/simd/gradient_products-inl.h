@@ -22,6 +22,7 @@ struct GradientScratch {
   float* dG;                             // [C][Kp] per channel, else [C]
   float *N, *W;                          // [C][C]
   float *dbeta, *diagonal, *pair_decay;  // [C]
+  float* pair_dg;                        // [C] per head: what pairs give to dg
   float *state_dot, *to_last;            // [Kp]
 
   GradientScratch(Scratch& m, const Shape& s, bool per_channel) {
@@ -35,6 +36,7 @@ struct GradientScratch {
     dk_in = rows(), dk_out = rows(), dq_in = rows();
     N = m.take<float>(s.C, s.C), W = m.take<float>(s.C, s.C);
     dbeta = m.take<float>(s.C), diagonal = m.take<float>(s.C), pair_decay = m.take<float>(s.C);
+    pair_dg = m.take<float>(s.C);
     state_dot = m.take<float>(s.Kp), to_last = m.take<float>(s.Kp);
   }
 };
@@ -160,23 +162,39 @@ inline void scaled_add(const float* x, const float* f, int64_t count, float* to)
   }
 }
 
-// What dk_row, dq_row and dk_col give to dG, the sum over the channels where the gate is per head.
-// operand(x): k or q as the products had it. In the running sum of dG a pair's two terms cancel
-// (all but those of the tokens between them), which they do only if both see the same numbers.
-template <Gate kGate, class Operand>
-inline void pair_dG(const PrepareScratch& s, const GradientScratch& g, int64_t rows, int64_t Kp,
-                    const Operand& operand) {
+// Per channel, what dk_row, dq_row and dk_col give to dG. In the running sum of dG a pair's two
+// terms cancel (all but those of the tokens between them), which they do only if both see the same
+// numbers.
+template <Gate kGate>
+inline void pair_dG(const PrepareScratch& s, const GradientScratch& g, int64_t rows, int64_t Kp) {
+  if constexpr (kGate != Gate::channel) return;
   const F32 d;
-  for (int64_t t = 0; kGate != Gate::none && t < rows; ++t) {
+  for (int64_t i = 0; i < rows * Kp; i += kLanes) {
+    const Vec k = hn::LoadU(d, s.k + i), q = hn::LoadU(d, s.q + i);
+    const Vec dk = hn::Sub(hn::LoadU(d, g.dk_row + i), hn::LoadU(d, g.dk_col + i));
+    hn::StoreU(hn::MulAdd(k, dk, hn::Mul(q, hn::LoadU(d, g.dq_row + i))), d, g.dG + i);
+  }
+}
+
+// Per head, what pairs give to dg, from their products (k_i k_j in s.lower, q_i k_j in s.scores)
+// and the gradients N and W: a pair (i, j) belongs to tokens j + 1 .. i and is added to those
+// alone, so nothing cancels.
+inline void pair_dg(const PrepareScratch& s, const GradientScratch& g, int64_t rows, int64_t C) {
+  const F32 d;
+  float* later = g.pair_decay;  // [C]: over the rows from t on, by column
+  std::fill(later, later + C, 0.0f);
+  for (int64_t t = rows - 1; t >= 0; --t) {
     Vec sum = hn::Zero(d);
-    for (int64_t i = t * Kp; i < (t + 1) * Kp; i += kLanes) {
-      const Vec k = operand(hn::LoadU(d, s.k + i)), q = operand(hn::LoadU(d, s.q + i));
-      const Vec dk = hn::Sub(hn::LoadU(d, g.dk_row + i), hn::LoadU(d, g.dk_col + i));
-      const Vec dG = hn::MulAdd(k, dk, hn::Mul(q, hn::LoadU(d, g.dq_row + i)));
-      if constexpr (kGate == Gate::channel) hn::StoreU(dG, d, g.dG + i);
-      sum = hn::Add(sum, dG);
+    for (int64_t j = 0; j <= t; j += kLanes) {  // N and W are 0 from the diagonal on
+      const int64_t i = t * C + j;
+      const Vec n = hn::Mul(hn::LoadU(d, g.N + i), hn::LoadU(d, s.lower + i));
+      const Vec w = hn::MulAdd(hn::LoadU(d, g.W + i), hn::LoadU(d, s.scores + i), n);
+      const Vec all = hn::Add(hn::LoadU(d, later + j), w);
+      hn::StoreU(all, d, later + j);
+      sum = hn::Add(sum, hn::IfThenElseZero(
+                             hn::FirstN(d, static_cast<size_t>(std::max<int64_t>(0, t - j))), all));
     }
-    if constexpr (kGate == Gate::head) g.dG[t] = sum_lanes(sum);
+    g.pair_dg[t] = sum_lanes(sum);
   }
 }
 
@@ -235,8 +253,8 @@ struct Fp32Gradients {
     contract<false>(Y, s, rows, room.S_T, Kp, Kp, g.dk_out, Kp);
   }
 
-  // To dk_row, dq_row and dk_col what N and W give, and to dG what the three give. Per channel the
-  // diagonal blocks of 16 are there already; before, all is zero.
+  // To dk_row, dq_row and dk_col what N and W give; per channel, to dG what the three give. There
+  // the diagonal blocks of 16 are there already; before, all is zero.
   template <Gate kGate>
   static void add_pairs(const PrepareScratch& s, const GradientScratch& g, int64_t rows, int64_t Kp,
                         int64_t C, const Room& room) {
@@ -279,7 +297,7 @@ struct Fp32Gradients {
         }
       }
     }
-    pair_dG<kGate>(s, g, rows, Kp, [](Vec x) { return x; });
+    pair_dG<kGate>(s, g, rows, Kp);
   }
 };
 

@@ -259,7 +259,7 @@ inline void sum_dG(const float* e, int64_t length, int64_t Kp, const GradientScr
     for (int64_t c = 0; c < Kp; ++c) sum += g.to_last[c] + g.state_dot[c];
     for (int64_t t = length - 1; t >= 0; --t) {
       sum += g.dG[t];
-      g.dG[t] = e[t] > kGone ? sum : 0.0f;
+      g.dG[t] = e[t] > kGone ? sum + g.pair_dg[t] : 0.0f;
     }
   } else if constexpr (kGate == Gate::channel) {
     const F32 d;
@@ -297,6 +297,10 @@ inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape&
   }
   finish_pairs<kGate>(s.e, s.beta, rows, C, g);
   pair_gradients<kGate, Engine>(s, g, room, rows, Kp, C);
+  if constexpr (kGate == Gate::head) {
+    typename Engine::Chain().template scores<kGate>(s, rows, p.K, Kp, C);
+    pair_dg(s, g, rows, C);
+  }
   if constexpr (kGate != Gate::none) state_dots(c, shape, s.decay, g.state_dot);
 
   // The sums of the parts.
@@ -330,7 +334,7 @@ inline void chunk_gradients(const Problem& p, const ChunkPlace& at, const Shape&
       hn::StoreU(is_first ? dk : hn::Add(hn::LoadU(d, dk_sum + i), dk), d, dk_sum + i);
       hn::StoreU(is_first ? dq_all : hn::Add(hn::LoadU(d, dq_sum + i), dq_all), d, dq_sum + i);
     }
-    if constexpr (kGate == Gate::head) g.dG[t] += sum_lanes(row_dG);
+    if constexpr (kGate == Gate::head) g.dG[t] = sum_lanes(row_dG);
   }
   sum_dG<kGate>(s.e, at.length, Kp, g);
 }

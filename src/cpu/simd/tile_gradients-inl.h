@@ -177,9 +177,8 @@ struct TileGradients {
           tile_write<kRows, 32>(g.dk_col + i * Kp + j, Kp);
         }
       });
-      pair_dG<kGate>(s, g, rows, Kp, [](Vec x) { return round_lanes(x); });
     } else {
-      pair_dG<kGate>(s, g, rows, Kp, [](Vec x) { return x; });
+      pair_dG<kGate>(s, g, rows, Kp);
       // The diagonal blocks of 16 had their own way; with zeros there, a row of the upper half of a
       // block of 32 meets just the columns of its lower half.
       for (uint16_t* x : {room.N, room.W, room.N_T, room.W_T}) {
