@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/sizes.h"
+#include "cuda/saved.h"
 #include "cuda/sm90/forward/plan.cuh"
 
 namespace deltic::gpu::forward {
@@ -162,6 +164,21 @@ TEST(Schedule, AWaitForALaterStepIsSeen) {
   EXPECT_TRUE(ends(s));
   s.plan.carriers = 4, s.plan.steps = 30, s.preparers = 1;
   EXPECT_FALSE(ends(s));
+}
+
+// Every batch row has slots of its own; packed sequences share one row's.
+TEST(Saved, SlotsOfEveryBatchRow) {
+  Problem p{};
+  p.B = 3, p.T = 1000, p.H = 1, p.HV = 2, p.K = 60, p.V = 64, p.chunk = 64;
+  const int64_t state = 2 * 64 * 64 * 4;
+  const SavedLayout rows = saved_layout(p, DELTIC_SAVE_ALL);
+  EXPECT_EQ(rows.slots, 3 * 15);
+  EXPECT_EQ(int64_t(rows.bytes), int64_t(kSavedHeaderBytes) + 3 * 15 * state);
+  p.packed = true;
+  EXPECT_EQ(saved_layout(p, DELTIC_SAVE_ALL).slots, 15);
+  EXPECT_EQ(saved_layout(p, DELTIC_SAVE_NONE).bytes, 0u);
+  p.V = int64_t{1} << 40;
+  EXPECT_THROW(saved_layout(p, DELTIC_SAVE_ALL), SizeOverflow);
 }
 
 }  // namespace
