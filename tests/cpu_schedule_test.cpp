@@ -40,11 +40,13 @@ TEST(ForwardPlan, ThreadsTasksAndChunksOfARound) {
       {"no tokens, no states", problem(0, 2, 0, 4), 2, {1, 1, 1}},
   };
   for (const Row& row : rows) {
-    const ForwardPlan plan = forward_plan(row.p, row.panels);
+    const ForwardPlan plan = forward_plan(row.p, row.panels, row.p.chunk);
     EXPECT_EQ(plan.threads, row.plan.threads) << row.what;
     EXPECT_EQ(plan.group, row.plan.group) << row.what;
     EXPECT_EQ(plan.block, row.plan.block) << row.what;
   }
+  // Steps shorter than the call's chunks: as many tokens.
+  EXPECT_EQ(forward_plan(problem(1, 8, 2048, 3), 1, 16).block, 32);
 }
 
 // 8.6 us for a chunk of 64 tokens and 64 channels.

@@ -26,19 +26,19 @@ int block_threads(const Problem& p, int64_t heads, double times) {
                         times * (C * (20 + 0.5 * K) + 0.02 * C * C * K));
 }
 
-ForwardPlan forward_plan(const Problem& p, int64_t panels) {
+ForwardPlan forward_plan(const Problem& p, int64_t panels, int64_t chunk) {
   const int64_t tasks = std::max<int64_t>(1, p.N * p.HV);
   const int64_t chunks =
-      std::max<int64_t>(1, (p.T + p.chunk - 1) / p.chunk);  // of the longest sequence
+      std::max<int64_t>(1, (p.T + chunk - 1) / chunk);  // of the longest sequence
   ForwardPlan plan;
   const double pieces = static_cast<double>(tasks) * static_cast<double>(std::max(panels, chunks));
   plan.threads = useful_threads(p, pieces, forward_ns(p) / pieces);
   // As many tasks as give every thread a panel to carry.
   plan.group = std::min(tasks, (plan.threads + panels - 1) / panels);
-  // Twice as many chunks to prepare as threads, at least 8 per task: the ends of a round stay
-  // short, and its operands (2 x 8 x 130 KB in fp32 at K = 128) stay in the L2 of two cores.
+  // Twice as many chunks to prepare as threads, at least 512 tokens per task: the ends of a round
+  // stay short, and its operands (2 x 32 x 27 KB in fp32 at K = 128) stay in the L2 of two cores.
   const int64_t per_task = (2 * plan.threads + plan.group - 1) / plan.group;
-  plan.block = std::min(chunks, std::max<int64_t>(8, per_task));
+  plan.block = std::min(chunks, std::max(512 / chunk, per_task));
   return plan;
 }
 

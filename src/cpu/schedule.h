@@ -16,10 +16,11 @@ int block_threads(const Problem& p, int64_t heads, double times = 1);
 struct ForwardPlan {
   int threads;    // of the parallel region
   int64_t group;  // tasks (sequence, value head) that are carried at once in rounds
-  int64_t block;  // chunks of a task that one round carries
+  int64_t block;  // chunks (of that many tokens) of a task that one round carries
 };
-// From shapes alone, as the workspace query has no lengths. `panels`: pieces of one task's columns.
-ForwardPlan forward_plan(const Problem& p, int64_t panels);
+// From shapes alone, as the workspace query has no lengths. `panels`: pieces of one task's columns;
+// `chunk`: tokens that are carried at once.
+ForwardPlan forward_plan(const Problem& p, int64_t panels, int64_t chunk);
 
 // Heads that a whole task may carry side by side, chunk by chunk: their rows are neighbours in
 // memory, and what the hardware fetches beside a row is the next head's. Their states (bytes each)

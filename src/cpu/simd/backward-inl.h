@@ -31,7 +31,10 @@ class Backward {
   using Room = typename Engine::Room;
 
   explicit Backward(const Problem& p)
-      : p_(p), shape_(p, Chain::kKeyAlign), segment_(segment_chunks(p)), group_(p.HV / p.H) {
+      : p_(p),
+        shape_(p, Chain::kKeyAlign, p.chunk),
+        segment_(segment_chunks(p)),
+        group_(p.HV / p.H) {
     const double pieces = static_cast<double>(std::max<int64_t>(1, p.N * p.H)) *
                           static_cast<double>(std::max(segment_, shape_.panels));
     threads_ = useful_threads(p, pieces, 3 * forward_ns(p) / pieces);
@@ -144,6 +147,7 @@ class Backward {
     float *S, *Y;     // incoming state and v_new, in panels; elsewhere if they were kept
     double* d_param;  // [1 + Kp] sums of this chunk: dA_log, ddt_bias
     ChunkStates states;
+    std::byte* steps;  // Chain::Steps
 
     Chunk(Scratch& m, const Shape& s) : operands(m, s) {
       k = m.take<float>(s.C, s.Kp), q = m.take<float>(s.C, s.Kp);
@@ -155,23 +159,27 @@ class Backward {
     }
   };
 
-  // What one task holds for the segment it works on. A team needs the gradients of all its chunks
-  // at once, a single thread those of a chunk and of the one before it.
+  // What one task holds for the segment it works on. A team needs the steps and gradients of all
+  // its chunks at once, a single thread the steps of a chunk, the gradients of it and of the one
+  // before it.
   struct SegmentMemory {
-    std::byte *chunks, *gradients;
+    std::byte *chunks, *steps, *gradients;
     float *dq, *dk;  // [segment C][Kp]
     float* dS;       // [value heads] gradients of the state, in panels
     float* starts;   // [value heads][segments] states at segment starts, where none were saved
-    size_t chunk_bytes, gradient_bytes;
-    int64_t num_gradients;
+    size_t chunk_bytes, step_bytes, gradient_bytes;
+    int64_t num_steps, num_gradients;
 
     SegmentMemory(Scratch& m, const Backward& b, bool team) {
       const Shape& s = b.shape_;
-      Scratch chunk(nullptr), gradient(nullptr);
+      Scratch chunk(nullptr), step(nullptr), gradient(nullptr);
       Chunk(chunk, s);
+      typename Chain::Steps(step, b.p_, s);
       gradient.take<float>(s.panels, s.panel_floats() + kPanel * s.C);
-      chunk_bytes = chunk.used(), gradient_bytes = gradient.used();
+      chunk_bytes = chunk.used(), step_bytes = step.used(), gradient_bytes = gradient.used();
       chunks = m.take<std::byte>(chunk_bytes, b.segment_);
+      num_steps = team ? b.segment_ : 1;
+      steps = m.take<std::byte>(step_bytes, num_steps);
       num_gradients = team ? b.segment_ : 2;
       gradients = m.take<std::byte>(gradient_bytes, num_gradients);
       dq = m.take<float>(b.segment_, s.C, s.Kp), dk = m.take<float>(b.segment_, s.C, s.Kp);
@@ -197,6 +205,7 @@ class Backward {
   Chunk chunk(const SegmentMemory& seg, int64_t j) const {
     Scratch m(seg.chunks + static_cast<size_t>(j) * seg.chunk_bytes);
     Chunk c(m, shape_);
+    c.steps = seg.steps + static_cast<size_t>(j % seg.num_steps) * seg.step_bytes;
     c.states.dS = gradient_after(seg, j);
     c.states.dX = gradient_after(seg, j) + state_floats();
     return c;
@@ -447,7 +456,7 @@ class Backward {
       if constexpr (kTeam) return;
       ahead = Ahead();
       add();
-      ahead.spread(b.shape_.panels * Chain::kPauses);
+      ahead.spread(b.shape_.panels * Chain::pauses(b.shape_.C));
     }
 
     // The chain of states through `count` chunks: prepare(j), then carry(j, panel) in order of j.
@@ -481,9 +490,14 @@ class Backward {
     s.k_inverse_norm = c.k_inverse_norm, s.q_inverse_norm = c.q_inverse_norm;
     return s;
   }
+  typename Chain::Steps steps(const Chunk& c) const {
+    Scratch m(c.steps);
+    return typename Chain::Steps(m, p_, shape_);
+  }
   void prepare(const ChunkPlace& at, const Chunk& c, const ThreadMemory& mine) const {
     const PrepareScratch s = redirect(mine, c);
-    prepare_chunk<kGate>(p_, at, shape_.Kp, s, chain_);
+    prepare_chunk<kGate>(p_, at, shape_.C, shape_.Kp, s, chain_);
+    Chain::template cut<kGate>(p_, s, at, shape_.Kp, steps(c));
     Engine::pack(s, c.operands, shape_, rows_of(at.length));
   }
   // A panel of a saved state: K rounded up to 16 rows there, to this engine's Kp here.
@@ -505,19 +519,28 @@ class Backward {
     const size_t bytes = static_cast<size_t>(layout.square_floats) * sizeof(float);
     std::memcpy(s.inverse, from, bytes);
     std::memcpy(s.scores, from + layout.square_floats, bytes);
-    prepare_rows<kGate>(p_, at, shape_.Kp, s);
+    prepare_rows<kGate>(p_, at, shape_.C, shape_.Kp, s);
     Engine::pack(s, c.operands, shape_, rows_of(at.length));
   }
 
-  // The forward's chain without outputs: y and the state after the chunk (to `next`, may be S
-  // itself).
+  // The forward's chain without outputs, in its steps: y and the state after the chunk (to `next`,
+  // may be S itself).
   void carry(const ChunkPlace& at, const Chunk& c, int64_t panel, float* y, const float* S,
              float* next, Ahead* ahead, const ThreadMemory& mine) const {
-    with_width(shape_.panel_width(panel), [&](auto width) {
-      Chain::template values<width()>(p_, at, shape_, c.operands, panel, mine.chain, S, y, ahead);
-      if (next == nullptr) return;
-      Chain::template advance<width()>(at, shape_, c.operands, mine.chain, y, S, next, ahead);
-    });
+    const int64_t size = Chain::step(p_);
+    float* to = next != nullptr ? next : mine.chain.kept;
+    for (int64_t t = 0; t < at.length; t += size) {
+      const ChunkPlace part{at.batch, at.begin + t, std::min(size, at.length - t), at.head};
+      const auto& operands = Chain::step_at(c.operands, steps(c), p_, shape_, t);
+      with_width(shape_.panel_width(panel), [&](auto width) {
+        float* y_part = y + t * width();
+        Chain::template values<width()>(p_, part, shape_, operands, panel, mine.chain, S, y_part,
+                                        ahead);
+        if (next == nullptr && t + size >= at.length) return;
+        Chain::template advance<width()>(part, shape_, operands, mine.chain, y_part, S, to, ahead);
+      });
+      S = to;
+    }
   }
 
   const Problem& p_;

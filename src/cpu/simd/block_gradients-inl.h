@@ -91,7 +91,7 @@ class BlockGradients {
   }
   // No value columns: those of `wy` come in slices.
   Shape shape() const {
-    Shape s(p_, kRowAlign);
+    Shape s(p_, kRowAlign, p_.chunk);
     s.panels = 0;
     if (!pairs_tokens()) s.Kp = kRowAlign;
     return s;

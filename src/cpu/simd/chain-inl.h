@@ -17,12 +17,13 @@ HWY_BEFORE_NAMESPACE();
 namespace deltic::cpu {
 namespace HWY_NAMESPACE {
 
-// Sizes that every part of a forward call needs.
+// Sizes that every part of a call needs.
 struct Shape {
-  int64_t C, K, Kp, V, panels;
+  int64_t C;  // tokens of a chunk: the call's, or an engine's step
+  int64_t K, Kp, V, panels;
 
-  explicit Shape(const Problem& p, int64_t k_align)
-      : C(p.chunk),
+  Shape(const Problem& p, int64_t k_align, int64_t chunk)
+      : C(chunk),
         K(p.K),
         Kp((p.K + k_align - 1) / k_align * k_align),
         V(p.V),
@@ -92,8 +93,11 @@ struct Fp32Engine {
   static constexpr int64_t kKeyAlign = 16;
   static constexpr bool kTiles = false;
   static constexpr Arithmetic kArithmetic = Arithmetic::fp32_chunks;
-  // Calls of Ahead::some per panel of a chunk of 64 tokens, K = 128.
-  static constexpr int64_t kPauses = 3 * num_row_blocks(64) + num_row_blocks(128);
+  // Tokens that the state is carried through at once, whatever the call's chunk length: the README
+  // has the count. Chunk lengths are multiples of it, so every chunk starts with a step.
+  static constexpr int64_t step(const Problem&) { return 16; }
+  // Calls of Ahead::some per panel of so many rows, K = 128.
+  static int64_t pauses(int64_t rows) { return 3 * num_row_blocks(rows) + num_row_blocks(128); }
 
   struct Operands {
     float *kd, *qd, *kg;      // [C][Kp]
@@ -106,6 +110,35 @@ struct Fp32Engine {
       decay = arena.take<float>(s.Kp), beta = arena.take<float>(s.C);
     }
   };
+
+  // Of a chunk of several steps, beside its own operands: what the steps do not have from those.
+  struct Steps {
+    float *kd, *kg;  // [C][Kp]
+    float* decay;    // [steps][Kp]
+    Steps(Scratch& arena, const Problem& p, const Shape& s) {
+      kd = arena.take<float>(s.C, s.Kp), kg = arena.take<float>(s.C, s.Kp);
+      decay = arena.take<float>(s.C / step(p), s.Kp);
+    }
+  };
+  template <Gate kGate>
+  static void cut(const Problem& p, const PrepareScratch& s, const ChunkPlace& at, int64_t Kp,
+                  const Steps& to) {
+    const int64_t rows = rows_of(at.length), size = step(p);
+    for (int64_t t = 0; t < rows; t += size) {
+      const float* e = s.e + t * (kGate == Gate::channel ? Kp : 1);
+      decay_rows<kGate>(s.k + t * Kp, e, s.beta + t, size, Kp, to.kd + t * Kp);
+      carry_rows<kGate>(s.k + t * Kp, e, size, Kp, to.kg + t * Kp, to.decay + t / size * Kp);
+    }
+  }
+  // The operands of the step at token t: the inverse of a step is a block of the chunk's diagonal.
+  static Operands step_at(Operands chunk, const Steps& steps, const Problem& p, const Shape& s,
+                          int64_t t) {
+    chunk.kd = steps.kd + t * s.Kp, chunk.kg = steps.kg + t * s.Kp;
+    chunk.decay = steps.decay + t / step(p) * s.Kp;
+    chunk.inverse += t * s.C + t, chunk.beta += t;
+    chunk.qd = chunk.scores = nullptr;
+    return chunk;
+  }
 
   void enter() const {}
   void leave() const {}

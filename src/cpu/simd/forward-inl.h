@@ -1,5 +1,8 @@
 // The chunked forward: schedule of chunks, panels and threads, checkpoints, states in and out.
 //
+// A chunk here is what the engine carries the state through at once, shape_.C tokens. What backward
+// asked to be kept is by chunks of the call's length, p_.chunk, of one or more of these.
+//
 // Two schedules, same bits. Many (sequence, head) tasks: each thread takes whole tasks, longest
 // first, and a chunk's operands never leave its L2. Few tasks: all threads work on a group of tasks
 // in rounds; round r carries the state through one block of chunks, panel by panel, while the next
@@ -27,8 +30,8 @@ class Forward {
 
   explicit Forward(const Problem& p)
       : p_(p),
-        shape_(p, Engine::kKeyAlign),
-        plan_(forward_plan(p, shape_.panels)),
+        shape_(p, Engine::kKeyAlign, Engine::step(p)),
+        plan_(forward_plan(p, shape_.panels, shape_.C)),
         saved_(p, p.save) {}
 
   size_t workspace_bytes() const {
@@ -73,7 +76,7 @@ class Forward {
 
     Memory(Scratch& arena, const Forward& f) {
       Scratch one(nullptr), operands(nullptr), state(nullptr);
-      PrepareScratch(one, f.shape_.C, f.shape_.Kp, kGate == Gate::channel, Engine::kTiles);
+      PrepareScratch(one, f.most_rows(), f.shape_.Kp, kGate == Gate::channel, Engine::kTiles);
       ChainScratch(one, f.shape_, Engine::kTiles);
       Operands(operands, f.shape_);
       state.take<float>(f.shape_.state_floats());
@@ -108,16 +111,20 @@ class Forward {
     const Memory& shared;
     ThreadMemory(const Memory& m, int index, const Forward& f)
         : arena(m.threads + static_cast<size_t>(index) * m.thread_bytes),
-          prepare(arena, f.shape_.C, f.shape_.Kp, kGate == Gate::channel, Engine::kTiles),
+          prepare(arena, f.most_rows(), f.shape_.Kp, kGate == Gate::channel, Engine::kTiles),
           chain(arena, f.shape_, Engine::kTiles),
           thread(index),
           shared(m) {}
   };
 
+  // Rows that a thread prepares at once.
+  int64_t most_rows() const { return p_.save == DELTIC_SAVE_ALL ? p_.chunk : shape_.C; }
   int64_t chunks(const Sequence& s) const { return (s.length + shape_.C - 1) / shape_.C; }
   ChunkPlace place(const Sequence& s, int64_t head, int64_t chunk) const {
-    const int64_t first = chunk * shape_.C;
-    return {s.batch, s.begin + first, std::min(shape_.C, s.length - first), head};
+    return place_of(s, head, chunk * shape_.C, shape_.C);
+  }
+  static ChunkPlace place_of(const Sequence& s, int64_t head, int64_t first, int64_t most) {
+    return {s.batch, s.begin + first, std::min(most, s.length - first), head};
   }
   Operands operands_at(std::byte* memory) const {
     Scratch arena(memory);
@@ -145,21 +152,30 @@ class Forward {
                const ThreadMemory& mine) const {
     const ChunkPlace at = place(s, head, chunk);
     const PrepareScratch scratch = Engine::redirect(mine.prepare, operands);
-    prepare_chunk<kGate>(p_, at, shape_.Kp, scratch, engine_);
-    Engine::pack(scratch, operands, shape_, rows_of(at.length));
-    if (p_.save == DELTIC_SAVE_ALL) {
-      float* to = saved_chunk(mine, s, head, chunk) + saved_.state_floats + saved_.y_floats;
-      const size_t bytes = static_cast<size_t>(saved_.square_floats) * sizeof(float);
-      std::memcpy(to, scratch.inverse, bytes);
-      std::memcpy(to + saved_.square_floats, scratch.scores, bytes);
+    const bool keeps = p_.save == DELTIC_SAVE_ALL && row_in_saved(chunk) == 0;
+    if (keeps && shape_.C < p_.chunk) {
+      const ChunkPlace whole = place_of(s, head, chunk * shape_.C, p_.chunk);
+      prepare_chunk<kGate>(p_, whole, p_.chunk, shape_.Kp, mine.prepare, engine_);
+      save_squares(mine.prepare, saved_chunk(mine, s, head, chunk));
     }
+    prepare_chunk<kGate>(p_, at, shape_.C, shape_.Kp, scratch, engine_);
+    if (keeps && shape_.C == p_.chunk) save_squares(scratch, saved_chunk(mine, s, head, chunk));
+    Engine::pack(scratch, operands, shape_, rows_of(at.length));
   }
 
-  // What backward asked to be kept: all of a chunk, or the state at the start of a segment.
+  // What backward asked to be kept: all of a chunk of the call's length, or the state at the start
+  // of a segment. The first is where `chunk` lies in it, at a row of its own.
   float* saved_chunk(const ThreadMemory& mine, const Sequence& s, int64_t head,
                      int64_t chunk) const {
-    return saved_payload(p_.saved) +
-           ((mine.shared.first_chunk[s.n] + chunk) * p_.HV + head) * saved_.chunk_floats();
+    const int64_t index = mine.shared.first_chunk[s.n] + chunk * shape_.C / p_.chunk;
+    return saved_payload(p_.saved) + (index * p_.HV + head) * saved_.chunk_floats();
+  }
+  int64_t row_in_saved(int64_t chunk) const { return chunk * shape_.C % p_.chunk; }
+  void save_squares(const PrepareScratch& from, float* to) const {
+    const size_t bytes = static_cast<size_t>(saved_.square_floats) * sizeof(float);
+    to += saved_.state_floats + saved_.y_floats;
+    std::memcpy(to, from.inverse, bytes);
+    std::memcpy(to + saved_.square_floats, from.scores, bytes);
   }
   // Saved panels have K rounded up to 16 rows, the first of this engine's Kp.
   int64_t saved_panel_floats() const { return padded(p_.K) * kPanel; }
@@ -168,9 +184,9 @@ class Forward {
   }
   void save_segment_start(const ThreadMemory& mine, const Sequence& s, int64_t head, int64_t chunk,
                           int64_t panel, const float* S) const {
-    const int64_t done = chunk + 1;
-    if (p_.save != DELTIC_SAVE_STATES || done % saved_.segment != 0 || done >= chunks(s)) return;
-    const int64_t index = mine.shared.first_state[s.n] + done / saved_.segment - 1;
+    const int64_t done = chunk + 1, segment = saved_.segment * (p_.chunk / shape_.C);
+    if (p_.save != DELTIC_SAVE_STATES || done % segment != 0 || done >= chunks(s)) return;
+    const int64_t index = mine.shared.first_state[s.n] + done / segment - 1;
     save_panel(S, padded(p_.K), panel,
                saved_payload(p_.saved) + (index * p_.HV + head) * saved_.state_floats +
                    panel * saved_panel_floats());
@@ -224,9 +240,11 @@ class Forward {
       if (inner) keep_inner(s, at, chunk, panel, y, S_in, mine);
       if (p_.save == DELTIC_SAVE_ALL) {
         float* to = saved_chunk(mine, s, head, chunk);
-        save_panel(S_in, padded(p_.K), panel, to + panel * saved_panel_floats());
+        const int64_t row = row_in_saved(chunk);
+        if (row == 0) save_panel(S_in, padded(p_.K), panel, to + panel * saved_panel_floats());
         save_panel(y, rows_of(at.length), panel,
-                   to + saved_.state_floats + panel * kPanel * shape_.C);
+                   to + saved_.state_floats + panel * kPanel * p_.chunk +
+                       row * shape_.panel_width(panel));
       }
     };
     with_width(shape_.panel_width(panel), [&](auto width) {
@@ -273,7 +291,7 @@ class Forward {
           add_keys<kGate>(p_, then, &ahead);
           add_rows(then, p_.v, next_head, p_.V, &ahead);
           add_rows(then, p_.o, next_head, p_.V, &ahead);
-          ahead.spread(shape_.panels * Engine::kPauses);
+          ahead.spread(shape_.panels * Engine::pauses(shape_.C));
         }
         for (int64_t panel = 0; panel < shape_.panels; ++panel) {
           carry(s, head0 + i, chunk, panel, operands, mine, state(i, panel), &ahead);
@@ -327,7 +345,7 @@ class Forward {
                 ahead.add(buffer_at(slot, round, chunk + 1 - round * block), 1, 0,
                           static_cast<int64_t>(memory.operand_bytes));
                 add_rows(place(s, head, chunk + 1), p_.v, head, p_.V, &ahead);
-                ahead.spread((end_panel - begin_panel) * Engine::kPauses);
+                ahead.spread((end_panel - begin_panel) * Engine::pauses(shape_.C));
               }
               const Operands operands = buffer(slot, round, chunk - round * block);
               each_panel([&](int64_t panel, float* S) {

@@ -254,32 +254,44 @@ inline void carry_rows(const float* k, const float* e, int64_t n, int64_t Kp, fl
   }
 }
 
+// to = x exp(G), and times beta if there is one.
+template <Gate kGate>
+inline void decay_rows(const float* x, const float* e, const float* beta, int64_t rows, int64_t Kp,
+                       float* to) {
+  const F32 d;
+  if constexpr (kGate == Gate::channel) {
+    for (int64_t c = 0; c < Kp; c += kLanes) {
+      Vec f = hn::Set(d, 1.0f);
+      for (int64_t t = 0; t < rows; ++t) {
+        f = hn::Mul(f, hn::LoadU(d, e + t * Kp + c));
+        const Vec y = hn::Mul(hn::LoadU(d, x + t * Kp + c), f);
+        const Vec b = hn::Set(d, beta != nullptr ? beta[t] : 1.0f);
+        hn::StoreU(hn::Mul(y, b), d, to + t * Kp + c);
+      }
+    }
+  } else {
+    float f = 1.0f;
+    for (int64_t t = 0; t < rows; ++t) {
+      if constexpr (kGate == Gate::head) f *= e[t];
+      const Vec factor = hn::Set(d, f), b = hn::Set(d, beta != nullptr ? beta[t] : 1.0f);
+      for (int64_t c = t * Kp; c < (t + 1) * Kp; c += kLanes) {
+        hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, x + c), factor), b), d, to + c);
+      }
+    }
+  }
+}
+
 // k, q times exp(G), and per channel times the prefix and suffix products of blocks of 16 and 32.
 // With `beta` s.kd is times that too.
 template <Gate kGate>
 inline void spread_rows(const PrepareScratch& s, int64_t rows, int64_t Kp,
                         const float* beta = nullptr) {
-  const F32 d;
-  const auto beta_of = [&](int64_t t) { return hn::Set(d, beta != nullptr ? beta[t] : 1.0f); };
-  if constexpr (kGate == Gate::none) {
-    for (int64_t t = 0; t < rows; ++t) {
-      const Vec b = beta_of(t);
-      for (int64_t c = t * Kp; c < (t + 1) * Kp; c += kLanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, s.k + c), b), d, s.kd + c);
-      }
-    }
-    std::memcpy(s.qd, s.q, static_cast<size_t>(rows * Kp) * sizeof(float));
-  } else if constexpr (kGate == Gate::head) {
-    float f = 1.0f;
-    for (int64_t t = 0; t < rows; ++t) {
-      f *= s.e[t];
-      const Vec factor = hn::Set(d, f), b = beta_of(t);
-      for (int64_t c = t * Kp; c < (t + 1) * Kp; c += kLanes) {
-        hn::StoreU(hn::Mul(hn::Mul(hn::LoadU(d, s.k + c), factor), b), d, s.kd + c);
-        hn::StoreU(hn::Mul(hn::LoadU(d, s.q + c), factor), d, s.qd + c);
-      }
-    }
+  if (kGate != Gate::channel || rows <= 16) {
+    decay_rows<kGate>(s.k, s.e, beta, rows, Kp, s.kd);
+    decay_rows<kGate>(s.q, s.e, nullptr, rows, Kp, s.qd);
   } else {
+    const F32 d;
+    const auto beta_of = [&](int64_t t) { return hn::Set(d, beta != nullptr ? beta[t] : 1.0f); };
     const Vec one = hn::Set(d, 1.0f);
     for (int64_t c = 0; c < Kp; c += kLanes) {
       Vec f16 = one, f32 = one, f64 = one;
@@ -456,34 +468,34 @@ inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
 
 // What a chunk reads: k, q, beta and e.
 template <Gate kGate>
-inline void load_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
+inline void load_chunk(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
                        const PrepareScratch& s) {
   const int64_t k_head = p.k_head(at.head);
   load_heads(p.k, at, k_head, p.K, Kp, p.l2norm, 1.0f, s.k, s.k_inverse_norm);
   load_heads(p.q, at, k_head, p.K, Kp, p.l2norm, p.scale, s.q, s.q_inverse_norm);
-  load_beta(p, at, p.chunk, s.beta);
-  load_gates<kGate>(p, at, p.chunk, Kp, s.gate_bias, s.e);
+  load_beta(p, at, C, s.beta);
+  load_gates<kGate>(p, at, C, Kp, s.gate_bias, s.e);
 }
 
 // The rows of a chunk: s.kd (times beta), qd, kg, decay and beta, and what its scores are made of.
 template <Gate kGate>
-inline void prepare_rows(const Problem& p, const ChunkPlace& at, int64_t Kp,
+inline void prepare_rows(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
                          const PrepareScratch& s) {
   const int64_t rows = rows_of(at.length);
-  load_chunk<kGate>(p, at, Kp, s);
+  load_chunk<kGate>(p, at, C, Kp, s);
   // beta goes to the rows of v - k S, where it is a factor of many roundings, not to the inverse's
   // columns, where one rounding of it would shift a whole token.
   spread_rows<kGate>(s, rows, Kp, s.beta);
   carry_rows<kGate>(s.k, s.e, rows, Kp, s.kg, s.decay);
 }
 
-// Everything of a chunk up to its operands: the rows, scores (Aqk) and inverse. The engine forms
+// Everything of a chunk of up to C tokens up to its operands: the rows, scores (Aqk) and inverse. The engine forms
 // the score products.
 template <Gate kGate, class Engine>
-inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t Kp,
+inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
                           const PrepareScratch& s, const Engine& engine) {
-  const int64_t C = p.chunk, rows = rows_of(at.length);
-  prepare_rows<kGate>(p, at, Kp, s);
+  const int64_t rows = rows_of(at.length);
+  prepare_rows<kGate>(p, at, C, Kp, s);
   engine.template scores<kGate>(s, rows, p.K, Kp, C);
   if constexpr (kGate == Gate::channel) {
     for (int64_t b = 0; b < rows; b += 16) diagonal_block(s, b, Kp, C);

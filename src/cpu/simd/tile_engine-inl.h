@@ -117,7 +117,8 @@ struct TileEngine {
   static constexpr int64_t kKeyAlign = 32;
   static constexpr bool kTiles = true;
   static constexpr Arithmetic kArithmetic = Arithmetic::bf16_tiles;
-  static constexpr int64_t kPauses = 10;  // calls of Ahead::some per panel
+  static int64_t step(const Problem& p) { return p.chunk; }
+  static int64_t pauses(int64_t) { return 10; }  // calls of Ahead::some per panel
   static int64_t depth(int64_t tokens) { return (tokens + 31) / 32 * 32; }
 
   struct Operands {
@@ -133,6 +134,17 @@ struct TileEngine {
       decay = arena.take<float>(s.Kp), beta = arena.take<float>(s.C);
     }
   };
+
+  struct Steps {
+    Steps(Scratch&, const Problem&, const Shape&) {}
+  };
+  template <Gate kGate>
+  static void cut(const Problem&, const PrepareScratch&, const ChunkPlace&, int64_t, const Steps&) {
+  }
+  template <class Ops>
+  static const Ops& step_at(const Ops& chunk, const Steps&, const Problem&, const Shape&, int64_t) {
+    return chunk;
+  }
 
   void enter() const { tile_configure(); }
   void leave() const { tile_release(); }
