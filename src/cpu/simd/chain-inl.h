@@ -56,10 +56,23 @@ inline void load_panel_rows(const Rows& rows, const ChunkPlace& at, const Shape&
                             const float* factor, float* x) {
   const int64_t columns = s.panel_columns(panel), width = s.panel_width(panel);
   const int64_t length = rows ? at.length : 0;
-  for (int64_t t = 0; t < length; ++t) {
-    const int64_t row = rows.at(at.batch, at.begin + t, at.head) + panel * kPanel;
-    load_row(rows.data, rows.dtype, row, columns, width, x + t * width);
-    if (factor != nullptr && factor[t] != 1.0f) scale_row(x + t * width, width, factor[t]);
+  const int64_t first = rows.at(at.batch, at.begin, at.head) + panel * kPanel;
+  if (length > 0 && columns == width) {
+    const F32 d;
+    with_elements(rows.dtype, [&](auto how) DELTIC_INLINE {
+      const auto* from = static_cast<const typename decltype(how)::Element*>(rows.data) + first;
+      for (int64_t t = 0; t < length; ++t) {
+        const Vec f = hn::Set(d, factor != nullptr ? factor[t] : 1.0f);
+        for (int64_t c = 0; c < width; c += kLanes) {
+          hn::StoreU(hn::Mul(how.load(from + t * rows.st + c), f), d, x + t * width + c);
+        }
+      }
+    });
+  } else {
+    for (int64_t t = 0; t < length; ++t) {
+      load_row(rows.data, rows.dtype, first + t * rows.st, columns, width, x + t * width);
+      if (factor != nullptr) scale_row(x + t * width, width, factor[t]);
+    }
   }
   std::memset(x + length * width, 0,
               static_cast<size_t>((rows_of(at.length) - length) * width) * sizeof(float));
@@ -67,9 +80,20 @@ inline void load_panel_rows(const Rows& rows, const ChunkPlace& at, const Shape&
 inline void store_outputs(const Problem& p, const ChunkPlace& at, const Shape& s, int64_t panel,
                           int64_t width, const float* o) {
   const int64_t columns = s.panel_columns(panel);
-  for (int64_t t = 0; t < at.length; ++t) {
-    const int64_t row = p.o.at(at.batch, at.begin + t, at.head) + panel * kPanel;
-    store_row(o + t * width, columns, p.o.data, p.o.dtype, row);
+  const int64_t first = p.o.at(at.batch, at.begin, at.head) + panel * kPanel;
+  if (columns == width) {
+    with_elements(p.o.dtype, [&](auto how) DELTIC_INLINE {
+      auto* to = static_cast<typename decltype(how)::Element*>(p.o.data) + first;
+      for (int64_t t = 0; t < at.length; ++t) {
+        for (int64_t c = 0; c < width; c += kLanes) {
+          how.store(hn::LoadU(F32(), o + t * width + c), to + t * p.o.st + c);
+        }
+      }
+    });
+  } else {
+    for (int64_t t = 0; t < at.length; ++t) {
+      store_row(o + t * width, columns, p.o.data, p.o.dtype, first + t * p.o.st);
+    }
   }
 }
 

@@ -242,9 +242,9 @@ class Forward {
         float* to = saved_chunk(mine, s, head, chunk);
         const int64_t row = row_in_saved(chunk);
         if (row == 0) save_panel(S_in, padded(p_.K), panel, to + panel * saved_panel_floats());
-        save_panel(y, rows_of(at.length), panel,
-                   to + saved_.state_floats + panel * kPanel * p_.chunk +
-                       row * shape_.panel_width(panel));
+        save_panel(
+            y, rows_of(at.length), panel,
+            to + saved_.state_floats + panel * kPanel * p_.chunk + row * shape_.panel_width(panel));
       }
     };
     with_width(shape_.panel_width(panel), [&](auto width) {

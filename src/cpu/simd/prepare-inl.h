@@ -444,13 +444,13 @@ template <Gate kGate>
 inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
   const F32 d;
   const hn::RebindToSigned<F32> di;
+  const auto lane = hn::Iota(di, 0);
   if constexpr (kGate == Gate::head) std::fill(s.pair_decay, s.pair_decay + C, 0.0f);
   for (int64_t i = 0; i < rows; ++i) {
     if constexpr (kGate == Gate::head) advance_pair_decay(s.e[i], i, C, s.pair_decay);
     const Vec beta = hn::Set(d, s.beta[i]);
-    const auto row = hn::Set(di, static_cast<int32_t>(i));
     for (int64_t j = 0; j < C; j += kLanes) {
-      const auto col = hn::Iota(di, static_cast<int32_t>(j));
+      const auto row = hn::Set(di, static_cast<int32_t>(i - j));
       Vec l = hn::Mul(hn::LoadU(d, s.lower + i * C + j), beta);
       Vec a = hn::LoadU(d, s.scores + i * C + j);
       if constexpr (kGate == Gate::head) {
@@ -458,9 +458,9 @@ inline void finish_scores(const PrepareScratch& s, int64_t rows, int64_t C) {
         l = hn::Mul(l, decay);
         a = hn::Mul(a, decay);
       }
-      hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, hn::Lt(col, row)), l), d,
+      hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, hn::Lt(lane, row)), l), d,
                  s.lower + i * C + j);
-      const auto up_to = hn::Not(hn::Lt(row, col));
+      const auto up_to = hn::Not(hn::Lt(row, lane));
       hn::StoreU(hn::IfThenElseZero(hn::RebindMask(d, up_to), a), d, s.scores + i * C + j);
     }
   }
@@ -489,8 +489,8 @@ inline void prepare_rows(const Problem& p, const ChunkPlace& at, int64_t C, int6
   carry_rows<kGate>(s.k, s.e, rows, Kp, s.kg, s.decay);
 }
 
-// Everything of a chunk of up to C tokens up to its operands: the rows, scores (Aqk) and inverse. The engine forms
-// the score products.
+// Everything of a chunk of up to C tokens up to its operands: the rows, scores (Aqk) and inverse.
+// The engine forms the score products.
 template <Gate kGate, class Engine>
 inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
                           const PrepareScratch& s, const Engine& engine) {

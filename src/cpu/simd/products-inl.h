@@ -20,11 +20,12 @@ constexpr int64_t kPanel = 32;  // columns of a full panel
 // A register block: kRows x kVecs vectors of accumulators. 32 registers hold 8 x 2 of 16 lanes, 10
 // loads for 16 multiply-adds; 12 rows would not divide 64. 16 registers hold 6 x 2 of 8 or 4 lanes,
 // 8 loads for 12 multiply-adds, which is enough of them to cover a latency of 5 cycles; what 6 rows
-// do not divide takes 4. (2 x 4 has 8 sums for that latency, and compilers load its right operand
-// once for each row: 10 loads for 8, of which a core does 2 a cycle.)
+// do not divide takes 5: 16 = 6 + 5 + 5. (4 x 2 and 2 x 4 have 8 sums for that latency, and
+// compilers load the right operand of the latter once for each row: 10 loads for 8, of which a core
+// does 2 or 3 a cycle.)
 constexpr bool kHas32Registers = kLanes >= 16;
 constexpr int kMostRows = kHas32Registers ? 8 : 6;
-constexpr int kFewerRows = kHas32Registers ? 8 : 4;
+constexpr int kFewerRows = kHas32Registers ? 8 : 5;
 template <int R, int V>
 struct BlockSize {
   static constexpr int kRows = R, kVecs = V;
@@ -32,9 +33,10 @@ struct BlockSize {
 template <class Size>
 using Block = Vec[Size::kRows][Size::kVecs];
 
-// Rows that are left, an even number of at least 4, take kMostRows or kFewerRows.
+// Rows that are left, of a multiple of 16, take kMostRows or kFewerRows: 6 until 20, 10 or none are
+// left.
 constexpr bool takes_most(int64_t left) {
-  return kHas32Registers || (left >= kMostRows && left != 2 * kFewerRows);
+  return kHas32Registers || left > 4 * kFewerRows || left % kFewerRows != 0;
 }
 // Blocks of rows that `rows` (a multiple of 16) are cut into.
 constexpr int64_t num_row_blocks(int64_t rows) {

@@ -91,28 +91,28 @@ struct LoadF16 {
   static HWY_INLINE void store(Vec x, uint16_t* p) { store_f16(x, p); }
 };
 
+// use(how elements of this dtype are loaded and stored).
+template <class Use>
+HWY_INLINE void with_elements(DType type, const Use& use) {
+  switch (type) {
+    case DType::f32:
+      return use(LoadF32());
+    case DType::bf16:
+      return use(LoadBf16());
+    default:
+      return use(LoadF16());
+  }
+}
+
 // n elements of any dtype to fp32, zeros up to `width`.
 inline void load_row(const void* data, DType type, int64_t at, int64_t n, int64_t width,
                      float* dst) {
   const F32 d;
   int64_t i = 0;
-  switch (type) {
-    case DType::f32: {
-      const float* src = static_cast<const float*>(data) + at;
-      for (; i + kLanes <= n; i += kLanes) hn::StoreU(hn::LoadU(d, src + i), d, dst + i);
-      break;
-    }
-    case DType::bf16: {
-      const uint16_t* src = static_cast<const uint16_t*>(data) + at;
-      for (; i + kLanes <= n; i += kLanes) hn::StoreU(load_bf16(src + i), d, dst + i);
-      break;
-    }
-    default: {
-      const uint16_t* src = static_cast<const uint16_t*>(data) + at;
-      for (; i + kLanes <= n; i += kLanes) hn::StoreU(load_f16(src + i), d, dst + i);
-      break;
-    }
-  }
+  with_elements(type, [&](auto how) DELTIC_INLINE {
+    const auto* src = static_cast<const typename decltype(how)::Element*>(data) + at;
+    for (; i + kLanes <= n; i += kLanes) hn::StoreU(how.load(src + i), d, dst + i);
+  });
   for (; i < n; ++i) dst[i] = load_f32(data, type, at + i);
   for (; i < width; ++i) dst[i] = 0.0f;
 }
@@ -120,23 +120,10 @@ inline void load_row(const void* data, DType type, int64_t at, int64_t n, int64_
 inline void store_row(const float* src, int64_t n, void* data, DType type, int64_t at) {
   const F32 d;
   int64_t i = 0;
-  switch (type) {
-    case DType::f32: {
-      float* dst = static_cast<float*>(data) + at;
-      for (; i + kLanes <= n; i += kLanes) hn::StoreU(hn::LoadU(d, src + i), d, dst + i);
-      break;
-    }
-    case DType::bf16: {
-      uint16_t* dst = static_cast<uint16_t*>(data) + at;
-      for (; i + kLanes <= n; i += kLanes) store_bf16(hn::LoadU(d, src + i), dst + i);
-      break;
-    }
-    default: {
-      uint16_t* dst = static_cast<uint16_t*>(data) + at;
-      for (; i + kLanes <= n; i += kLanes) store_f16(hn::LoadU(d, src + i), dst + i);
-      break;
-    }
-  }
+  with_elements(type, [&](auto how) DELTIC_INLINE {
+    auto* dst = static_cast<typename decltype(how)::Element*>(data) + at;
+    for (; i + kLanes <= n; i += kLanes) how.store(hn::LoadU(d, src + i), dst + i);
+  });
   for (; i < n; ++i) store(data, type, at + i, static_cast<double>(src[i]));
 }
 
@@ -256,6 +243,37 @@ HWY_INLINE void transpose_16x16(const float* src, int64_t src_stride, float* dst
 }
 #endif
 
+#if HWY_TARGET == HWY_AVX2
+// One block of 8 x 8: pairs of rows, of pairs, then the halves.
+HWY_INLINE void transpose_8x8(const float* src, int64_t src_stride, float* dst,
+                              int64_t dst_stride) {
+  const F32 d;
+  const hn::RepartitionToWide<F32> dw;
+  Vec r[8], t[8];
+  DELTIC_UNROLL
+  for (int i = 0; i < 8; ++i) r[i] = hn::LoadU(d, src + i * src_stride);
+  DELTIC_UNROLL
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = hn::InterleaveLower(d, r[i], r[i + 1]);
+    t[i + 1] = hn::InterleaveUpper(d, r[i], r[i + 1]);
+  }
+  const auto pairs = [&](Vec a, Vec b, bool high) DELTIC_INLINE {
+    const auto x = hn::BitCast(dw, a), y = hn::BitCast(dw, b);
+    return hn::BitCast(d, high ? hn::InterleaveUpper(dw, x, y) : hn::InterleaveLower(dw, x, y));
+  };
+  DELTIC_UNROLL
+  for (int i = 0; i < 8; i += 4) {  // r[i + k]: column k of each half, rows i .. i + 3
+    r[i] = pairs(t[i], t[i + 2], false), r[i + 1] = pairs(t[i], t[i + 2], true);
+    r[i + 2] = pairs(t[i + 1], t[i + 3], false), r[i + 3] = pairs(t[i + 1], t[i + 3], true);
+  }
+  DELTIC_UNROLL
+  for (int k = 0; k < 4; ++k) {
+    hn::StoreU(hn::ConcatLowerLower(d, r[4 + k], r[k]), d, dst + k * dst_stride);
+    hn::StoreU(hn::ConcatUpperUpper(d, r[4 + k], r[k]), d, dst + (4 + k) * dst_stride);
+  }
+}
+#endif
+
 // dst[c][r] = src[r][c] for `rows` x `cols`, multiples of 4; strides in elements.
 inline void transpose(const float* src, int64_t src_stride, int64_t rows, int64_t cols, float* dst,
                       int64_t dst_stride) {
@@ -264,6 +282,15 @@ inline void transpose(const float* src, int64_t src_stride, int64_t rows, int64_
     for (int64_t r = 0; r < rows; r += 16) {
       for (int64_t c = 0; c < cols; c += 16) {
         transpose_16x16(src + r * src_stride + c, src_stride, dst + c * dst_stride + r, dst_stride);
+      }
+    }
+    return;
+  }
+#elif HWY_TARGET == HWY_AVX2
+  if (rows % 8 == 0 && cols % 8 == 0) {
+    for (int64_t r = 0; r < rows; r += 8) {
+      for (int64_t c = 0; c < cols; c += 8) {
+        transpose_8x8(src + r * src_stride + c, src_stride, dst + c * dst_stride + r, dst_stride);
       }
     }
     return;
