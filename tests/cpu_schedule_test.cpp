@@ -64,12 +64,14 @@ TEST(BlockThreads, AsManyAsAreWorthWaking) {
 
 TEST(HeadsAtOnce, AsManyStatesAsStayInTheCache) {
   constexpr int64_t kKiB = 1 << 10;
-  EXPECT_EQ(most_heads_at_once(8, 64 * kKiB), 4);  // K = V = 128: never more than 4
-  EXPECT_EQ(most_heads_at_once(8, 128 * kKiB), 4);
-  EXPECT_EQ(most_heads_at_once(8, 129 * kKiB), 3);
-  EXPECT_EQ(most_heads_at_once(8, 512 * kKiB), 1);
-  EXPECT_EQ(most_heads_at_once(8, 1024 * kKiB), 1);
-  EXPECT_EQ(most_heads_at_once(3, 64 * kKiB), 3);
+  EXPECT_EQ(most_heads_at_once(8, 64 * kKiB, 64), 4);  // K = V = 128: never more than 4
+  EXPECT_EQ(most_heads_at_once(8, 128 * kKiB, 64), 4);
+  EXPECT_EQ(most_heads_at_once(8, 129 * kKiB, 64), 3);
+  EXPECT_EQ(most_heads_at_once(8, 512 * kKiB, 64), 1);
+  EXPECT_EQ(most_heads_at_once(8, 1024 * kKiB, 64), 1);
+  EXPECT_EQ(most_heads_at_once(3, 64 * kKiB, 64), 3);
+  EXPECT_EQ(most_heads_at_once(16, 64 * kKiB, 16), 8);  // short steps: never more than 8
+  EXPECT_EQ(most_heads_at_once(16, 128 * kKiB, 16), 4);
 }
 
 struct Packed {

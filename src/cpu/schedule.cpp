@@ -42,9 +42,10 @@ ForwardPlan forward_plan(const Problem& p, int64_t panels, int64_t chunk) {
   return plan;
 }
 
-int64_t most_heads_at_once(int64_t heads, int64_t state_bytes) {
+int64_t most_heads_at_once(int64_t heads, int64_t state_bytes, int64_t tokens) {
   constexpr int64_t kRoom = 512 << 10;
-  return std::max<int64_t>(1, std::min({heads, int64_t{4}, kRoom / state_bytes}));
+  return std::max<int64_t>(1,
+                           std::min({heads, int64_t{tokens <= 16 ? 8 : 4}, kRoom / state_bytes}));
 }
 
 namespace {

@@ -24,8 +24,9 @@ ForwardPlan forward_plan(const Problem& p, int64_t panels, int64_t chunk);
 
 // Heads that a whole task may carry side by side, chunk by chunk: their rows are neighbours in
 // memory, and what the hardware fetches beside a row is the next head's. Their states (bytes each)
-// stay in L2.
-int64_t most_heads_at_once(int64_t heads, int64_t state_bytes);
+// stay in L2, and the pages of a chunk's `tokens` rows in the first TLB: 4 tensors of 16 rows are
+// 64 pages, for 8 heads each; of longer chunks the next head does not find them there.
+int64_t most_heads_at_once(int64_t heads, int64_t state_bytes, int64_t tokens);
 
 struct TaskOrder {
   bool is_balanced;       // whole tasks keep all threads busy; else rounds

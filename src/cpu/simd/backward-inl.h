@@ -223,7 +223,8 @@ class Backward {
 
   // q/k heads that a whole task takes segment by segment.
   int64_t most_heads() const {
-    return most_heads_at_once(p_.H, checked_product(group_, state_floats(), sizeof(float)));
+    return most_heads_at_once(p_.H, checked_product(group_, state_floats(), sizeof(float)),
+                              shape_.C);
   }
 
   // One sequence and some q/k heads with the value heads of their groups, by one thread or by the

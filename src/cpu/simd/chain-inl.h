@@ -190,9 +190,9 @@ struct Fp32Engine {
         if (columns == 32) {
           Wide::scores(s.k + i, Kp, n, K, panel, 32, s.lower + c, C);
           Wide::scores(s.q + i, Kp, n, K, panel, 32, s.scores + c, C);
-        } else {
-          Narrow::scores(s.k + i, Kp, n, K, panel, 16, s.lower + c, C);
-          Narrow::scores(s.q + i, Kp, n, K, panel, 16, s.scores + c, C);
+        } else {  // the last 16 rows
+          diagonal_scores(s.k + i, Kp, K, panel, 16, s.lower + c, C);
+          diagonal_scores(s.q + i, Kp, K, panel, 16, s.scores + c, C);
         }
       }
     } else {

@@ -261,7 +261,8 @@ class Forward {
   }
 
   int64_t most_heads() const {
-    return most_heads_at_once(p_.HV, checked_product(shape_.state_floats(), sizeof(float)));
+    return most_heads_at_once(p_.HV, checked_product(shape_.state_floats(), sizeof(float)),
+                              shape_.C);
   }
 
   void run_whole_tasks(const Memory& memory, const ThreadMemory& mine, int64_t at_once,

@@ -85,8 +85,22 @@ inline int64_t rows_of(int64_t length) { return (length + 15) / 16 * 16; }
 // 1).
 inline float load_head(const Rows& x, int64_t batch, int64_t token, int64_t head, int64_t K,
                        int64_t Kp, bool l2norm, float scale, float* row) {
-  load_row(x.data, x.dtype, x.at(batch, token, head), K, Kp, row);
-  const float inverse = l2norm ? inverse_norm(row, Kp) : 1.0f;
+  float inverse = 1.0f;
+  if (l2norm && K == Kp) {  // one pass loads and sums
+    with_elements(x.dtype, [&](auto how) DELTIC_INLINE {
+      const auto* from =
+          static_cast<const typename decltype(how)::Element*>(x.data) + x.at(batch, token, head);
+      const auto pass = [&](int64_t i) DELTIC_INLINE {
+        const Vec v = how.load(from + i);
+        hn::StoreU(v, F32(), row + i);
+        return v;
+      };
+      inverse = inverse_norm_of(pass, row, Kp);
+    });
+  } else {
+    load_row(x.data, x.dtype, x.at(batch, token, head), K, Kp, row);
+    if (l2norm) inverse = inverse_norm(row, Kp);
+  }
   if (scale * inverse != 1.0f) scale_row(row, Kp, scale * inverse);
   return inverse;
 }

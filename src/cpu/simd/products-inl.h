@@ -217,6 +217,25 @@ struct PanelProducts {
   }
 };
 
+// PanelProducts<16>::scores of 16 rows of which entries above the diagonal are not used: vectors
+// that lie above it altogether are left out.
+inline void diagonal_scores(const float* a, int64_t a_row, int64_t n, const float* bt,
+                            int64_t bt_row, float* c, int64_t c_row) {
+  if constexpr (kLanes != 8) {
+    PanelProducts<16>::scores(a, a_row, 16, n, bt, bt_row, c, c_row);
+  } else {
+    const auto block = [&](auto size, int64_t i) DELTIC_INLINE {
+      Block<decltype(size)> acc;
+      clear(acc);
+      accumulate<false>(acc, a + i * a_row, a_row, 1, bt, bt_row, n);
+      store_block(acc, c + i * c_row, c_row);
+    };
+    block(BlockSize<8, 1>(), 0);
+    block(BlockSize<4, 2>(), 8);
+    block(BlockSize<4, 2>(), 12);
+  }
+}
+
 // c = +-a b for row-major matrices: `rows` and `cols` multiples of 16, contraction over n, or with
 // kLower over the columns of a up to the diagonal.
 template <bool kNegate, bool kLower>

@@ -136,14 +136,17 @@ inline void zero_row(void* data, DType type, int64_t at, int64_t n) {
 
 HWY_INLINE float sum_lanes(Vec x) { return hn::GetLane(hn::SumOfLanes(F32(), x)); }
 
-// 1 / sqrt(sum x^2 + 1e-6) over a padded row. In fp64 where the squares of finite numbers overflow.
-inline float inverse_norm(const float* x, int64_t width) {
+// 1 / sqrt(sum x^2 + 1e-6) over a row of `width`, a multiple of 16: vector(i) gives its elements
+// from i on, in order of i. x: the same in memory once all were asked for, for fp64 where the
+// squares of finite numbers overflow.
+template <class Vector>
+HWY_INLINE float inverse_norm_of(const Vector& vector, const float* x, int64_t width) {
   const F32 d;
   // Four sums side by side: in one each addition would wait for the one before, 4 or 5 cycles.
   Vec sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
   int64_t i = 0;
   const auto add = [&](Vec& to, int64_t at) DELTIC_INLINE {
-    const Vec v = hn::LoadU(d, x + at);
+    const Vec v = vector(at);
     to = hn::MulAdd(v, v, to);
   };
   for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
@@ -158,6 +161,10 @@ inline float inverse_norm(const float* x, int64_t width) {
   double wide = kNormEps;
   for (i = 0; i < width; ++i) wide += static_cast<double>(x[i]) * static_cast<double>(x[i]);
   return static_cast<float>(1 / std::sqrt(wide));
+}
+inline float inverse_norm(const float* x, int64_t width) {
+  return inverse_norm_of([&](int64_t i) DELTIC_INLINE { return hn::LoadU(F32(), x + i); }, x,
+                         width);
 }
 
 inline void scale_row(float* x, int64_t width, float factor) {
