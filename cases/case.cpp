@@ -1,11 +1,14 @@
 // The case grammar: lines and files of them, read and printed by the table of keys.
 #include "cases/case.h"
 
+#include <dirent.h>
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <set>
 #include <sstream>
 
@@ -260,9 +263,23 @@ std::vector<std::string> expand(std::string_view line) {
   return lines;
 }
 
+// A path's last part without its ending. These few functions are POSIX's, because std::filesystem
+// is in no libstdc++ of 2018, which the Python package runs with.
+static std::string stem_of(const std::string& path) {
+  std::string name = path.substr(path.rfind('/') + 1);
+  const size_t dot = name.rfind('.');
+  if (dot != std::string::npos && dot > 0) name.erase(dot);
+  return name;
+}
+
+bool is_folder(const std::string& path) {
+  struct stat found {};
+  return stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
+}
+
 std::vector<SourcedCase> read_text(std::string_view text, const std::string& path) {
   std::istringstream in{std::string(text)};
-  const std::string stem = std::filesystem::path(path).stem().string();
+  const std::string stem = stem_of(path);
   std::vector<SourcedCase> list;
   std::string line;
   for (int number_of_line = 1; std::getline(in, line); ++number_of_line) {
@@ -287,12 +304,14 @@ std::vector<SourcedCase> read_file(const std::string& path) {
 }
 
 std::vector<SourcedCase> read_folder(const std::string& path) {
-  std::error_code error;
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(path.c_str()), closedir);
+  if (folder == nullptr)
+    throw CaseError("case: folder: expected a readable folder, got '" + path + "'");
   std::vector<std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-    if (entry.path().extension() == ".txt") files.push_back(entry.path().string());
+  while (const dirent* entry = readdir(folder.get())) {
+    const std::string_view name = entry->d_name;
+    if (name.size() > 4 && name.ends_with(".txt")) files.push_back(path + "/" + std::string(name));
   }
-  if (error) throw CaseError("case: folder: expected a readable folder, got '" + path + "'");
   std::sort(files.begin(), files.end());
   std::vector<SourcedCase> list;
   for (const std::string& f : files) {

@@ -9,7 +9,6 @@
 #include <cstdarg>
 #include <cstring>
 #include <ctime>
-#include <filesystem>
 #include <fstream>
 #include <iostream>
 
@@ -92,8 +91,7 @@ Json read_json(const std::string& path, const std::string& option, const std::st
   const auto refuse = [&](const std::string& what) {
     throw UsageError(option + ": expected " + expected + ", got '" + path + "', " + what);
   };
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) refuse("which is a folder");
+  if (cases::is_folder(path)) refuse("which is a folder");
   std::ifstream in(path);
   if (!in) refuse("which cannot be read");
   Json document = Json::parse(in, nullptr, false);

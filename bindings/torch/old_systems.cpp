@@ -7,6 +7,7 @@
 // names below and tells the linker to --wrap them: a call of `name` is a call of `__wrap_name`,
 // which jumps to the version asked for here.
 #include <locale.h>
+#include <sys/stat.h>
 
 #include <cerrno>
 #include <charconv>
@@ -178,6 +179,22 @@ std::to_chars_result DELTIC_OWN(_ZSt8to_charsPcS_d)(char* first, char* last, dou
   if (length > static_cast<size_t>(last - first)) return {last, std::errc::value_too_large};
   std::memcpy(first, text, length);
   return {first + length, std::errc()};
+}
+}
+
+// stat was in the headers alone until glibc 2.33, around a function that takes the struct's
+// version.
+#if defined(__x86_64__)
+#define DELTIC_STAT_VERSION 1
+#else
+#define DELTIC_STAT_VERSION 0
+#endif
+__asm__(".symver old_xstat,__xstat@" DELTIC_FIRST("GLIBC_2.2.5"));
+extern "C" {
+int old_xstat(int version, const char* path, struct stat* found);
+int DELTIC_OWN(stat)(const char* path, struct stat* found);
+int DELTIC_OWN(stat)(const char* path, struct stat* found) {
+  return old_xstat(DELTIC_STAT_VERSION, path, found);
 }
 }
 

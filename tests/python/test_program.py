@@ -115,3 +115,26 @@ def test_the_script():
         pytest.skip("the package is not installed")
     assert [script.value for script in scripts] == ["deltic.__main__:main"]
     assert scripts["deltic"].load() is deltic.__main__.main
+
+
+@needs_program
+@pytest.mark.parametrize(
+    ("given", "printed"),
+    [
+        ("0.1", "0.1"),
+        ("1e-4", "1e-04"),
+        ("0.001", "0.001"),
+        ("100000", "1e+05"),
+        ("123456", "123456"),
+        ("0.30000000000000004", "0.30000000000000004"),
+        ("-2.5e-7", "-2.5e-07"),
+    ],
+)
+def test_numbers_in_a_case_are_printed_as_short_as_they_read_back(given, printed):
+    """The package has its own way to read and print them, for systems whose libstdc++ has none."""
+    found = deltic.explain(f"forward scale={given}")
+    assert f" scale={printed} " in found.call
+    assert float(printed) == float(given)
+    for wrong in ("+1", "0x10", "1e", "", "1e400", "nan"):
+        with pytest.raises(ValueError, match="^explain: .*scale"):
+            deltic.explain(f"forward scale={wrong}")
