@@ -2,6 +2,7 @@
 #include "cuda/cuda.h"
 #include "cuda/general.h"
 #include "cuda/sm80/decode/launch.h"
+#include "cuda/sm90/backward/launch.h"
 #include "cuda/sm90/forward/launch.h"
 
 namespace deltic::gpu {
@@ -12,6 +13,7 @@ struct Lists {
 
   Lists() {
     of[DELTIC_FORWARD].push_back(forward::implementation());
+    of[DELTIC_BACKWARD].push_back(gradient::implementation());
     of[DELTIC_DECODE].push_back(decode::implementation());
     for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
       if (has_general(static_cast<deltic_op>(op))) of[op].push_back(general());

@@ -11,6 +11,8 @@ inline constexpr int kTile = 64;
 struct TokenTile {
   int64_t batch, begin;  // row of the B dimension, first token in the T dimension
   int length;            // tokens, 0 to 64; 0: no such tile
+  int64_t sequence;      // whose it is
+  bool is_first, is_last;  // of its tiles
 };
 
 // Numbers of tiles, an upper bound: packed, sequence n has the numbers from cu[n] / 64 + n on,
@@ -40,8 +42,13 @@ __device__ inline TokenTile find_tile(const Tokens& x, unsigned number) {
   const Span span = span_of(x, n);
   const int64_t left = span.length - tile * kTile;
   // A tile before the first of a list that decreases: no tile.
-  if (tile < 0 || left <= 0) return {0, 0, 0};
-  return {span.batch, span.begin + tile * kTile, static_cast<int>(left < kTile ? left : kTile)};
+  if (tile < 0 || left <= 0) return {};
+  return {span.batch,
+          span.begin + tile * kTile,
+          static_cast<int>(left < kTile ? left : kTile),
+          n,
+          tile == 0,
+          left <= kTile};
 }
 
 }  // namespace deltic::gpu

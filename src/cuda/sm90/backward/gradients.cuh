@@ -1,0 +1,206 @@
+// The gradients of a chunk, all chunks at once: a CTA takes (chunk, q/k head) after (chunk, q/k
+// head) and goes over the head's value heads, whose dq and dk it adds up.
+#pragma once
+
+#include "cuda/sm90/backward/stage_gates.cuh"
+#include "cuda/sm90/backward/stage_states.cuh"
+
+namespace deltic::gpu::gradient {
+
+// Rows of q and k with their norms, in place. A warp has every sixteenth.
+template <class Tr>
+__device__ void normalize_rows(GradientShared<Tr>& s) {
+  using E = typename Tr::E;
+  const int lane = threadIdx.x % 32;
+  for (int r = static_cast<int>(threadIdx.x) / 32; r < kChunk; r += Tr::kWarps) {
+    // Two neighbouring channels a lane and part.
+    float k[Tr::K / 32], q[Tr::K / 32], rk, rq;
+#pragma unroll
+    for (int i = 0; i < Tr::K / 64; ++i) {
+      const uint32_t at = pair_place<64>(r, 64 * i + 2 * lane);
+      const float2 x = load_pair<E>(s.k + at), y = load_pair<E>(s.q + at);
+      k[2 * i] = x.x, k[2 * i + 1] = x.y, q[2 * i] = y.x, q[2 * i + 1] = y.y;
+    }
+    reciprocal_norms(k, q, rk, rq);
+#pragma unroll
+    for (int i = 0; i < Tr::K / 64; ++i) {
+      const uint32_t at = pair_place<64>(r, 64 * i + 2 * lane);
+      *reinterpret_cast<uint32_t*>(s.k + at) = pack<E>(k[2 * i] * rk, k[2 * i + 1] * rk);
+      *reinterpret_cast<uint32_t*>(s.q + at) = pack<E>(q[2 * i] * rq, q[2 * i + 1] * rq);
+    }
+  }
+}
+
+// G of the chunk. Barriers inside; one must follow.
+template <class Tr>
+__device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
+                          int64_t head) {
+  const int t = static_cast<int>(threadIdx.x);
+  if constexpr (Tr::kPerChannel) {
+    const int d = t % Tr::K, b = t / Tr::K;
+    float G[16];
+    if (b < 4) {
+      s.sum_parts[b][d] = ChannelGate(p, head, d).sums(p, tile, head, d, 16 * b, G);
+    }
+    __syncthreads();  // sums of the blocks
+    if (b < 4) {
+      float before = 0;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) before += i < b ? s.sum_parts[i][d] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] = before + G[i];
+    }
+  } else {
+    if (t < kChunk) s.log_decay[t] = head_decay(p, tile, head, t);
+    __syncthreads();  // log decays
+    if (t < kChunk) s.G[0][t] = head_sum(s.log_decay, t);
+  }
+}
+
+// Everything that is read of a value head, under way; with is_first q and k as well.
+template <class Tr>
+__device__ void load_head(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
+                          int64_t head, int64_t item, bool is_first) {
+  using E = typename Tr::E;
+  const int t = static_cast<int>(threadIdx.x);
+  auto& x = s.x.operand;
+  if (is_first) {
+    const int64_t key_head = head / p.group;
+    copy_rows<E, Tr::K>(s.k, p.k, tile.batch, tile.begin, key_head, 0, tile.length, t,
+                        Tr::kThreads);
+    copy_rows<E, Tr::K>(s.q, p.q, tile.batch, tile.begin, key_head, 0, tile.length, t,
+                        Tr::kThreads);
+  }
+  copy_rows<E, Tr::V>(x.d_o, p.d_o, tile.batch, tile.begin, head, 0, tile.length, t, Tr::kThreads);
+  const auto copy = [&](unsigned char* to, const void* from, int bytes) {
+    copy_bytes(to, static_cast<const char*>(from) + item * bytes, bytes, t, Tr::kThreads);
+  };
+  copy(x.dz, p.work.dz, Tr::kValueBytes);
+  copy(x.e, p.work.e, Tr::kValueBytes);
+  copies_commit();
+  copy(x.S, p.work.S, Tr::kStateBytes);
+  copy(x.dS, p.work.dS, Tr::kStateBytes);
+  copies_commit();
+}
+
+// dq and dk of the chunk's rows: on the sums of the group's value heads so far, and out with the
+// last one, through the norm. A warp has every sixteenth row.
+template <class Tr>
+__device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const TokenTile& tile,
+                           int64_t key_head, bool is_first, bool is_last) {
+  constexpr int N = Tr::K / 32;
+  const int lane = threadIdx.x % 32;
+  float* sums = p.work.group_sums + int64_t{blockIdx.x} * (2 * kChunk * Tr::K);
+  for (int i = static_cast<int>(threadIdx.x) / 32; i < 2 * tile.length; i += Tr::kWarps) {
+    const int r = i / 2;
+    const bool is_q = i % 2 == 0;
+    const Rows& dx = is_q ? p.dq : p.dk;
+    if (!dx.present) continue;
+    const float* from = is_q ? s.x.sum.dq[r] : s.x.sum.dk[r];
+    float* sum = sums + i * Tr::K + lane;
+    float y[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      y[n] = from[lane + 32 * n] + (is_first ? 0.0f : sum[32 * n]);
+      if (!is_last) sum[32 * n] = y[n];
+    }
+    if (!is_last) continue;
+    if (p.l2norm) {
+      const Rows& x = is_q ? p.q : p.k;
+      float raw[N], norm, unused;
+      load_lanes(x.data, x.dtype, offset(x, tile.batch, tile.begin + r, key_head), lane, Tr::K,
+                 raw);
+      reciprocal_norms(raw, raw, norm, unused);
+#pragma unroll
+      for (int n = 0; n < N; ++n) raw[n] *= norm;
+      normalize_gradient(raw, norm, y);
+    }
+    auto* to = static_cast<typename Tr::E*>(dx.data) +
+               offset(dx, tile.batch, tile.begin + r, key_head) + lane;
+#pragma unroll
+    for (int n = 0; n < N; ++n) to[32 * n] = from_float<typename Tr::E>(y[n]);
+  }
+}
+
+// One value head of a chunk, which s says. A barrier must follow.
+template <class Tr>
+__device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
+  const TokenTile& tile = s.tile;
+  load_head<Tr>(p, s, tile, s.head, s.item, s.is_first);
+  if (const int t = thread_index(); t < kChunk) s.beta[t] = beta_of(p, tile, s.head, t);
+  lay_gates<Tr>(p, s, tile, s.head);
+  copies_wait<1>();
+  __syncthreads();  // all but the states
+  if (s.is_first && p.l2norm) {
+    normalize_rows<Tr>(s);
+    __syncthreads();  // rows with norms
+  }
+  lay_pairs<Tr>(p, s);
+  copies_wait<0>();
+  __syncthreads();  // states; dP, dM
+  Fragment<Tr> dq = {}, dk = {}, dG = {};
+  lay_last<Tr>(p, s, tile, s.head);
+  multiply_states<Tr>(s, dq, dk, dG);
+  apply_decays<Tr>(p, s, dq, dk, dG);
+  __syncthreads();  // operands have been read
+  if constexpr (Tr::kPerChannel) {
+    put_fragment<Tr>(s.x.sum.dq, dq);
+    put_fragment<Tr>(s.x.sum.dG, dG);
+#pragma unroll 1
+    for (int level = 0; level < 2; ++level) {
+      lay_level<Tr>(s, level);
+      __syncthreads();  // operands of the pairs
+      const bool is_row = (thread_index() / 32 & (2 >> level)) != 0;  // of the warp's block
+      is_row ? add_level<Tr, true>(s, level, dk) : add_level<Tr, false>(s, level, dk);
+      __syncthreads();  // they have been read
+    }
+  } else {
+    add_pairs<Tr>(s, dq, dk);
+    put_fragment<Tr>(s.x.sum.dq, dq);
+  }
+  put_fragment<Tr>(s.x.sum.dk, dk);
+  __syncthreads();  // sums
+  const int t = thread_index();
+  if constexpr (Tr::kPerChannel) {
+    if (t < 4 * Tr::K) add_inside<Tr>(s, t / Tr::K, t % Tr::K);
+    __syncthreads();  // sums with all pairs
+    store_channel_gates<Tr>(p, s, tile, s.head, s.item);
+  } else {
+    store_head_gates<Tr>(p, s, tile, s.head, s.item);
+  }
+  if (t < tile.length && p.dbeta.present) {
+    const int64_t token = tile.begin + t;
+    const float* parts = p.work.dbeta + s.item * (Tr::V / 16 * kChunk) + t;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < Tr::V / 16; ++i) sum += parts[i * kChunk];
+    const float x = load(p.beta.data, p.beta.dtype, offset(p.beta, tile.batch, token, s.head));
+    store(p.dbeta.data, p.dbeta.dtype, offset(p.dbeta, tile.batch, token, s.head),
+          beta_gradient(p.beta_form, x, sum));
+  }
+  store_rows<Tr>(p, s, tile, s.head / p.group, s.is_first, s.is_last);
+}
+
+template <class Tr>
+__global__ void __launch_bounds__(Tr::kThreads, 1)
+    gradients_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(128) unsigned char smem[];
+  auto& s = *reinterpret_cast<GradientShared<Tr>*>(smem);
+  if (is_wrong(p.tokens)) return;
+  const auto num_items = static_cast<unsigned>(p.num_tiles * p.H);
+  for (unsigned index = blockIdx.x; index < num_items; index += gridDim.x) {
+    for (unsigned i = 0; i < p.group; ++i) {
+      if (threadIdx.x == 0) {
+        const unsigned number = index / p.H, head = index % p.H * p.group + i;
+        if (i == 0) s.tile = find_tile(p.tokens, number);
+        s.head = head, s.item = int64_t{number} * p.HV + head;
+        s.is_first = i == 0, s.is_last = i + 1 == p.group;
+      }
+      __syncthreads();  // where the CTA works
+      if (s.tile.length > 0) go_over_head<Tr>(p, s);
+      __syncthreads();  // everything has been read
+    }
+  }
+}
+
+}  // namespace deltic::gpu::gradient

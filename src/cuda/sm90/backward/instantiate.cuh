@@ -1,0 +1,62 @@
+// The launches of one instance.
+#pragma once
+
+#include "cuda/device.h"
+#include "cuda/sm90/backward/chain.cuh"
+#include "cuda/sm90/backward/gradients.cuh"
+#include "cuda/sm90/backward/instantiate.h"
+#include "cuda/sm90/backward/prepare.cuh"
+#include "cuda/sm90/backward/states.cuh"
+
+namespace deltic::gpu::gradient {
+
+inline void launch_kernel(void (*kernel)(const Params), int64_t ctas, int threads, size_t smem,
+                          const Params& p, cudaStream_t stream, const char* what) {
+  if (ctas == 0) return;
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  static_cast<int>(smem)),
+             what);
+  kernel<<<static_cast<unsigned>(ctas), static_cast<unsigned>(threads), smem, stream>>>(p);
+  check_launch(what);
+}
+
+// A state's value columns as 64 to a CTA, or all of them where that many CTAs do not fit at once:
+// the tiles of keys are then read once. The bits are the same.
+template <class E, int K, int V, int kColumns, bool kPerChannel>
+void launch_chain(const Params& p, cudaStream_t stream) {
+  using Tr = ChainTraits<E, K, V, kColumns, kPerChannel>;
+  launch_kernel(chain_kernel<Tr>, int64_t{p.N} * p.HV * (V / kColumns), Tr::kThreads,
+                sizeof(ChainShared<Tr>), p, stream, "kernel of the backward's chain");
+}
+
+template <class E, int K, int V, bool kPerChannel>
+void launch_values(const Params& p, cudaStream_t stream) {
+  const int64_t jobs = int64_t{p.N} * p.HV;
+  using States = ChainTraits<E, K, V, 64, kPerChannel>;
+  launch_kernel(states_kernel<States>, jobs * (V / 64), States::kThreads,
+                sizeof(StatesShared<States>), p, stream, "kernel of the backward's states");
+  if (V > 64 && jobs * (V / 64) > kGradientCtas) {
+    launch_chain<E, K, V, V, kPerChannel>(p, stream);
+  } else {
+    launch_chain<E, K, V, 64, kPerChannel>(p, stream);
+  }
+  using Tr = GradientTraits<E, K, V, kPerChannel>;
+  static_assert(sizeof(GradientShared<Tr>) <= 232448, "shared memory of a CTA");
+  launch_kernel(gradients_kernel<Tr>, std::min<int64_t>(p.num_tiles * p.H, kGradientCtas),
+                Tr::kThreads, sizeof(GradientShared<Tr>), p, stream,
+                "kernel of the backward's gradients");
+}
+
+template <class E, int K, bool kPerChannel>
+void launch(const Params& p, cudaStream_t stream) {
+  launch_kernel(prepare_kernel<E, K, kPerChannel>, p.num_tiles * p.HV, kPrepareThreads,
+                static_cast<size_t>(p.scores.smem_bytes), p, stream,
+                "kernel that prepares the backward");
+  p.V == 64 ? launch_values<E, K, 64, kPerChannel>(p, stream)
+            : launch_values<E, K, 128, kPerChannel>(p, stream);
+}
+
+#define DELTIC_INSTANTIATE_GRADIENT(E, K, kPerChannel) \
+  template void launch<E, K, kPerChannel>(const Params&, cudaStream_t)
+
+}  // namespace deltic::gpu::gradient

@@ -1,0 +1,8 @@
+// Instances: bf16, gates per head or none, K = 128.
+#include "cuda/sm90/backward/instantiate.cuh"
+
+namespace deltic::gpu::gradient {
+
+DELTIC_INSTANTIATE_GRADIENT(__nv_bfloat16, 128, false);
+
+}  // namespace deltic::gpu::gradient

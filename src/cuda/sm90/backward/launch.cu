@@ -1,0 +1,205 @@
+// Host side of the backward on Hopper: what it takes, its workspace, the order of launches.
+#include "cuda/sm90/backward/launch.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <span>
+
+#include "core/scratch.h"
+#include "cuda/device.h"
+#include "cuda/set.h"
+#include "cuda/sm80/scores/traits.h"
+#include "cuda/sm90/backward/instantiate.h"
+#include "cuda/tile/grid.h"
+#include "cuda/tile/vectors.cuh"
+
+namespace deltic::gpu::gradient {
+namespace {
+
+constexpr const char* kName = "cuda.sm90.backward";
+constexpr unsigned kThreads = 256;  // of the kernels beside the products
+
+const char* refuse(const Problem& p) {
+  if (const char* sentence = refuse_fp64(p)) return sentence;
+  if (const char* sentence = refuse_before_sm90(p)) return sentence;
+  if (p.gv) return "a decay per value column has no gradient here";
+  if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "q, k and v are not bf16 or fp16";
+  if ((p.K != 64 && p.K != 128) || (p.V != 64 && p.V != 128)) {
+    return "K or V is neither 64 nor 128";
+  }
+  if (p.chunk != kChunk) return "the chunk length is not 64";
+  if (p.beta_kind == BetaKind::value) return "beta is per value channel";
+  const auto fits = [](const Rows& x, int64_t width) {
+    return !x.present || is_vectorizable(x, width);
+  };
+  if (!fits(p.q, p.K) || !fits(p.k, p.K) || !fits(p.v, p.V) || !fits(p.d_o, p.V) ||
+      !fits(p.dv, p.V)) {
+    return "an address or a stride of q, k, v, d_o or dv is no multiple of 16 bytes";
+  }
+  if (!kFullSet && !(p.q.dtype == DType::bf16 && p.K == 128 && p.gate == Gate::channel)) {
+    return kNotInThisBuild;
+  }
+  return nullptr;
+}
+
+int64_t gate_width(const Problem& p) {
+  return p.gate == Gate::none ? 0 : p.gate == Gate::head ? 1 : p.K;
+}
+bool wants_sums(const Problem& p) { return p.dA_log || p.ddt_bias; }
+int64_t tiles_of(const Problem& p) { return num_tiles(p.packed, p.N, p.T); }
+
+Workspace lay_out(const Problem& p, std::byte* base, size_t& bytes) {
+  deltic::Scratch scratch(base);
+  const int64_t items = checked_product(tiles_of(p), p.HV);
+  const bool per_channel = p.gate == Gate::channel;
+  const auto tile = [&](int64_t rows, int64_t width) -> void* {
+    return scratch.take<uint16_t>(items, rows, width);
+  };
+  Workspace w{};
+  if (per_channel) w.kE = tile(kChunk, p.K), w.kR = tile(kChunk, p.K), w.qE = tile(kChunk, p.K);
+  w.T = tile(kChunk, kChunk), w.P = tile(kChunk, kChunk);
+  w.S = tile(p.V, p.K), w.dS = tile(p.V, p.K);
+  w.e = tile(kChunk, p.V), w.dz = tile(kChunk, p.V);
+  w.last = scratch.take<float>(items, p.K);
+  w.rows = scratch.take<float>(items, kRowKinds * kChunk);
+  w.e_rest = scratch.take<uint16_t>(p.dbeta.present ? p.N : 0, p.HV, kChunk, p.V);
+  w.dbeta = scratch.take<float>(p.dbeta.present ? items : 0, p.V / 16, kChunk);
+  w.group_sums = scratch.take<float>(p.HV > p.H ? kGradientCtas : 0, 2 * kChunk, p.K);
+  w.sums = scratch.take<float>(wants_sums(p) ? items : 0, 1 + gate_width(p));
+  bytes = scratch.used();
+  return w;
+}
+
+// Shared memory of the scores: k, q and G, or the results in their place; numbers of rows last.
+scores::Params scores_params(const Problem& p) {
+  scores::Params x{};
+  x.K = static_cast<int32_t>(p.K), x.width = x.K, x.W = kChunk;
+  x.gate = p.gate, x.scale = p.scale;
+  x.kkt.present = x.scores.present = true;
+  x.row_bytes = scores::row_bytes(x.K, 2), x.g_row_bytes = scores::row_bytes(x.K, 4);
+  x.q_at = kChunk * x.row_bytes, x.g_at = 2 * x.q_at;
+  const int32_t tiles = x.g_at + (p.gate == Gate::channel ? kChunk * x.g_row_bytes : 0);
+  x.rows_at = std::max(tiles, 2 * kChunk * scores::kPitch * 4);
+  x.smem_bytes = x.rows_at + 2 * kChunk * 4;
+  return x;
+}
+
+Params params_of(const Problem& p, const Workspace& work) {
+  return {.tokens = tokens_of(p),
+          .scores = scores_params(p),
+          .num_tiles = tiles_of(p),
+          .N = static_cast<uint32_t>(p.N),
+          .H = static_cast<uint32_t>(p.H),
+          .HV = static_cast<uint32_t>(p.HV),
+          .group = static_cast<uint32_t>(p.HV / p.H),
+          .gate_width = static_cast<int32_t>(gate_width(p)),
+          .gate = p.gate,
+          .gate_form = p.gate_form,
+          .beta_kind = p.beta_kind,
+          .beta_form = p.beta_form,
+          .l2norm = p.l2norm,
+          .wants_sums = wants_sums(p),
+          .scale = p.scale,
+          .lower_bound = p.lower_bound,
+          .q = p.q,
+          .k = p.k,
+          .v = p.v,
+          .d_o = p.d_o,
+          .beta = p.beta,
+          .g = p.g,
+          .dq = p.dq,
+          .dk = p.dk,
+          .dv = p.dv,
+          .dbeta = p.dbeta,
+          .dg = p.dg,
+          .V = static_cast<int32_t>(p.V),
+          .A_log = p.A_log,
+          .dt_bias = p.dt_bias,
+          .dA_log = p.dA_log,
+          .ddt_bias = p.ddt_bias,
+          .initial = p.state_in,
+          .d_final = p.d_final,
+          .d_initial = p.d_initial,
+          .work = work};
+}
+
+// Zero in the gradients of rows that belong to no sequence.
+__global__ void __launch_bounds__(kThreads) clear_padding(const __grid_constant__ Params p) {
+  if (is_wrong(p.tokens)) return;
+  const Rows* const outputs[] = {&p.dq, &p.dk, &p.dv, &p.dbeta, &p.dg};
+  const int64_t heads[] = {p.H, p.H, p.HV, p.HV, p.HV};
+  const int64_t widths[] = {p.scores.K, p.scores.K, p.V, 1, p.gate_width};
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    zero_padding(p.tokens, *outputs[i], heads[i], widths[i], blockIdx.x, gridDim.x);
+  }
+}
+
+// dA_log and ddt_bias: the chunks' sums, in order and in fp64, rounded once. A thread has a
+// parameter.
+__global__ void __launch_bounds__(kThreads) add_parameters(const __grid_constant__ Params p) {
+  if (is_wrong(p.tokens)) return;
+  const int64_t width = 1 + p.gate_width, index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (index >= p.HV * width) return;
+  const int64_t head = index / width, i = index % width;
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t tile = 0; tile < p.num_tiles; ++tile) sum += p.work.sums[tile * p.HV * width + index];
+  const Param& to = i == 0 ? p.dA_log : p.ddt_bias;
+  const int64_t element = i == 0 ? head : head * p.gate_width + i - 1;
+  if (to.present) store(to.data, to.dtype, param_offset(to, element), static_cast<float>(sum));
+}
+
+template <class E>
+void launch_instance(const Problem& p, const Params& x, cudaStream_t stream) {
+  if constexpr (kFullSet) {
+    if (p.gate == Gate::channel) {
+      return p.K == 64 ? launch<E, 64, true>(x, stream) : launch<E, 128, true>(x, stream);
+    }
+    p.K == 64 ? launch<E, 64, false>(x, stream) : launch<E, 128, false>(x, stream);
+  } else {
+    launch<__nv_bfloat16, 128, true>(x, stream);
+  }
+}
+
+size_t workspace_bytes(const Problem& p) {
+  size_t bytes = 0;
+  lay_out(p, nullptr, bytes);
+  return bytes;
+}
+
+void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  checked_ctas(checked_product(std::max(tiles_of(p), p.N), p.HV, p.V / 64), kName);
+  size_t bytes = 0;
+  const Params x = params_of(p, lay_out(p, workspace.data(), bytes));
+  if (p.packed && p.T > 0) {
+    clear_padding<<<kPaddingCtas, kThreads, 0, stream>>>(x);
+    check_launch("kernel that clears padding");
+  }
+  if (x.wants_sums) {  // tiles that are none leave theirs alone
+    const size_t sums = static_cast<size_t>(x.num_tiles * p.HV * (1 + x.gate_width));
+    if (sums > 0) {
+      check_cuda(cudaMemsetAsync(x.work.sums, 0, sums * sizeof(float), stream),
+                 "clearing the sums of parameters");
+    }
+  }
+  p.q.dtype == DType::bf16 ? launch_instance<__nv_bfloat16>(p, x, stream)
+                           : launch_instance<__half>(p, x, stream);
+  if (x.wants_sums) {
+    const int64_t parameters = p.HV * (1 + x.gate_width);
+    add_parameters<<<static_cast<unsigned>((parameters + kThreads - 1) / kThreads), kThreads, 0,
+                     stream>>>(x);
+    check_launch("kernel that adds up gradients of parameters");
+  }
+}
+
+}  // namespace
+
+const Implementation& implementation() {
+  static const Implementation entry{kName, missing_sm90, refuse, workspace_bytes, run};
+  return entry;
+}
+
+}  // namespace deltic::gpu::gradient

@@ -1,0 +1,70 @@
+// What the kernels of the backward on Hopper get: the call's tensors, and where workspace lies.
+#pragma once
+
+#include "cuda/sm80/scores/params.h"
+#include "cuda/tile/chunks.cuh"
+
+namespace deltic::gpu::gradient {
+
+inline constexpr int kChunk = kTile;
+// Numbers of a token that its head's kernels share.
+enum Row : int {
+  kBeta,     // at least kLeastBeta
+  kInverse,  // 1 / beta
+  kStart,    // gates per head: exp(G) / |k|
+  kEnd,      // gates per head: exp(G_last - G) / |k|
+  kQuery,    // gates per head: scale exp(G) / |q|
+  kRowKinds
+};
+// A beta of 0 has a gradient that 0 times something does not show. With 2^-40 in its place the
+// error e = y / beta is there, and nothing else moves by more than 1e-12 of itself.
+inline constexpr float kLeastBeta = 0x1p-40f;
+// CTAs of the gradients, which go over chunks; sums over groups of value heads are theirs.
+inline constexpr unsigned kGradientCtas = 132;
+
+// Tiles are images of shared memory (tiles.cuh), of q's type, [tile][HV] of each.
+struct Workspace {
+  void *kE, *kR, *qE;  // [64][K], per channel: k exp(G), k exp(G_last - G), scale q exp(G)
+  // [64][64]: (I + beta k k^T)^-1 - I and the scores, with decays. What the diagonal of the inverse
+  // gives is added in fp32: a token's own part is not rounded on its way.
+  void *T, *P;
+  void *S, *dS;        // [V][K]: the state before a chunk, the gradient of the one after it
+  void *e, *dz;        // [64][V]: v - S'^T k of every token, and the gradient of beta e
+  float* last;         // [K]: exp(G_last)
+  float* rows;         // [kRowKinds][64]
+  float* group_sums;   // [CTA][2][64][K]: dq and dk over the value heads so far
+  void* e_rest;        // [N][HV][64][V]: of first chunks, what rounding left of e
+  float* dbeta;        // [V / 16][64]: dz e, of sixteen value columns each
+  float* sums;         // [tile][HV][1 + gate width]: of A_log and dt_bias
+};
+
+struct Params {
+  Tokens tokens;
+  scores::Params scores;  // shared memory of the scores; q, k and what scales them
+  int64_t num_tiles;      // an upper bound
+  uint32_t N, H, HV, group;
+  int32_t gate_width;  // 0, 1 or K
+
+  Gate gate;
+  deltic_gate_form gate_form;
+  BetaKind beta_kind;
+  deltic_beta_form beta_form;
+  bool l2norm, wants_sums;
+  float scale, lower_bound;
+
+  Rows q, k;     // [B,T,H,K]
+  Rows v, d_o;   // [B,T,HV,V]
+  Rows beta, g;  // [B,T,HV]; [B,T,HV] or [B,T,HV,K]
+  Rows dq, dk, dv, dbeta, dg;
+  int32_t V;
+  Param A_log, dt_bias, dA_log, ddt_bias;
+  States initial, d_final, d_initial;  // by strides, K-first or V-first
+  Workspace work;
+};
+
+// The number of a sequence's first tile.
+__device__ inline int64_t first_tile_of(const Tokens& x, int64_t n) {
+  return x.packed ? first_tile(x, n) : n * ((x.T + kTile - 1) / kTile);
+}
+
+}  // namespace deltic::gpu::gradient

@@ -1,0 +1,200 @@
+// What all chunks need and none has to wait for: norms, decays, operands with decays per channel,
+// the scores and the inverse. A CTA of four warps has a chunk of one value head; products and
+// inverse are those of the kernel of scores.
+#pragma once
+
+#include "cuda/sm80/scores/kernel.cuh"
+#include "cuda/sm90/backward/stage_rows.cuh"
+
+namespace deltic::gpu::gradient {
+
+inline constexpr int kPrepareThreads = scores::kThreads;
+inline constexpr float kLog2e = scores::kLog2e;
+__device__ inline float exp_of(float x) { return exp2_approx(x * kLog2e); }
+
+struct PrepareShared {
+  float k_norm[kChunk], q_norm[kChunk];  // 1 / |k|, 1 / |q|; 1 without norm
+  float log_decay[kChunk];               // gates per head
+};
+
+// The place of G of a token and channel in the shared memory of scores.
+template <int K>
+__device__ inline float* gate_place(const Params& p, unsigned char* smem, int r, int d) {
+  return reinterpret_cast<float*>(smem + p.scores.g_at + r * scores::row_bytes(K, 4)) + d;
+}
+
+// Norms of the rows in shared memory; a warp has every fourth.
+template <class E, int K>
+__device__ void lay_norms(const Params& p, const unsigned char* smem, PrepareShared& s) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int r = warp; r < kChunk; r += 4) {
+    float rk = 1, rq = 1;
+    if (p.l2norm) {
+      float k[K / 32], q[K / 32];
+      const unsigned char* at = smem + r * scores::row_bytes(K, 2);
+#pragma unroll
+      for (int i = 0; i < K / 32; ++i) {
+        k[i] = to_float(reinterpret_cast<const E*>(at)[lane + 32 * i]);
+        q[i] = to_float(reinterpret_cast<const E*>(at + p.scores.q_at)[lane + 32 * i]);
+      }
+      reciprocal_norms(k, q, rk, rq);
+    }
+    if (lane == 0) s.k_norm[r] = rk, s.q_norm[r] = rq;
+  }
+}
+
+// Rows of q and k with their norms, rounded, in place of the raw ones; per channel the operands
+// with decays, from what is not rounded yet.
+template <class E, int K, bool kPerChannel>
+__device__ void lay_operands(const Params& p, unsigned char* smem, const PrepareShared& s,
+                             int64_t item) {
+  constexpr int kPieces = K / 8;
+  unsigned char* out[3] = {static_cast<unsigned char*>(p.work.kE) + item * (kChunk * K * 2),
+                           static_cast<unsigned char*>(p.work.kR) + item * (kChunk * K * 2),
+                           static_cast<unsigned char*>(p.work.qE) + item * (kChunk * K * 2)};
+  for (int i = static_cast<int>(threadIdx.x); i < kChunk * kPieces; i += kPrepareThreads) {
+    const int r = i / kPieces, c = i % kPieces * 8;
+    unsigned char* at = smem + r * scores::row_bytes(K, 2) + c * 2;
+    float k[8], q[8];
+    unpack<E>(*reinterpret_cast<const uint4*>(at), k);
+    unpack<E>(*reinterpret_cast<const uint4*>(at + p.scores.q_at), q);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) k[e] *= s.k_norm[r], q[e] *= s.q_norm[r];
+    if (p.l2norm) {
+      *reinterpret_cast<uint4*>(at) = pack_operands<E>(k);
+      *reinterpret_cast<uint4*>(at + p.scores.q_at) = pack_operands<E>(q);
+    }
+    if constexpr (kPerChannel) {
+      float x[3][8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        const float G = *gate_place<K>(p, smem, r, c + e);
+        const float last = *gate_place<K>(p, smem, kChunk - 1, c + e);
+        const float E_ = exp_of(G);
+        x[0][e] = k[e] * E_;
+        x[1][e] = k[e] * exp_of(last - G);
+        x[2][e] = p.scale * q[e] * E_;
+      }
+#pragma unroll
+      for (int n = 0; n < 3; ++n) {
+        *reinterpret_cast<uint4*>(out[n] + place<64>(r, c)) = pack_operands<E>(x[n]);
+      }
+    }
+  }
+}
+
+// Numbers of the rows: beta and G for the results of scores, all of them for the other kernels;
+// exp(G_last). Gates per head are summed up here, by the first warp. Barriers inside.
+template <int K, bool kPerChannel>
+__device__ void lay_rows(const Params& p, unsigned char* smem, PrepareShared& s,
+                         const TokenTile& tile, int64_t head, int64_t item) {
+  float *beta = reinterpret_cast<float*>(smem + p.scores.rows_at), *G = beta + kChunk;
+  const int r = static_cast<int>(threadIdx.x);
+  if (r < kChunk) {
+    beta[r] = beta_of(p, tile, head, r);
+    if constexpr (!kPerChannel) s.log_decay[r] = head_decay(p, tile, head, r);
+  }
+  __syncthreads();  // beta, log decays, norms
+  if constexpr (!kPerChannel) {
+    if (r < kChunk) G[r] = head_sum(s.log_decay, r);
+    __syncthreads();  // G
+  }
+  float* rows = p.work.rows + item * (kRowKinds * kChunk);
+  if (r < kChunk) {
+    rows[kBeta * kChunk + r] = beta[r];
+    rows[kInverse * kChunk + r] = 1 / beta[r];
+    if constexpr (!kPerChannel) {
+      const float E_ = exp_of(G[r]), last = G[kChunk - 1];
+      rows[kStart * kChunk + r] = s.k_norm[r] * E_;
+      rows[kEnd * kChunk + r] = s.k_norm[r] * exp_of(last - G[r]);
+      rows[kQuery * kChunk + r] = p.scale * s.q_norm[r] * E_;
+    }
+  }
+  if (r < K) {
+    const float last = kPerChannel ? *gate_place<K>(p, smem, kChunk - 1, r) : G[kChunk - 1];
+    p.work.last[item * K + r] = exp_of(last);
+  }
+}
+
+// A result as a tile of the workspace: what lies above the diagonal is zero, and without kDiagonal
+// what lies on it.
+template <class E, bool kDiagonal>
+__device__ void store_result(const float* m, void* to) {
+  auto* out = static_cast<unsigned char*>(to);
+  for (int i = static_cast<int>(threadIdx.x); i < kChunk * 8; i += kPrepareThreads) {
+    const int r = i / 8, c = i % 8 * 8;
+    float x[8];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] = c + e < r + kDiagonal ? m[r * scores::kPitch + c + e] : 0.0f;
+    *reinterpret_cast<uint4*>(out + place<64>(r, c)) = pack_operands<E>(x);
+  }
+}
+
+template <class E, int K, bool kPerChannel>
+using ScoresTraits = scores::Traits<E, K, kPerChannel, true, true>;
+
+template <class E, int K, bool kPerChannel>
+__global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
+    prepare_kernel(const __grid_constant__ Params p) {
+  using Tr = ScoresTraits<E, K, kPerChannel>;
+  extern __shared__ __align__(128) unsigned char smem[];
+  __shared__ PrepareShared s;
+  __shared__ scores::Shared shared;
+  if (is_wrong(p.tokens)) return;
+  const int64_t item = blockIdx.x, head = blockIdx.x % p.HV;
+  {
+    const TokenTile tile = find_tile(p.tokens, blockIdx.x / p.HV);
+    if (tile.length == 0) return;
+    if (threadIdx.x == 0) shared = {tile, head};
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      scores::load_half<E, scores::Past::zeros, K>(p.k, tile, head / p.group, half, smem);
+      scores::load_half<E, scores::Past::zeros, K>(p.q, tile, head / p.group, half,
+                                                   smem + p.scores.q_at);
+    }
+    copies_commit();
+    if constexpr (kPerChannel) {
+      if (threadIdx.x < K) {
+        const ChannelGate gate(p, head, static_cast<int>(threadIdx.x));
+        float before = 0;
+#pragma unroll 1
+        for (int b = 0; b < 4; ++b) {
+          float G[16];
+          const float sum = gate.sums(p, tile, head, static_cast<int>(threadIdx.x), 16 * b, G);
+#pragma unroll
+          for (int i = 0; i < 16; ++i) {
+            *gate_place<K>(p, smem, 16 * b + i, static_cast<int>(threadIdx.x)) = before + G[i];
+          }
+          before += sum;
+        }
+      }
+    }
+    copies_wait<0>();
+    __syncthreads();  // q, k, G per channel
+    lay_norms<E, K>(p, smem, s);
+    lay_rows<K, kPerChannel>(p, smem, s, tile, head, item);
+    lay_operands<E, K, kPerChannel>(p, smem, s, item);
+    __syncthreads();  // rows with norms
+  }
+  const int thread = scores::thread_index(), warp = thread / 32, lane = thread % 32;
+  const scores::Products<Tr> products(p.scores, smem, lane);
+  if constexpr (kPerChannel) {
+    const int role = (warp + static_cast<int>(blockIdx.x)) % 4;
+    if (role < 2) {
+      scores::inside_role<Tr>(p.scores, products, smem, shared, role);
+    } else if (role == 2) {
+      scores::level_32_role<Tr>(p.scores, products, smem, shared);
+    } else {
+      scores::level_16_role<Tr>(p.scores, products, smem, shared);
+    }
+  } else {
+    scores::plain_role<Tr>(p.scores, products, smem, shared, warp);
+  }
+  __syncthreads();  // L and the scores are complete
+  const scores::Results results(p.scores, smem, shared);
+  store_result<E, true>(results.scores, static_cast<E*>(p.work.P) + item * (kChunk * kChunk));
+  invert<Triangles<64, scores::kPitch>>(results.kkt, warp, lane);
+  store_result<E, false>(results.kkt, static_cast<E*>(p.work.T) + item * (kChunk * kChunk));
+}
+
+}  // namespace deltic::gpu::gradient

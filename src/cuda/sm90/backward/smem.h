@@ -1,0 +1,99 @@
+// Shared memory of a CTA of the gradients, and who has what of a chunk.
+#pragma once
+
+#include "cuda/ptx/async.cuh"
+#include "cuda/sm90/backward/params.h"
+
+namespace deltic::gpu::gradient {
+
+template <class E_, int K_, int V_, bool kPerChannel_>
+struct GradientTraits {
+  using E = E_;
+  static constexpr int K = K_, V = V_;
+  static constexpr bool kPerChannel = kPerChannel_;
+  static constexpr int kThreads = 512, kWarps = 16;
+  static constexpr int kTiles = K / 32;    // accumulators of 16 x 8 that a warp has of 64 x K
+  static constexpr int kPitch = K + 8;     // of fp32 tiles: pairs by lanes hit every bank once
+  static constexpr int kParts = 8;         // of the sum over values of S dS
+  static constexpr int kValueBytes = kChunk * V * 2, kKeyBytes = kChunk * K * 2;
+  static constexpr int kStateBytes = V * K * 2;
+  static_assert(K % 64 == 0 && V % 64 == 0);
+};
+
+// Operands of the products with states. Then operands of pairs across blocks of sixteen tokens;
+// then, when all products are done, sums in fp32.
+template <class Tr>
+union Exchange {
+  struct {
+    unsigned char d_o[Tr::kValueBytes], dz[Tr::kValueBytes], e[Tr::kValueBytes];
+    unsigned char S[Tr::kStateBytes], dS[Tr::kStateBytes];
+  } operand;
+  // k and q times the decay between the token and a boundary, after token 31 (level 0) or after
+  // tokens 15 and 47 (level 1), one level after the other. Of q the tokens after a boundary alone: rows 32 to 63, or 16 to 31
+  // and 48 to 63, as 32 rows.
+  struct {
+    unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes / 2];
+  } level;
+  // dG and dq are behind the operands of pairs: registers have no room for them there.
+  struct {
+    float dk[kChunk][Tr::kPitch], dG[kChunk][Tr::kPitch], dq[kChunk][Tr::kPitch];
+  } sum;
+  static_assert(sizeof(level) <= kChunk * Tr::kPitch * sizeof(float));
+};
+
+template <class Tr>
+struct GradientShared {
+  alignas(128) Exchange<Tr> x;
+  alignas(128) unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes];  // with norms
+  // Gradients of scores and of k k^T: [i][j], times scale and betas; per channel those across
+  // blocks, else all with decays.
+  alignas(128) unsigned char dP[kChunk * kChunk * 2], dM[kChunk * kChunk * 2];
+  float G[Tr::kPerChannel ? kChunk : 1][Tr::kPerChannel ? Tr::kPitch : kChunk];
+  float2 inside[Tr::kPerChannel ? 4 : 1][16][16];  // the same inside of blocks: (dP, dM)
+  float last_parts[Tr::kParts][Tr::K];             // of sum_v S dS
+  // Per channel: [block of 16 tokens][channel]; else [quarter of the channels][token].
+  float end_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // of k d(kR) exp(G_last - G)
+  float sum_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // sums of dG over blocks; or q dq + ..
+  float pair_rows[4][kChunk], pair_columns[4][kChunk];   // else: sums of pairs
+  float bias_parts[4][Tr::K];
+  float A_parts[Tr::kWarps];
+  float beta[kChunk], log_decay[kChunk];
+  float total;
+  // Where the CTA works: wanted in few places, kept out of the registers in between.
+  TokenTile tile;
+  int64_t head, item;
+  bool is_first, is_last;  // of the group's value heads
+};
+
+// A warp's part of 64 x K: 16 tokens and a quarter of the channels.
+template <class Tr>
+struct Part {
+  int block, quarter, lane, row, column;  // row, column: of the lane's first element
+  // Made anew in every stage: what follows from it would fill the registers in between.
+  __device__ Part() : Part(thread_index()) {}
+  __device__ explicit Part(int thread)
+      : block(thread / 32 % 4),
+        quarter(thread / 128),
+        lane(thread % 32),
+        row(16 * block + lane / 4),
+        column(quarter * (Tr::K / 4) + lane % 4 * 2) {}
+  __device__ int first_column() const { return quarter * (Tr::K / 4); }
+};
+// Accumulators of it.
+template <class Tr>
+using Fragment = float[Tr::kTiles][4];
+
+template <class Tr>
+__device__ void put_fragment(float (&to)[kChunk][Tr::kPitch], const Fragment<Tr>& x) {
+  const Part<Tr> at;
+#pragma unroll
+  for (int n = 0; n < Tr::kTiles; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      *reinterpret_cast<float2*>(&to[at.row + 8 * half][at.column + 8 * n]) = {x[n][2 * half],
+                                                                               x[n][2 * half + 1]};
+    }
+  }
+}
+
+}  // namespace deltic::gpu::gradient

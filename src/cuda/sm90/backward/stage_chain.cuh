@@ -1,0 +1,217 @@
+// What the two chains over chunks have in common: a CTA's place, states in registers, and their way
+// in and out.
+//
+// A warp has sixteen value columns of a state, turned: accumulators of (value x key). A product's
+// result is the next one's left operand as it stands, so that a warp goes from chunk to chunk by
+// itself; tiles of tokens in shared memory are right operands of all warps.
+#pragma once
+
+#include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/backward/tiles.cuh"
+
+namespace deltic::gpu::gradient {
+
+template <class E_, int K_, int V_, int kColumns_, bool kPerChannel_>
+struct ChainTraits {
+  using E = E_;
+  static constexpr int K = K_, V = V_, kColumns = kColumns_;
+  static constexpr bool kPerChannel = kPerChannel_;
+  static constexpr int kWarps = kColumns / 16, kThreads = 32 * kWarps;
+  static constexpr int kKeyBytes = kChunk * K * 2, kSquareBytes = kChunk * kChunk * 2;
+  static constexpr int kValueBytes = kChunk * kColumns * 2;
+  static_assert(kColumns % 64 == 0 && V % kColumns == 0 && K % 64 == 0);
+};
+
+// Whose state it is, its columns and tokens.
+template <class Tr>
+struct ChainItem {
+  int64_t n, head, first_tile;
+  int slice;
+  Span span;
+  __device__ explicit ChainItem(const Params& p) {
+    constexpr unsigned kSlices = Tr::V / Tr::kColumns;
+    const unsigned job = blockIdx.x / kSlices;
+    slice = static_cast<int>(blockIdx.x % kSlices);
+    n = job / p.HV, head = job % p.HV;
+    span = span_of(p.tokens, n);
+    first_tile = first_tile_of(p.tokens, n);
+  }
+  __device__ int num_chunks() const {
+    return static_cast<int>((span.length + kChunk - 1) / kChunk);
+  }
+  __device__ int count(int c) const {
+    return static_cast<int>(min(int64_t{kChunk}, span.length - int64_t{kChunk} * c));
+  }
+  __device__ int64_t token(int c) const { return span.begin + int64_t{kChunk} * c; }
+  // Of the first chunk's e_rest.
+  __device__ int64_t sequence_item(const Params& p) const { return n * p.HV + head; }
+  // Of a chunk's tiles in the workspace.
+  __device__ int64_t item(const Params& p, int c) const { return (first_tile + c) * p.HV + head; }
+};
+
+// A state: [8 keys][4], as the matrix instruction lays out 16 values x 8 keys.
+template <class Tr>
+using State = float[Tr::K / 8][4];
+
+// f(value, key, element) for the lane's elements; values count from the call's first column.
+template <class Tr, class F>
+__device__ void for_state(const ChainItem<Tr>& at, State<Tr>& S, F&& f) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int value = at.slice * Tr::kColumns + 16 * warp + lane / 4, key = lane % 4 * 2;
+#pragma unroll
+  for (int n = 0; n < Tr::K / 8; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) f(value + e / 2 * 8, key + 8 * n + e % 2, S[n][e]);
+  }
+}
+// A state of the call, any strides and dtype; absent: zeros.
+template <class Tr>
+__device__ void load_given(const ChainItem<Tr>& at, const States& x, State<Tr>& S) {
+  const int64_t base = at.n * x.s_slot + at.head * x.s_head;
+  for_state<Tr>(at, S, [&](int value, int key, float& y) {
+    y = x.present ? load(x.data, x.dtype, base + key * x.s_k + value * x.s_v) : 0.0f;
+  });
+}
+template <class Tr>
+__device__ void store_given(const ChainItem<Tr>& at, const States& x, State<Tr>& S) {
+  if (!x.present) return;
+  const int64_t base = at.n * x.s_slot + at.head * x.s_head;
+  for_state<Tr>(at, S, [&](int value, int key, float& y) {
+    store(x.data, x.dtype, base + key * x.s_k + value * x.s_v, y);
+  });
+}
+
+// A state as left operands, which also go to the workspace: [V][K] at `to`. staging: 16 K bytes of
+// the warp's own.
+template <class Tr>
+__device__ void to_operands(const ChainItem<Tr>& at, const State<Tr>& S, unsigned char* staging,
+                            void* to, uint32_t (&a)[Tr::K / 16][4]) {
+  constexpr int K = Tr::K;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < K / 16; ++k) to_left<typename Tr::E>(&S[2 * k], a[k]);
+  const int row = at.slice * Tr::kColumns + 16 * warp;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {  // eight values each: 128 K / 64 bytes, parts apart
+    __syncwarp();                         // the half before has been read
+#pragma unroll
+    for (int k = 0; k < K / 16; k += 2) {
+      const uint32_t r[4] = {a[k][half], a[k][2 + half], a[k + 1][half], a[k + 1][2 + half]};
+      stmatrix_x4(smem_u32(staging) + place<8>(lane % 8, 16 * k + lane / 8 * 8), r);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int part = 0; part < K / 64; ++part) {
+      unsigned char* rows =
+          static_cast<unsigned char*>(to) + part * Tr::V * 128 + (row + 8 * half) * 128;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int byte = (lane + 32 * i) * 16;
+        *reinterpret_cast<uint4*>(rows + byte) =
+            *reinterpret_cast<const uint4*>(staging + part * 1024 + byte);
+      }
+    }
+  }
+}
+
+// What rounding left of a state, as operands in the place of the rounded ones.
+template <class Tr>
+__device__ void to_residuals(const State<Tr>& S, uint32_t (&a)[Tr::K / 16][4]) {
+  using E = typename Tr::E;
+#pragma unroll
+  for (int k = 0; k < Tr::K / 16; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 x = unpack<E>(a[k][i]);
+      const float(&y)[4] = S[2 * k + i / 2];
+      a[k][i] = pack<E>(y[i % 2 * 2] - x.x, y[i % 2 * 2 + 1] - x.y);
+    }
+  }
+}
+
+// A warp's 16 columns of (value x token) accumulators into its columns of a tile [64][columns].
+template <class Tr>
+__device__ void put_values(unsigned char* tile, const float (&c)[8][4]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    uint32_t r[4];
+    to_left<typename Tr::E>(&c[2 * i], r);
+    stmatrix_x4_trans(smem_u32(tile) + block_place<64, true>(16 * i, 16 * warp, lane), r);
+  }
+  __syncwarp();
+}
+// f(row, byte offset in the tile) for the 16-byte pieces of the warp's columns.
+template <class F>
+__device__ void for_pieces(F&& f) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 16 * i + lane / 2, column = 16 * warp + lane % 2 * 8;
+    f(row, column, place<64>(row, column));
+  }
+}
+// They leave for the workspace; the tile may be written again afterwards.
+template <class Tr>
+__device__ void send_values(const ChainItem<Tr>& at, const unsigned char* tile, void* to) {
+  unsigned char* out = static_cast<unsigned char*>(to) + at.slice * Tr::kValueBytes;
+  for_pieces([&](int, int, uint32_t byte) {
+    *reinterpret_cast<uint4*>(out + byte) = *reinterpret_cast<const uint4*>(tile + byte);
+  });
+  __syncwarp();
+}
+
+// Factors of the lane's tokens, two of eight: 8 n + 2 (lane % 4) and the next.
+__device__ inline float2 factors_of(const float* rows, Row kind, int n, int lane) {
+  return *reinterpret_cast<const float2*>(rows + kind * kChunk + 8 * n + lane % 4 * 2);
+}
+__device__ inline void scale_columns(float (&c)[4], float2 f) {
+  c[0] *= f.x, c[1] *= f.y, c[2] *= f.x, c[3] *= f.y;
+}
+
+// S *= exp(G_last), by keys.
+template <class Tr>
+__device__ void decay_state(const float* last, State<Tr>& S) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < Tr::K / 8; ++n) {
+    scale_columns(S[n], *reinterpret_cast<const float2*>(last + 8 * n + lane % 4 * 2));
+  }
+}
+// S += a x for a tile x of [64][K]; a: (value x token) operands.
+template <class Tr>
+__device__ void add_outer(uint32_t tile, const uint32_t (&a)[4][4], State<Tr>& S) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int n = 0; n < Tr::K / 16; ++n) {
+      uint32_t b[4];
+      load_right_turned<64>(tile, 16 * k, 16 * n, lane, b);
+      multiply_pair<typename Tr::E>(&S[2 * n], a[k], b);
+    }
+  }
+}
+// c += S x^T: (value x token) from a state and its operands. A state that the call gave has more
+// digits than an operand: in sequences of one chunk its rounding would be most of the error of
+// dbeta, so it is multiplied as two operands.
+template <class Tr>
+__device__ void multiply_keys(uint32_t tile, const State<Tr>& S, bool is_given,
+                              uint32_t (&a)[Tr::K / 16][4], float (&c)[8][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int operand = 0; operand < (is_given ? 2 : 1); ++operand) {
+    if (operand == 1) to_residuals<Tr>(S, a);
+#pragma unroll
+    for (int k = 0; k < Tr::K / 16; ++k) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        uint32_t b[4];
+        load_right<64>(tile, 16 * n, 16 * k, lane, b);
+        multiply_pair<typename Tr::E>(&c[2 * n], a[k], b);
+      }
+    }
+  }
+}
+
+}  // namespace deltic::gpu::gradient

@@ -1,0 +1,120 @@
+// dg of a chunk from its dG, through the gate's form, and the chunk's sums of parameters.
+//
+// dg_t is the sum of dG over tokens from t on. What exp(G_last - G_i) gives belongs to the tokens
+// after i: it is in dG with a minus, and the sum of all of it is added to every token.
+#pragma once
+
+#include "cuda/sm90/backward/stage_pairs.cuh"
+#include "cuda/tile/gate_gradients.cuh"
+
+namespace deltic::gpu::gradient {
+
+// The gradient of the raw gate and of the parameters; nothing passes a log decay that was clamped.
+__device__ inline GateGradient raw_gradient(const Params& p, float g, float rate, float bias,
+                                            float dy) {
+  const bool is_clamped = log_decay(p.gate_form, p.lower_bound, g, rate, bias) < kMinLogDecay;
+  return log_decay_gradient(p.gate_form, p.lower_bound, g, rate, bias, is_clamped ? 0.0f : dy);
+}
+
+// Sums over values of S dS of one channel, times exp(G_last).
+template <class Tr>
+__device__ float last_term(const GradientShared<Tr>& s, int d, float last) {
+  float x = 0;
+#pragma unroll
+  for (int i = 0; i < Tr::kParts; ++i) x += s.last_parts[i][d];
+  return decay_between(last) * x;
+}
+
+// Per channel. Sums in the exchange are visible; two barriers inside.
+template <class Tr>
+__device__ void store_channel_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
+                                    int64_t head, int64_t item) {
+  const int d = static_cast<int>(threadIdx.x) % Tr::K, b = static_cast<int>(threadIdx.x) / Tr::K;
+  const bool has = b < 4;
+  if (has) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 15; i >= 0; --i) sum += s.x.sum.dG[16 * b + i][d];
+    s.sum_parts[b][d] = sum;
+  }
+  __syncthreads();  // sums of the blocks
+  float A_log = 0;
+  if (has && (p.dg.present || p.wants_sums)) {
+    float after = last_term<Tr>(s, d, s.G[kChunk - 1][d]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) after += s.end_parts[i][d];
+#pragma unroll
+    for (int i = 3; i >= 0; --i) after += i > b ? s.sum_parts[i][d] : 0.0f;
+    const ChannelGate gate(p, head, d);
+    float g[16], bias = 0;
+    ChannelGate::raw(p, tile, head, d, 16 * b, g);
+#pragma unroll
+    for (int i = 15; i >= 0; --i) {
+      const int r = 16 * b + i;
+      after += s.x.sum.dG[r][d];
+      if (r >= tile.length) continue;
+      const GateGradient x = raw_gradient(p, g[i], gate.rate, gate.bias, after);
+      A_log += x.A_log, bias += x.g;
+      if (p.dg.present) {
+        store(p.dg.data, p.dg.dtype, offset(p.dg, tile.batch, tile.begin + r, head) + d, x.g);
+      }
+    }
+    s.bias_parts[b][d] = bias;
+  }
+  if (!p.wants_sums) return;
+  A_log = warp_sum(A_log);
+  if (threadIdx.x % 32 == 0) s.A_parts[threadIdx.x / 32] = A_log;
+  __syncthreads();  // sums of parameters
+  float* to = p.work.sums + item * (1 + Tr::K);
+  if (b == 0) to[1 + d] = (s.bias_parts[0][d] + s.bias_parts[1][d]) +
+                          (s.bias_parts[2][d] + s.bias_parts[3][d]);
+  if (threadIdx.x == 0) {
+    float sum = 0;
+    for (int w = 0; w < Tr::kWarps; ++w) sum += s.A_parts[w];
+    to[0] = sum;
+  }
+}
+
+// One gate per head, by two warps. All parts are visible; barriers inside.
+template <class Tr>
+__device__ void store_head_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
+                                 int64_t head, int64_t item) {
+  if (p.gate == Gate::none || !(p.dg.present || p.wants_sums)) return;
+  const int t = static_cast<int>(threadIdx.x);
+  const auto add = [](const auto& parts, int i) {
+    return (parts[0][i] + parts[1][i]) + (parts[2][i] + parts[3][i]);
+  };
+  float* dG = s.bias_parts[0];  // [64], and what belongs to later tokens behind it
+  static_assert(sizeof(s.bias_parts) >= 2 * kChunk * sizeof(float));
+  if (t < kChunk) {
+    dG[t] = add(s.sum_parts, t) + add(s.pair_rows, t) - add(s.pair_columns, t);
+    dG[kChunk + t] = add(s.end_parts, t);
+  }
+  if (t >= 32 * (Tr::kWarps - 1)) {  // the last warp: S dS over channels
+    float x = 0;
+    for (int d = t % 32; d < Tr::K; d += 32) x += last_term<Tr>(s, d, s.G[0][kChunk - 1]);
+    x = warp_sum(x);
+    if (t % 32 == 0) s.total = x;
+  }
+  __syncthreads();  // dG
+  float A_log = 0, bias = 0;
+  if (t < tile.length) {
+    float dy = s.total;
+    for (int i = 0; i < kChunk; ++i) dy += i < t ? dG[kChunk + i] : dG[i];
+    const float rate = p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f;
+    const float b = p.dt_bias.present ? load_param(p.dt_bias, head) : 0.0f;
+    const float g = load(p.g.data, p.g.dtype, offset(p.g, tile.batch, tile.begin + t, head));
+    const GateGradient x = raw_gradient(p, g, rate, b, dy);
+    A_log = x.A_log, bias = x.g;
+    if (p.dg.present) {
+      store(p.dg.data, p.dg.dtype, offset(p.dg, tile.batch, tile.begin + t, head), x.g);
+    }
+  }
+  if (!p.wants_sums) return;
+  A_log = warp_sum(A_log), bias = warp_sum(bias);
+  if (t % 32 == 0 && t < kChunk) s.A_parts[t / 32] = A_log, s.A_parts[2 + t / 32] = bias;
+  __syncthreads();  // sums of the two warps
+  if (t < 2) p.work.sums[item * 2 + t] = s.A_parts[2 * t] + s.A_parts[2 * t + 1];
+}
+
+}  // namespace deltic::gpu::gradient

@@ -1,0 +1,78 @@
+// Tokens' betas and decays, summed up in one order wherever they are needed: blocks of sixteen
+// tokens, and what lies before a block added last.
+#pragma once
+
+#include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/backward/tiles.cuh"
+#include "cuda/tile/gates.cuh"
+#include "cuda/tile/norms.cuh"
+
+namespace deltic::gpu::gradient {
+
+template <class E>
+__device__ uint4 pack_operands(const float (&x)[8]) {
+  return {pack<E>(x[0], x[1]), pack<E>(x[2], x[3]), pack<E>(x[4], x[5]), pack<E>(x[6], x[7])};
+}
+
+// Of row r of a chunk; 1 past its tokens.
+__device__ inline float beta_of(const Params& p, const TokenTile& tile, int64_t head, int r) {
+  if (p.beta_kind == BetaKind::none || r >= tile.length) return 1.0f;
+  const float x = beta_value(
+      p.beta_form,
+      load(p.beta.data, p.beta.dtype, offset(p.beta, tile.batch, tile.begin + r, head)));
+  return fabsf(x) < kLeastBeta ? kLeastBeta : x;
+}
+
+// The log decay of row r; 0 past the tokens and without gates.
+__device__ inline float head_decay(const Params& p, const TokenTile& tile, int64_t head, int r) {
+  if (p.gate == Gate::none || r >= tile.length) return 0.0f;
+  const float rate = p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f;
+  const float bias = p.dt_bias.present ? load_param(p.dt_bias, head) : 0.0f;
+  const float g = load(p.g.data, p.g.dtype, offset(p.g, tile.batch, tile.begin + r, head));
+  return clamp_log_decay(log_decay(p.gate_form, p.lower_bound, g, rate, bias));
+}
+// G of row r: 64 numbers in shared memory, read by all lanes at once.
+__device__ inline float head_sum(const float* log_decay, int r) {
+  float before = 0, sum = 0;
+  for (int i = 0; i < kChunk; ++i) {
+    if (i % 16 == 0) before += sum, sum = 0;
+    if (i <= r) sum += log_decay[i];
+  }
+  return before + sum;
+}
+
+// One channel's gates.
+struct ChannelGate {
+  float rate, bias;
+  __device__ ChannelGate(const Params& p, int64_t head, int d)
+      : rate(p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f),
+        bias(p.dt_bias.present ? load_param(p.dt_bias, head * p.gate_width + d) : 0.0f) {}
+
+  // Raw gates of rows [first, first + 16); 0 past the tokens.
+  static __device__ void raw(const Params& p, const TokenTile& tile, int64_t head, int d, int first,
+                             float (&g)[16]) {
+    with_dtype(p.g.dtype, [&](auto* tag) {
+      using T = std::remove_pointer_t<decltype(tag)>;
+      const T* at = static_cast<const T*>(p.g.data) +
+                    offset(p.g, tile.batch, tile.begin + first, head) + d;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) g[i] = first + i < tile.length ? to_float(at[i * p.g.st]) : 0.0f;
+    });
+  }
+  // Sums of log decays from row `first` on; returns the last one.
+  __device__ float sums(const Params& p, const TokenTile& tile, int64_t head, int d, int first,
+                        float (&G)[16]) const {
+    raw(p, tile, head, d, first, G);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (first + i < tile.length) {
+        sum += clamp_log_decay(log_decay(p.gate_form, p.lower_bound, G[i], rate, bias));
+      }
+      G[i] = sum;
+    }
+    return sum;
+  }
+};
+
+}  // namespace deltic::gpu::gradient
