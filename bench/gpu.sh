@@ -200,6 +200,8 @@ forward gate=head seqs=400 H=1 K=128 V=128 dtype=bf16 split=128
 decode gate=channel seqs=1,2,0,1 H=1 HV=2 K=128 V=128 dtype=bf16 pool=mixed
 backward gate=channel form=softplus seqs=70,3 H=1 HV=2 K=48 V=40 dtype=f32 init=1 save=none
 backward gate=head seqs=100 H=1 K=128 V=128 dtype=bf16 l2norm=1 save=none
+backward gate=channel form=softplus seqs=130,3 pad=5 H=1 HV=2 K=64 V=64 dtype=bf16 init=1 state=vk
+backward gate=head seqs=100,0,70 H=1 HV=2 K=128 V=64 dtype=f16 dfinal=1
 decode gate=head seqs=1,9,0,3 pad=2 H=1 HV=2 K=128 V=136 dtype=bf16 pool=tokens state=vk sdtype=bf16
 decode gate=channel form=bounded dense=2x3 H=1 HV=2 K=64 V=40 dtype=f32 init=1 sdtype=bf16
 decode gate=none dense=2x2 H=1 K=128 V=100 dtype=f16 init=1 final=inplace state=vk

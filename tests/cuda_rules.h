@@ -15,6 +15,15 @@ inline bool sm90_forward_takes(const cases::Case& c) {
          c.K % 8 == 0 && c.V % 8 == 0 && c.chunk == 64 && c.segment % 64 == 0 &&
          c.strided != cases::Layout::wide && c.strided != cases::Layout::expand;
 }
+
+// cuda.sm90.backward: chunks of 64, rows of 16 bits and 64 or 128 columns, whose strides are
+// multiples of 16 bytes.
+inline bool sm90_backward_takes(const cases::Case& c) {
+  return c.op == Op::backward && cases::is_half(c.dtype) && (c.K == 64 || c.K == 128) &&
+         (c.V == 64 || c.V == 128) && c.chunk == 64 && !c.betavec && !c.gv &&
+         c.strided != cases::Layout::wide;
+}
+
 // cuda.general: everything but the convolution and the gradients of building blocks.
 inline bool cuda_general_takes(const cases::Case& c) { return !c.gradient && c.op != Op::conv; }
 
@@ -35,6 +44,7 @@ struct CudaRule {
   bool (*takes)(const cases::Case&);
 };
 inline constexpr CudaRule kCudaRules[] = {{"cuda.sm90.forward", sm90_forward_takes},
+                                          {"cuda.sm90.backward", sm90_backward_takes},
                                           {"cuda.decode", cuda_decode_takes},
                                           {"cuda.general", cuda_general_takes}};
 

@@ -524,6 +524,9 @@ const char* const kBackwardLines[] = {
     "dtype=bf16 beta=sigmoid l2norm=1 init=1",
     "backward gate=head seqs=130,0,64,457 H=2 HV=4 K=64 V=96 dtype=f32 init=1",
     "backward gate=none seqs=300,1 H=2 K=160 V=40 dtype=f16",
+    "backward gate=head form=softplus gates=softplus seqs=130,0,64,457 H=2 HV=4 K=64 V=128 "
+    "dtype=f16 init=1",
+    "backward gate=none seqs=65,300 H=2 HV=4 K=128 V=64 dtype=bf16 l2norm=1",
 };
 
 // What was kept decides nothing: all memory modes, and every run, give the same bits.

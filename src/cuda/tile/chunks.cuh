@@ -9,9 +9,9 @@ namespace deltic::gpu {
 inline constexpr int kTile = 64;
 
 struct TokenTile {
-  int64_t batch, begin;  // row of the B dimension, first token in the T dimension
-  int length;            // tokens, 0 to 64; 0: no such tile
-  int64_t sequence;      // whose it is
+  int64_t batch, begin;    // row of the B dimension, first token in the T dimension
+  int length;              // tokens, 0 to 64; 0: no such tile
+  int64_t sequence;        // whose it is
   bool is_first, is_last;  // of its tiles
 };
 

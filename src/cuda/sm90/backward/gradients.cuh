@@ -149,7 +149,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
 #pragma unroll 1
     for (int level = 0; level < 2; ++level) {
       lay_level<Tr>(s, level);
-      __syncthreads();  // operands of the pairs
+      __syncthreads();                                                // operands of the pairs
       const bool is_row = (thread_index() / 32 & (2 >> level)) != 0;  // of the warp's block
       is_row ? add_level<Tr, true>(s, level, dk) : add_level<Tr, false>(s, level, dk);
       __syncthreads();  // they have been read

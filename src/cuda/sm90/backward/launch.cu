@@ -1,6 +1,4 @@
 // Host side of the backward on Hopper: what it takes, its workspace, the order of launches.
-#include "cuda/sm90/backward/launch.h"
-
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,6 +9,7 @@
 #include "cuda/set.h"
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/sm90/backward/instantiate.h"
+#include "cuda/sm90/backward/launch.h"
 #include "cuda/tile/grid.h"
 #include "cuda/tile/vectors.cuh"
 
@@ -145,7 +144,8 @@ __global__ void __launch_bounds__(kThreads) add_parameters(const __grid_constant
   const int64_t head = index / width, i = index % width;
   double sum = 0;
 #pragma unroll 8
-  for (int64_t tile = 0; tile < p.num_tiles; ++tile) sum += p.work.sums[tile * p.HV * width + index];
+  for (int64_t tile = 0; tile < p.num_tiles; ++tile)
+    sum += p.work.sums[tile * p.HV * width + index];
   const Param& to = i == 0 ? p.dA_log : p.ddt_bias;
   const int64_t element = i == 0 ? head : head * p.gate_width + i - 1;
   if (to.present) store(to.data, to.dtype, param_offset(to, element), static_cast<float>(sum));

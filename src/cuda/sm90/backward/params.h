@@ -28,14 +28,14 @@ struct Workspace {
   // [64][64]: (I + beta k k^T)^-1 - I and the scores, with decays. What the diagonal of the inverse
   // gives is added in fp32: a token's own part is not rounded on its way.
   void *T, *P;
-  void *S, *dS;        // [V][K]: the state before a chunk, the gradient of the one after it
-  void *e, *dz;        // [64][V]: v - S'^T k of every token, and the gradient of beta e
-  float* last;         // [K]: exp(G_last)
-  float* rows;         // [kRowKinds][64]
-  float* group_sums;   // [CTA][2][64][K]: dq and dk over the value heads so far
-  void* e_rest;        // [N][HV][64][V]: of first chunks, what rounding left of e
-  float* dbeta;        // [V / 16][64]: dz e, of sixteen value columns each
-  float* sums;         // [tile][HV][1 + gate width]: of A_log and dt_bias
+  void *S, *dS;       // [V][K]: the state before a chunk, the gradient of the one after it
+  void *e, *dz;       // [64][V]: v - S'^T k of every token, and the gradient of beta e
+  float* last;        // [K]: exp(G_last)
+  float* rows;        // [kRowKinds][64]
+  float* group_sums;  // [CTA][2][64][K]: dq and dk over the value heads so far
+  void* e_rest;       // [N][HV][64][V]: of first chunks, what rounding left of e
+  float* dbeta;       // [V / 16][64]: dz e, of sixteen value columns each
+  float* sums;        // [tile][HV][1 + gate width]: of A_log and dt_bias
 };
 
 struct Params {

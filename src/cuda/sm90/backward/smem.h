@@ -12,9 +12,9 @@ struct GradientTraits {
   static constexpr int K = K_, V = V_;
   static constexpr bool kPerChannel = kPerChannel_;
   static constexpr int kThreads = 512, kWarps = 16;
-  static constexpr int kTiles = K / 32;    // accumulators of 16 x 8 that a warp has of 64 x K
-  static constexpr int kPitch = K + 8;     // of fp32 tiles: pairs by lanes hit every bank once
-  static constexpr int kParts = 8;         // of the sum over values of S dS
+  static constexpr int kTiles = K / 32;  // accumulators of 16 x 8 that a warp has of 64 x K
+  static constexpr int kPitch = K + 8;   // of fp32 tiles: pairs by lanes hit every bank once
+  static constexpr int kParts = 8;       // of the sum over values of S dS
   static constexpr int kValueBytes = kChunk * V * 2, kKeyBytes = kChunk * K * 2;
   static constexpr int kStateBytes = V * K * 2;
   static_assert(K % 64 == 0 && V % 64 == 0);
@@ -29,8 +29,8 @@ union Exchange {
     unsigned char S[Tr::kStateBytes], dS[Tr::kStateBytes];
   } operand;
   // k and q times the decay between the token and a boundary, after token 31 (level 0) or after
-  // tokens 15 and 47 (level 1), one level after the other. Of q the tokens after a boundary alone: rows 32 to 63, or 16 to 31
-  // and 48 to 63, as 32 rows.
+  // tokens 15 and 47 (level 1), one level after the other. Of q the tokens after a boundary alone:
+  // rows 32 to 63, or 16 to 31 and 48 to 63, as 32 rows.
   struct {
     unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes / 2];
   } level;

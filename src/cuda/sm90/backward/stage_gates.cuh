@@ -66,8 +66,9 @@ __device__ void store_channel_gates(const Params& p, GradientShared<Tr>& s, cons
   if (threadIdx.x % 32 == 0) s.A_parts[threadIdx.x / 32] = A_log;
   __syncthreads();  // sums of parameters
   float* to = p.work.sums + item * (1 + Tr::K);
-  if (b == 0) to[1 + d] = (s.bias_parts[0][d] + s.bias_parts[1][d]) +
-                          (s.bias_parts[2][d] + s.bias_parts[3][d]);
+  if (b == 0)
+    to[1 + d] =
+        (s.bias_parts[0][d] + s.bias_parts[1][d]) + (s.bias_parts[2][d] + s.bias_parts[3][d]);
   if (threadIdx.x == 0) {
     float sum = 0;
     for (int w = 0; w < Tr::kWarps; ++w) sum += s.A_parts[w];

@@ -17,9 +17,8 @@ __device__ uint4 pack_operands(const float (&x)[8]) {
 // Of row r of a chunk; 1 past its tokens.
 __device__ inline float beta_of(const Params& p, const TokenTile& tile, int64_t head, int r) {
   if (p.beta_kind == BetaKind::none || r >= tile.length) return 1.0f;
-  const float x = beta_value(
-      p.beta_form,
-      load(p.beta.data, p.beta.dtype, offset(p.beta, tile.batch, tile.begin + r, head)));
+  const float x = beta_value(p.beta_form, load(p.beta.data, p.beta.dtype,
+                                               offset(p.beta, tile.batch, tile.begin + r, head)));
   return fabsf(x) < kLeastBeta ? kLeastBeta : x;
 }
 
@@ -53,8 +52,8 @@ struct ChannelGate {
                              float (&g)[16]) {
     with_dtype(p.g.dtype, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
-      const T* at = static_cast<const T*>(p.g.data) +
-                    offset(p.g, tile.batch, tile.begin + first, head) + d;
+      const T* at =
+          static_cast<const T*>(p.g.data) + offset(p.g, tile.batch, tile.begin + first, head) + d;
 #pragma unroll
       for (int i = 0; i < 16; ++i) g[i] = first + i < tile.length ? to_float(at[i * p.g.st]) : 0.0f;
     });

@@ -40,8 +40,8 @@ __device__ void lay_last(const Params& p, GradientShared<Tr>& s, const TokenTile
 // The warp's accumulators; dk has the part of exp(G), end that of exp(G_last - G). Operands are
 // visible.
 template <class Tr>
-__device__ void multiply_states(const GradientShared<Tr>& s, Fragment<Tr>& dq,
-                                Fragment<Tr>& dk, Fragment<Tr>& end) {
+__device__ void multiply_states(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragment<Tr>& dk,
+                                Fragment<Tr>& end) {
   using E = typename Tr::E;
   const Part<Tr> at;
 #pragma unroll 1
@@ -53,10 +53,12 @@ __device__ void multiply_states(const GradientShared<Tr>& s, Fragment<Tr>& dq,
 #pragma unroll
     for (int n = 0; n < Tr::kTiles; n += 2) {
       uint32_t b[4];
-      load_right_turned<Tr::V>(smem_u32(s.x.operand.S), 16 * k, at.first_column() + 8 * n, at.lane, b);
+      load_right_turned<Tr::V>(smem_u32(s.x.operand.S), 16 * k, at.first_column() + 8 * n, at.lane,
+                               b);
       multiply_pair<E>(&dq[n], o, b);
       multiply_pair<E>(&dk[n], z, b);
-      load_right_turned<Tr::V>(smem_u32(s.x.operand.dS), 16 * k, at.first_column() + 8 * n, at.lane, b);
+      load_right_turned<Tr::V>(smem_u32(s.x.operand.dS), 16 * k, at.first_column() + 8 * n, at.lane,
+                               b);
       multiply_pair<E>(&end[n], e, b);
     }
   }
@@ -66,8 +68,8 @@ __device__ void multiply_states(const GradientShared<Tr>& s, Fragment<Tr>& dq,
 // over a block's tokens of what belongs to the tokens after it go to end_parts; else both are
 // summed over the warp's channels. A barrier must follow.
 template <class Tr>
-__device__ void apply_decays(const Params& p, GradientShared<Tr>& s,
-                             Fragment<Tr>& dq, Fragment<Tr>& dk, Fragment<Tr>& end) {
+__device__ void apply_decays(const Params& p, GradientShared<Tr>& s, Fragment<Tr>& dq,
+                             Fragment<Tr>& dk, Fragment<Tr>& end) {
   using E = typename Tr::E;
   const Part<Tr> at;
   float starts[2] = {}, ends[2] = {};
