@@ -403,6 +403,7 @@ void print_left_out(Report& report, const std::vector<LeftOut>& list) {
 int run_bench(const BenchOptions& given) {
   BenchOptions options = given;
   if (options.seconds == 0) options.seconds = options.quick ? 0.5 : 6.0;
+  check_environment();
   check_impl_name(options.impl);
   // Wrong arguments are named before a machine that lacks something.
   std::vector<LeftOut> left_out;

@@ -7,12 +7,14 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdarg>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fstream>
 #include <iostream>
 
 #include "cases/device.h"
+#include "cases/instance.h"
 
 namespace deltic::cli {
 
@@ -183,7 +185,10 @@ void check_device(const Common& common) {
   if (!missing.empty()) throw UsageError("--device: expected a GPU, got none: " + missing);
 }
 
-void check_impl_name(const std::string& impl) {
+namespace {
+
+// An operation's own names are looked at when it is called: here any operation's will do.
+void check_name(const std::string& where, const std::string& impl) {
   if (impl.empty()) return;
   std::string known;
   for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
@@ -196,7 +201,24 @@ void check_impl_name(const std::string& impl) {
       }
     }
   }
-  throw UsageError("--impl: expected one of " + known + ", got '" + impl + "'");
+  throw UsageError(where + ": expected one of " + known + ", got '" + impl + "'");
 }
+
+}  // namespace
+
+void check_environment() {
+  const char* impl = std::getenv("DELTIC_IMPL");
+  check_name("DELTIC_IMPL", impl != nullptr ? impl : "");
+  try {
+    cases::Instance::shapes_of(cases::parse("forward dense=1x1")).explain();
+  } catch (const Error& e) {
+    const std::string text = e.what();
+    const size_t at = text.find("DELTIC_");
+    if (at != std::string::npos && text.find("DELTIC_IMPL") == std::string::npos)
+      throw UsageError(text.substr(at));
+  }
+}
+
+void check_impl_name(const std::string& impl) { check_name("--impl", impl); }
 
 }  // namespace deltic::cli

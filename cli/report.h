@@ -82,6 +82,9 @@ std::string format(const char* format, double x);
 
 // Throws a UsageError unless the device that was asked for is there.
 void check_device(const Common& common);
+// Throws a UsageError with the library's sentence if a DELTIC_* variable is wrong: once, not for
+// every case.
+void check_environment();
 // Throws a UsageError if no operation has an implementation of that name; an empty name is fine.
 void check_impl_name(const std::string& impl);
 // A case for the command line, with a wrong line turned into a UsageError.

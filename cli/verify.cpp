@@ -162,6 +162,7 @@ void print_not_run(Report& report) {
 }  // namespace
 
 int run_verify(const VerifyOptions& options) {
+  check_environment();
   check_impl_name(options.impl);
   // As in bench: wrong arguments are named before a machine that lacks something.
   const std::vector<SourcedCase> chosen = select(options);

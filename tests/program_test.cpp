@@ -197,6 +197,19 @@ TEST_F(Program, ArgumentsComeBeforeTheMachine) {
   }
 }
 
+// Once, before the work, not for every case.
+TEST_F(Program, WrongVariablesAreNamedOnce) {
+  for (const char* variable : {"DELTIC_IMPL", "DELTIC_LOG", "DELTIC_CHECKED"}) {
+    for (const char* command : {"verify", "bench 'decode dense=1x1'"}) {
+      const Outcome outcome = run(command, std::string(variable) + "=nonsense");
+      EXPECT_EQ(outcome.status, 2) << variable << " " << command;
+      EXPECT_EQ(outcome.text.find(std::string("deltic: ") + variable + ": expected "), 0u)
+          << outcome.text.substr(0, 300);
+      EXPECT_EQ(std::count(outcome.text.begin(), outcome.text.end(), '\n'), 1) << variable;
+    }
+  }
+}
+
 TEST_F(Program, VerifyTakesBothDevices) {
   expect_usage_error("verify --device tpu", "--device: expected cpu, cuda or both, got 'tpu'");
   expect_usage_error("bench --device both --list", "--device: expected cpu or cuda, got 'both'");

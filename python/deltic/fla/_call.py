@@ -4,6 +4,7 @@ DeltaNet, Gated DeltaNet and KDA differ in the gate they pass on, and in nothing
 """
 
 import warnings
+from contextlib import nullcontext
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -192,7 +193,9 @@ def run(
     )
     if beta is None:
         arguments["beta_form"] = "value"  # absent means 1, and 1 is no logit
-    with torch.autocast(q.device.type, enabled=False):
+    # There is no autocast for meta tensors, and torch says so with an error.
+    calm: Any = nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False)
+    with calm:
         o, final_state = function(rows(q), rows(k), rows(v), **arguments)
     return o.to(dtype), final_state
 
