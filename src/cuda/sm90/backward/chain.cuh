@@ -43,10 +43,10 @@ __device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c
     copy(s.keys[1], p.work.kR, Tr::kKeyBytes);
     copy(s.keys[2], p.work.qE, Tr::kKeyBytes);
   } else {
-    copy_rows<E, Tr::K>(s.keys[0], p.k, at.span.batch, token, at.head / p.group, 0, count, thread,
-                        Tr::kThreads);
-    copy_rows<E, Tr::K>(s.keys[1], p.q, at.span.batch, token, at.head / p.group, 0, count, thread,
-                        Tr::kThreads);
+    copy_rows<E, Tr::K>(s.keys[0], p.k, at.span.batch, token, key_head_of(p, at.head), 0, count,
+                        thread, Tr::kThreads);
+    copy_rows<E, Tr::K>(s.keys[1], p.q, at.span.batch, token, key_head_of(p, at.head), 0, count,
+                        thread, Tr::kThreads);
   }
   copy(s.T, p.work.T, Tr::kSquareBytes);
   copy(s.P, p.work.P, Tr::kSquareBytes);

@@ -2,6 +2,7 @@
 // head) and goes over the head's value heads, whose dq and dk it adds up.
 #pragma once
 
+#include "cuda/ptx/prefetch.cuh"
 #include "cuda/sm90/backward/stage_gates.cuh"
 #include "cuda/sm90/backward/stage_states.cuh"
 
@@ -38,17 +39,17 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
   const int t = static_cast<int>(threadIdx.x);
   if constexpr (Tr::kPerChannel) {
     const int d = t % Tr::K, b = t / Tr::K;
-    float G[16];
     if (b < 4) {
-      s.sum_parts[b][d] = ChannelGate(p, head, d).sums(p, tile, head, d, 16 * b, G);
+      s.sum_parts[b][d] =
+          ChannelGate(p, head, d).sums(p, tile, head, d, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
     }
     __syncthreads();  // sums of the blocks
-    if (b < 4) {
+    if (b > 0 && b < 4) {
       float before = 0;
 #pragma unroll
       for (int i = 0; i < 3; ++i) before += i < b ? s.sum_parts[i][d] : 0.0f;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] = before + G[i];
+      for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] += before;
     }
   } else {
     if (t < kChunk) s.log_decay[t] = head_decay(p, tile, head, t);
@@ -65,7 +66,7 @@ __device__ void load_head(const Params& p, GradientShared<Tr>& s, const TokenTil
   const int t = static_cast<int>(threadIdx.x);
   auto& x = s.x.operand;
   if (is_first) {
-    const int64_t key_head = head / p.group;
+    const int64_t key_head = key_head_of(p, head);
     copy_rows<E, Tr::K>(s.k, p.k, tile.batch, tile.begin, key_head, 0, tile.length, t,
                         Tr::kThreads);
     copy_rows<E, Tr::K>(s.q, p.q, tile.batch, tile.begin, key_head, 0, tile.length, t,
@@ -81,6 +82,35 @@ __device__ void load_head(const Params& p, GradientShared<Tr>& s, const TokenTil
   copy(x.S, p.work.S, Tr::kStateBytes);
   copy(x.dS, p.work.dS, Tr::kStateBytes);
   copies_commit();
+}
+
+// What the CTA reads next, to L2: shared memory has no room for it yet. Tiles of the workspace by
+// one thread; when the next chunk is known rows of tensors, a line of 128 bytes a thread.
+template <class Tr>
+__device__ void prefetch_tiles(const Params& p, int64_t item) {
+  const auto prefetch = [&](const void* from, int bytes) {
+    bulk_prefetch(static_cast<const char*>(from) + item * bytes, bytes);
+  };
+  prefetch(p.work.dz, Tr::kValueBytes), prefetch(p.work.e, Tr::kValueBytes);
+  prefetch(p.work.S, Tr::kStateBytes), prefetch(p.work.dS, Tr::kStateBytes);
+}
+template <class Tr>
+__device__ void prefetch_rows(const Params& p, const GradientShared<Tr>& s) {
+  const TokenTile& tile = s.next_tile;
+  const int r = thread_index() / 2 % kChunk, tensor = thread_index() / (2 * kChunk);
+  if (!s.has_next || r >= tile.length) return;
+  const auto prefetch = [&](const Rows& x, int64_t head, int width) {
+    if (!x.present) return;
+    const int size = static_cast<int>(size_of(x.dtype));
+    const char* at =
+        static_cast<const char*>(x.data) + offset(x, tile.batch, tile.begin + r, head) * size;
+    for (int b = thread_index() % 2 * 128; b < width * size; b += 256) line_prefetch(at + b);
+  };
+  if (tensor == 0) prefetch(p.d_o, s.next_head, Tr::V);
+  if (Tr::kPerChannel && tensor == 1) prefetch(p.g, s.next_head, Tr::K);
+  if (!s.is_last) return;  // the same q and k
+  if (tensor == 2) prefetch(p.k, key_head_of(p, s.next_head), Tr::K);
+  if (tensor == 3) prefetch(p.q, key_head_of(p, s.next_head), Tr::K);
 }
 
 // dq and dk of the chunk's rows: on the sums of the group's value heads so far, and out with the
@@ -122,6 +152,14 @@ __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const T
   }
 }
 
+// The tile after this one, by one thread.
+template <class Tr>
+__device__ void find_next(const Params& p, GradientShared<Tr>& s) {
+  if (s.has_next && s.is_last) {
+    s.next_tile = find_tile(p.tokens, static_cast<unsigned>(s.next_item) / p.HV);
+  }
+}
+
 // One value head of a chunk, which s says. A barrier must follow.
 template <class Tr>
 __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
@@ -138,6 +176,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   lay_pairs<Tr>(p, s);
   copies_wait<0>();
   __syncthreads();  // states; dP, dM
+  if (thread_index() == 0 && s.has_next) prefetch_tiles<Tr>(p, s.next_item);
   Fragment<Tr> dq = {}, dk = {}, dG = {};
   lay_last<Tr>(p, s, tile, s.head);
   multiply_states<Tr>(s, dq, dk, dG);
@@ -159,7 +198,9 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     put_fragment<Tr>(s.x.sum.dq, dq);
   }
   put_fragment<Tr>(s.x.sum.dk, dk);
-  __syncthreads();  // sums
+  if (thread_index() == 0) find_next<Tr>(p, s);
+  __syncthreads();  // sums; the next tile
+  prefetch_rows<Tr>(p, s);
   const int t = thread_index();
   if constexpr (Tr::kPerChannel) {
     if (t < 4 * Tr::K) add_inside<Tr>(s, t / Tr::K, t % Tr::K);
@@ -178,7 +219,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     store(p.dbeta.data, p.dbeta.dtype, offset(p.dbeta, tile.batch, token, s.head),
           beta_gradient(p.beta_form, x, sum));
   }
-  store_rows<Tr>(p, s, tile, s.head / p.group, s.is_first, s.is_last);
+  store_rows<Tr>(p, s, tile, key_head_of(p, s.head), s.is_first, s.is_last);
 }
 
 template <class Tr>
@@ -188,16 +229,25 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   auto& s = *reinterpret_cast<GradientShared<Tr>*>(smem);
   if (is_wrong(p.tokens)) return;
   const auto num_items = static_cast<unsigned>(p.num_tiles * p.H);
+  if (threadIdx.x == 0) s.next_tile = find_tile(p.tokens, blockIdx.x / p.H);
   for (unsigned index = blockIdx.x; index < num_items; index += gridDim.x) {
     for (unsigned i = 0; i < p.group; ++i) {
       if (threadIdx.x == 0) {
-        const unsigned number = index / p.H, head = index % p.H * p.group + i;
-        if (i == 0) s.tile = find_tile(p.tokens, number);
-        s.head = head, s.item = int64_t{number} * p.HV + head;
+        const auto head_of = [&](unsigned n) { return n % p.H * p.group; };
+        s.tile = s.next_tile;
+        s.head = head_of(index) + i, s.item = int64_t{index / p.H} * p.HV + s.head;
         s.is_first = i == 0, s.is_last = i + 1 == p.group;
+        const unsigned after = index + gridDim.x;
+        s.has_next = !s.is_last || after < num_items;
+        s.next_head = s.is_last ? head_of(after) : s.head + 1;
+        s.next_item = s.is_last ? int64_t{after / p.H} * p.HV + s.next_head : s.item + 1;
       }
       __syncthreads();  // where the CTA works
-      if (s.tile.length > 0) go_over_head<Tr>(p, s);
+      if (s.tile.length > 0) {
+        go_over_head<Tr>(p, s);
+      } else if (threadIdx.x == 0) {
+        find_next<Tr>(p, s);
+      }
       __syncthreads();  // everything has been read
     }
   }

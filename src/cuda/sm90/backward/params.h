@@ -62,6 +62,10 @@ struct Params {
   Workspace work;
 };
 
+// The q/k head of a value head; in 32 bits, as a division of 64 is a hundred instructions.
+__device__ inline int64_t key_head_of(const Params& p, int64_t head) {
+  return static_cast<unsigned>(head) / p.group;
+}
 // The number of a sequence's first tile.
 __device__ inline int64_t first_tile_of(const Tokens& x, int64_t n) {
   return x.packed ? first_tile(x, n) : n * ((x.T + kTile - 1) / kTile);

@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
     if (threadIdx.x == 0) shared = {tile, head};
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-      scores::load_half<E, scores::Past::zeros, K>(p.k, tile, head / p.group, half, smem);
-      scores::load_half<E, scores::Past::zeros, K>(p.q, tile, head / p.group, half,
+      scores::load_half<E, scores::Past::zeros, K>(p.k, tile, key_head_of(p, head), half, smem);
+      scores::load_half<E, scores::Past::zeros, K>(p.q, tile, key_head_of(p, head), half,
                                                    smem + p.scores.q_at);
     }
     copies_commit();
@@ -159,13 +159,9 @@ __global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
         float before = 0;
 #pragma unroll 1
         for (int b = 0; b < 4; ++b) {
-          float G[16];
-          const float sum = gate.sums(p, tile, head, static_cast<int>(threadIdx.x), 16 * b, G);
-#pragma unroll
-          for (int i = 0; i < 16; ++i) {
-            *gate_place<K>(p, smem, 16 * b + i, static_cast<int>(threadIdx.x)) = before + G[i];
-          }
-          before += sum;
+          before += gate.sums(p, tile, head, static_cast<int>(threadIdx.x), 16 * b, before,
+                              gate_place<K>(p, smem, 16 * b, static_cast<int>(threadIdx.x)),
+                              scores::row_bytes(K, 4) / 4);
         }
       }
     }

@@ -49,8 +49,9 @@ struct GradientShared {
   // blocks, else all with decays.
   alignas(128) unsigned char dP[kChunk * kChunk * 2], dM[kChunk * kChunk * 2];
   float G[Tr::kPerChannel ? kChunk : 1][Tr::kPerChannel ? Tr::kPitch : kChunk];
-  float2 inside[Tr::kPerChannel ? 4 : 1][16][16];  // the same inside of blocks: (dP, dM)
-  float last_parts[Tr::kParts][Tr::K];             // of sum_v S dS
+  // The same inside of blocks: (dP, dM) of [i][i - j], zeros where no token is so far back.
+  alignas(16) float2 inside[Tr::kPerChannel ? 4 : 1][16][16];
+  float last_parts[Tr::kParts][Tr::K];  // of sum_v S dS
   // Per channel: [block of 16 tokens][channel]; else [quarter of the channels][token].
   float end_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // of k d(kR) exp(G_last - G)
   float sum_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // sums of dG over blocks; or q dq + ..
@@ -60,8 +61,9 @@ struct GradientShared {
   float beta[kChunk], log_decay[kChunk];
   float total;
   // Where the CTA works: wanted in few places, kept out of the registers in between.
-  TokenTile tile;
-  int64_t head, item;
+  TokenTile tile, next_tile;
+  int64_t head, item, next_head, next_item;
+  bool has_next;
   bool is_first, is_last;  // of the group's value heads
 };
 

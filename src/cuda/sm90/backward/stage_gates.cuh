@@ -30,34 +30,36 @@ template <class Tr>
 __device__ void store_channel_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
                                     int64_t head, int64_t item) {
   const int d = static_cast<int>(threadIdx.x) % Tr::K, b = static_cast<int>(threadIdx.x) / Tr::K;
-  const bool has = b < 4;
+  const bool has = b < 4 && (p.dg.present || p.wants_sums);
+  float g[16], after = 0;
   if (has) {
+    ChannelGate::raw(p, tile, head, d, 16 * b, g);
     float sum = 0;
 #pragma unroll
     for (int i = 15; i >= 0; --i) sum += s.x.sum.dG[16 * b + i][d];
     s.sum_parts[b][d] = sum;
+    after = last_term<Tr>(s, d, s.G[kChunk - 1][d]);
   }
-  __syncthreads();  // sums of the blocks
+  __syncthreads();  // sums of the blocks; G has been read
   float A_log = 0;
-  if (has && (p.dg.present || p.wants_sums)) {
-    float after = last_term<Tr>(s, d, s.G[kChunk - 1][d]);
+  if (has) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) after += s.end_parts[i][d];
 #pragma unroll
     for (int i = 3; i >= 0; --i) after += i > b ? s.sum_parts[i][d] : 0.0f;
     const ChannelGate gate(p, head, d);
-    float g[16], bias = 0;
-    ChannelGate::raw(p, tile, head, d, 16 * b, g);
+    // Raw gates in the place of G, for a loop over the forms' code.
 #pragma unroll
-    for (int i = 15; i >= 0; --i) {
-      const int r = 16 * b + i;
+    for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] = g[i];
+    float bias = 0;
+    const int64_t to = offset(p.dg, tile.batch, tile.begin, head) + d;
+#pragma unroll 1
+    for (int r = 16 * b + 15; r >= 16 * b; --r) {
       after += s.x.sum.dG[r][d];
       if (r >= tile.length) continue;
-      const GateGradient x = raw_gradient(p, g[i], gate.rate, gate.bias, after);
+      const GateGradient x = raw_gradient(p, s.G[r][d], gate.rate, gate.bias, after);
       A_log += x.A_log, bias += x.g;
-      if (p.dg.present) {
-        store(p.dg.data, p.dg.dtype, offset(p.dg, tile.batch, tile.begin + r, head) + d, x.g);
-      }
+      if (p.dg.present) store(p.dg.data, p.dg.dtype, to + r * p.dg.st, x.g);
     }
     s.bias_parts[b][d] = bias;
   }

@@ -65,7 +65,7 @@ __device__ void lay_pairs(const Params& p, GradientShared<Tr>& s) {
         row_sums[e / 2] += pair, column_sums[n][e % 2] += pair;
       }
       if constexpr (Tr::kPerChannel) {
-        if (bi == bj) s.inside[bi][i % 16][j % 16] = {dP[n][e], dM[n][e]};
+        if (bi == bj) s.inside[bi][i % 16][(i - j) & 15] = {dP[n][e], dM[n][e]};
       }
     }
 #pragma unroll
@@ -229,44 +229,54 @@ __device__ void add_pairs(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragmen
   }
 }
 
+// The channel of a thread inside of a block, token after token: of the token m before this one the
+// decay since then, its key and what it has of dk. Everything moves on by one with a token, so that
+// loops over tokens need no index into registers and little of the instruction cache.
+struct Behind {
+  float w[16] = {1}, k[16] = {}, columns[16] = {};
+};
+
+// Token i, of which fewer than kCount are behind: onto the sums in the exchange.
+template <class Tr, int kCount>
+__device__ void add_token(GradientShared<Tr>& s, Behind& behind, int block, int i, int d) {
+  using E = typename Tr::E;
+  const int r = 16 * block + i;
+  const uint32_t at = place<64>(r, d) + d % 8 * 2;
+  const float k = to_float(*reinterpret_cast<const E*>(s.k + at));
+  const float q = to_float(*reinterpret_cast<const E*>(s.q + at));
+  const float decay = i > 0 ? decay_between(s.G[r][d] - s.G[r - 1][d]) : 1.0f;
+  const float4* pairs = reinterpret_cast<const float4*>(s.inside[block][i]);
+  float to_q = 0, to_k = 0;
+#pragma unroll
+  for (int m = kCount - 1; m > 0; --m) {
+    const float4 two = pairs[m / 2];
+    const float w = behind.w[m - 1] * decay, key = behind.k[m - 1];
+    const float P = (m % 2 ? two.z : two.x) * w, M = (m % 2 ? two.w : two.y) * w;
+    to_q += P * key;
+    to_k += M * key;
+    behind.columns[m] = behind.columns[m - 1] + P * q + M * k;
+    behind.w[m] = w, behind.k[m] = key;
+  }
+  behind.k[0] = k;
+  const float own = pairs[0].x;
+  s.x.sum.dq[r][d] += to_q + own * k;
+  s.x.sum.dk[r][d] += to_k + own * q;
+  s.x.sum.dG[r][d] += q * to_q + k * to_k;
+}
+
 // Pairs inside of a block, onto the sums in the exchange: a thread has a channel d and a block.
 template <class Tr>
 __device__ void add_inside(GradientShared<Tr>& s, int block, int d) {
-  using E = typename Tr::E;
-  const auto element = [&](const unsigned char* tile, int i) {
-    const uint32_t at = place<64>(16 * block + i, d) + d % 8 * 2;
-    return to_float(*reinterpret_cast<const E*>(tile + at));
-  };
-  float k[16], decay[16], columns[16] = {};
+  Behind behind;
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) add_token<Tr, 8>(s, behind, block, i, d);
+#pragma unroll 1
+  for (int i = 8; i < 16; ++i) add_token<Tr, 16>(s, behind, block, i, d);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    k[i] = element(s.k, i);
-    const int r = 16 * block + i;
-    decay[i] = i > 0 ? decay_between(s.G[r][d] - s.G[r - 1][d]) : 1.0f;
-  }
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float q = element(s.q, i), own = s.inside[block][i][i].x;
-    float to_q = 0, to_k = 0, w = 1;
-#pragma unroll
-    for (int j = i - 1; j >= 0; --j) {
-      w *= decay[j + 1];
-      const float2 pair = s.inside[block][i][j];
-      const float P = pair.x * w, M = pair.y * w;
-      to_q += P * k[j];
-      to_k += M * k[j];
-      columns[j] += P * q + M * k[i];
-    }
-    const int r = 16 * block + i;
-    s.x.sum.dq[r][d] += to_q + own * k[i];
-    s.x.sum.dk[r][d] += to_k + own * q;
-    s.x.sum.dG[r][d] += q * to_q + k[i] * to_k;
-  }
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int r = 16 * block + i;
-    s.x.sum.dk[r][d] += columns[i];
-    s.x.sum.dG[r][d] -= k[i] * columns[i];
+  for (int m = 1; m < 16; ++m) {
+    const int r = 16 * block + 15 - m;
+    s.x.sum.dk[r][d] += behind.columns[m];
+    s.x.sum.dG[r][d] -= behind.k[m] * behind.columns[m];
   }
 }
 

@@ -52,23 +52,30 @@ struct ChannelGate {
                              float (&g)[16]) {
     with_dtype(p.g.dtype, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
-      const T* at =
-          static_cast<const T*>(p.g.data) + offset(p.g, tile.batch, tile.begin + first, head) + d;
+      const T* at = static_cast<const T*>(p.g.data) + offset(p.g, tile.batch, tile.begin, head) + d;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) g[i] = first + i < tile.length ? to_float(at[i * p.g.st]) : 0.0f;
+      for (int i = 0; i < 16; ++i) {
+        // The last token again instead of a branch for each.
+        const float x = to_float(at[min(first + i, tile.length - 1) * p.g.st]);
+        g[i] = first + i < tile.length ? x : 0.0f;
+      }
     });
   }
-  // Sums of log decays from row `first` on; returns the last one.
+  // `before` plus the sums of log decays from row `first` on, to places `pitch` apart, which are
+  // the thread's alone; returns the last sum. A loop: as straight code the forms of sixteen gates
+  // fill the instruction cache.
   __device__ float sums(const Params& p, const TokenTile& tile, int64_t head, int d, int first,
-                        float (&G)[16]) const {
-    raw(p, tile, head, d, first, G);
-    float sum = 0;
+                        float before, float* G, int pitch) const {
+    float g[16], sum = 0;
+    raw(p, tile, head, d, first, g);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
+    for (int i = 0; i < 16; ++i) G[i * pitch] = g[i];
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i, G += pitch) {
       if (first + i < tile.length) {
-        sum += clamp_log_decay(log_decay(p.gate_form, p.lower_bound, G[i], rate, bias));
+        sum += clamp_log_decay(log_decay(p.gate_form, p.lower_bound, *G, rate, bias));
       }
-      G[i] = sum;
+      *G = before + sum;
     }
     return sum;
   }

@@ -26,13 +26,19 @@ __device__ void lay_last(const Params& p, GradientShared<Tr>& s, const TokenTile
   const int i = thread_index(), part = i / (Tr::K / 2), d = i % (Tr::K / 2) * 2;
   if (part >= Tr::kParts) return;
   float x = 0, y = 0;
-#pragma unroll 2
-  for (int v = part * kRows; v < (part + 1) * kRows; ++v) {
+  const auto add = [&](int v, bool is_first, bool is_last) {
     const uint32_t at = pair_place<Tr::V>(v, d);
     float2 S = load_pair<E>(s.x.operand.S + at), dS = load_pair<E>(s.x.operand.dS + at);
-    if (tile.is_first) S = given_pair(p.initial, tile.sequence, head, v, d);
-    if (tile.is_last) dS = given_pair(p.d_final, tile.sequence, head, v, d);
+    if (is_first) S = given_pair(p.initial, tile.sequence, head, v, d);
+    if (is_last) dS = given_pair(p.d_final, tile.sequence, head, v, d);
     x += S.x * dS.x, y += S.y * dS.y;
+  };
+  if (tile.is_first || tile.is_last) {
+#pragma unroll 1
+    for (int v = 0; v < kRows; ++v) add(part * kRows + v, tile.is_first, tile.is_last);
+  } else {
+#pragma unroll 8
+    for (int v = 0; v < kRows; ++v) add(part * kRows + v, false, false);
   }
   *reinterpret_cast<float2*>(&s.last_parts[part][d]) = {x, y};
 }

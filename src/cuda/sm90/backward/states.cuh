@@ -36,8 +36,8 @@ __device__ void load_states_stage(const Params& p, const ChainItem<Tr>& at, int 
     copy(s.keys[0], p.work.kE, Tr::kKeyBytes);
     copy(s.keys[1], p.work.kR, Tr::kKeyBytes);
   } else {
-    copy_rows<E, Tr::K>(s.keys[0], p.k, at.span.batch, at.token(c), at.head / p.group, 0, count,
-                        thread, Tr::kThreads);
+    copy_rows<E, Tr::K>(s.keys[0], p.k, at.span.batch, at.token(c), key_head_of(p, at.head), 0,
+                        count, thread, Tr::kThreads);
   }
   copy(s.T, p.work.T, Tr::kSquareBytes);
   copy_rows<E, Tr::kColumns>(s.values, p.v, at.span.batch, at.token(c), at.head,

@@ -70,8 +70,11 @@ __device__ inline void copies_wait() {
 }
 __device__ inline void copy_bytes(unsigned char* to, const void* from, int bytes, int thread,
                                   int threads) {
-  for (int i = thread * 16; i < bytes; i += threads * 16) {
-    copy_async(to + i, static_cast<const unsigned char*>(from) + i);
+  to += thread * 16;
+  const unsigned char* at = static_cast<const unsigned char*>(from) + thread * 16;
+#pragma unroll
+  for (int i = 0; i < bytes; i += threads * 16) {  // constants where this is inlined
+    if (i + (threads - 1) * 16 < bytes || i + thread * 16 < bytes) copy_async(to + i, at + i);
   }
 }
 // Rows of a tensor into a tile of 64 rows, from column `column` on; zeros past `count`.
@@ -81,8 +84,9 @@ __device__ inline void copy_rows(unsigned char* to, const Rows& x, int64_t batch
   constexpr int kPieces = kWidth / 8;
   const E* from = static_cast<const E*>(x.data) + offset(x, batch, token, head) + column;
   if (!x.present) count = 0;
-  for (int i = thread; i < 64 * kPieces; i += threads) {
-    const int r = i / kPieces, c = i % kPieces * 8;
+#pragma unroll
+  for (int first = 0; first < 64 * kPieces; first += threads) {  // a multiple of `threads`
+    const int i = first + thread, r = i / kPieces, c = i % kPieces * 8;
     unsigned char* at = to + place<64>(r, c);
     if (r < count) {
       copy_async(at, from + r * x.st + c);
