@@ -63,6 +63,7 @@ def build(namespace: str) -> tuple[Path, str | None]:
         "BUILD_SHARED_LIBS": "OFF",
         "DELTIC_CUDA": os.environ.get("DELTIC_PYTHON_CUDA", "AUTO"),
         "DELTIC_TORCH_NAMESPACE": namespace,
+        "DELTIC_TORCH_PORTABLE": "ON",
         "Python_EXECUTABLE": str(python_of()),
     }
     options = [f"-D{name}={value}" for name, value in definitions.items()]

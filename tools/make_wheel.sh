@@ -31,7 +31,8 @@ done
 wheels=$root/build/python/wheels
 rm -rf "$wheels"
 "$venv/bin/pip" wheel -q --no-build-isolation --no-deps -w "$wheels" \
-  -C cmake.define.DELTIC_CUDA="${DELTIC_PYTHON_CUDA:-AUTO}" . >&2
+  -C cmake.define.DELTIC_CUDA="${DELTIC_PYTHON_CUDA:-AUTO}" \
+  -C cmake.define.DELTIC_TORCH_PORTABLE=ON . >&2
 wheel=$("$venv/bin/python" tools/wheel_tag.py --write "$(ls "$wheels"/deltic-*.whl)")
 "$venv/bin/python" tools/check_wheel.py "$wheel" >&2
 if [ -n "$build_only" ]; then
