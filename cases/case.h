@@ -150,8 +150,8 @@ std::vector<SourcedCase> read_file(const std::string& path);
 std::vector<SourcedCase> read_text(std::string_view text, const std::string& path);
 // The files under tests/cases as they were when this was built.
 std::vector<SourcedCase> built_in_cases();
-// Every *.txt in a folder, in order of name.
 bool is_folder(const std::string& path);
+// Every *.txt in a folder, in order of name.
 std::vector<SourcedCase> read_folder(const std::string& path);
 
 // A filter is terms separated by blanks, all of which must hold. key=value: that key has that

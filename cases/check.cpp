@@ -125,7 +125,8 @@ constexpr double kSmallest = 1e-6;
 // rms(x - ref), and rms(ref) or of the magnitudes.
 struct Deviation {
   double error = 0, size = 0;
-  double relative() const { return std::isinf(error) || size < kSmallest ? error : error / size; }
+  bool is_absolute() const { return size < kSmallest; }
+  double relative() const { return std::isinf(error) || is_absolute() ? error : error / size; }
 };
 Deviation deviation(const std::vector<double>& x, const std::vector<double>& ref, DType stored,
                     bool count_from_rounded, const std::vector<double>* magnitude) {
@@ -230,7 +231,7 @@ double relative_error(const std::vector<double>& x, const std::vector<double>& r
                       bool count_from_rounded, const std::vector<double>* magnitude,
                       bool* absolute) {
   const Deviation d = deviation(x, ref, stored, count_from_rounded, magnitude);
-  if (absolute != nullptr) *absolute = d.size > 0 && d.size < kSmallest;
+  if (absolute != nullptr) *absolute = d.is_absolute();
   return d.relative();
 }
 
@@ -290,7 +291,7 @@ Result compare_values(const Instance& instance, const Values& values, const Expe
     TensorError e;
     e.name = name;
     e.error = own.relative();
-    e.absolute = own.size > 0 && own.size < kSmallest;
+    e.absolute = own.is_absolute();
     e.plain = expected.plain.at(name);
     std::string reason = judge(e, c, x, ref);
     if (!e.ok && std::isfinite(e.error) && !e.absolute && !expected.is_typical) {

@@ -71,12 +71,12 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
     all.insert(all.end(), list.begin(), list.end());
   }
   if (options.files.empty()) all = cases::built_in_cases();
+  const std::vector<DeviceType> devices = devices_of(options);
   std::vector<SourcedCase> chosen;
   for (SourcedCase& s : all) {
     if (options.seed >= 0) s.spec.seed = static_cast<uint64_t>(options.seed);
     const bool fits = std::all_of(options.filters.begin(), options.filters.end(),
                                   [&](const std::string& f) { return cases::matches(s.spec, f); });
-    const std::vector<DeviceType> devices = devices_of(options);
     const bool may_run = std::any_of(devices.begin(), devices.end(), [&](DeviceType device) {
       return cases::may_run(s.spec.op, options.impl, device);
     });

@@ -2,9 +2,9 @@
 //
 // OpenMP gives the threads; its own loops and barriers are not used. A thread of libgomp that waits
 // spins for about 10 ms before it sleeps. On a machine whose cores are all taken that keeps a core
-// from the very thread it waits for, and a call of 2 us took 30 ms. So threads here take items in
-// short runs (one that lost its core holds up one run), wait asleep after a short spin, and a call
-// that lost time to other processes is followed by a while of calls on one thread.
+// from the very thread it waits for, and a call of 2 us took 30 ms. So threads here take items one
+// by one (one that lost its core holds up a single item), wait asleep after a short spin, and a
+// call that lost time to other processes is followed by a while of calls on one thread.
 #pragma once
 
 #include <omp.h>
@@ -28,18 +28,8 @@ inline double token_heads(const Problem& p) {
 // Where members of a team meet, and the item that is next.
 class Meeting {
  public:
-  // Items first <= i < end that are the caller's now: a part of those below n that nobody has; none
-  // (first >= end) when all are taken.
-  struct Run {
-    int64_t first, end;
-  };
-  Run next(int64_t n, int64_t parts) {
-    int64_t first = next_.load(std::memory_order_relaxed), end;
-    do {
-      end = std::min(n, first + std::max<int64_t>(1, (n - first) / parts));
-    } while (first < n && !next_.compare_exchange_weak(first, end, std::memory_order_relaxed));
-    return {first, end};
-  }
+  // The first of `count` items that are the caller's now.
+  int64_t next(int64_t count) { return next_.fetch_add(count, std::memory_order_relaxed); }
   // Everything that any of `size` members wrote before is seen by all of them after. Items start
   // from 0 again.
   void wait_for_all(int size);
@@ -52,11 +42,6 @@ class Meeting {
 
 // One thread of a team.
 struct Member {
-  // Neighbours go to one member, in order: decode's items are columns of a state, and two cores
-  // that write every other one of them take three times as long (256 sequences: 70 ms, in runs 24).
-  // Runs get shorter as work runs out; the last items are taken one by one.
-  static constexpr int64_t kParts = 8;
-
   int index, size;
   Meeting& meeting;
 
@@ -68,13 +53,15 @@ struct Member {
   // body(i) for i < n, shared by the team; the members meet at the end.
   template <class Body>
   void for_each(int64_t n, const Body& body) const {
-    if (size == 1) {
-      for (int64_t i = 0; i < n; ++i) body(i);
-      return;
-    }
-    for (Meeting::Run run = meeting.next(n, size * kParts); run.first < run.end;
-         run = meeting.next(n, size * kParts)) {
-      for (int64_t i = run.first; i < run.end; ++i) body(i);
+    for_runs(n, 1, body);
+  }
+  // The same for items whose results are neighbours in memory: a member takes `count` of them, in
+  // order.
+  template <class Body>
+  void for_runs(int64_t n, int64_t count, const Body& body) const {
+    if (size == 1) count = n;
+    for (int64_t first = meeting.next(count); first < n; first = meeting.next(count)) {
+      for (int64_t i = first; i < std::min(n, first + count); ++i) body(i);
     }
     meeting.wait_for_all(size);
   }
