@@ -121,6 +121,8 @@ const std::vector<double>* magnitude_of(const Values& magnitude, const std::stri
 
 // Where rms(ref) is below this, errors are absolute.
 constexpr double kSmallest = 1e-6;
+// What a lucky or unlucky draw can explain: an error of more than this many budgets is wrong.
+constexpr double kMostLuck = 10;
 
 // rms(x - ref), and rms(ref) or of the magnitudes.
 struct Deviation {
@@ -294,8 +296,10 @@ Result compare_values(const Instance& instance, const Values& values, const Expe
     e.absolute = own.is_absolute();
     e.plain = expected.plain.at(name);
     std::string reason = judge(e, c, x, ref);
-    if (!e.ok && std::isfinite(e.error) && !e.absolute && !expected.is_typical) {
-      // Bad luck? The other draws are worth their time only here.
+    // Also false for NaN.
+    const bool may_be_luck = !e.ok && e.error <= kMostLuck * e.budget && !e.absolute;
+    if (may_be_luck && !expected.is_typical) {
+      // The other draws are worth their time only here.
       if (draws.empty()) draws = other_draws(instance);
       const Deviation typical = typical_of(name, {e.plain * own.size, own.size}, draws);
       e.error = own.error / typical.size;

@@ -151,7 +151,7 @@ TEST_F(Program, ConvAndGradientsAreCasesAndVerifySaysWhatWasNotRun) {
 TEST_F(Program, WrongSettingsAndCasesAreNamed) {
   const Outcome checked =
       run("verify --filter 'dense=1x4 gate=none op=forward'", "DELTIC_CHECKED=yes");
-  EXPECT_EQ(checked.status, 1);
+  EXPECT_EQ(checked.status, 2);
   EXPECT_NE(checked.text.find("DELTIC_CHECKED: expected 0 or 1, got yes"), std::string::npos)
       << checked.text;
   for (const char* command : {"explain 'decode dense=1x2'", "explain 'decode dense=0x2'"}) {

@@ -60,8 +60,7 @@ def test_table_has_the_newest_result_of_each():
     }
     text = plant_faults.table(faults, results)
     assert "3 faults: 1 found, 1 not run, 1 survived." in text
-    assert "commit c1 (1), c2 (1)" in text
-    assert "| one | `src/a.cpp` | found | x_test X.Y |" in text
-    assert "| two | `src/a.cpp` | survived |  |" in text
-    assert "## s\n" in text and "| three | `src/a.cpp` | not run |  |" in text
+    assert "| one | `src/a.cpp` | found | x_test X.Y | c2 |" in text
+    assert "| two | `src/a.cpp` | survived |  | c1 |" in text
+    assert "## s\n" in text and "| three | `src/a.cpp` | not run |  |  |" in text
     assert "not run" in plant_faults.table(faults, {})
