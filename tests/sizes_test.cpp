@@ -151,7 +151,7 @@ Wide least_bytes(deltic_op op, const std::string& impl, const Sizes& s) {
   Wide bytes = 0;
   if (s.M > 0) bytes = Wide(s.M) * 16;
   if (s.slots >= 0) bytes = std::max(bytes, Wide(s.sequences()) * 16);
-  if (s.T == 0 || s.B == 0 || s.HV == 0) return bytes;
+  if (s.T == 0 || s.sequences() == 0 || s.HV == 0) return bytes;
   const bool is_chunked = op == DELTIC_FORWARD && impl != "cpu.plain";
   if (is_chunked || op == DELTIC_BACKWARD) bytes = std::max(bytes, Wide(s.K) * Wide(s.V) * 4);
   return bytes;
@@ -417,38 +417,49 @@ TEST_P(EmptyCall, ManyEmptySequences) {
 INSTANTIATE_TEST_SUITE_P(Ops, EmptyCall, testing::Values(DELTIC_FORWARD, DELTIC_DECODE),
                          [](const auto& row) { return deltic_op_name(row.param); });
 
-// What forward leaves of a call without tokens is a header, however many sequences there are.
+// What forward leaves of a call without tokens is a header, however many sequences or heads there
+// are.
+void expect_header_alone(const Sizes& s, const char* impl) {
+  SCOPED_TRACE(impl + (" " + text_of(s)));
+  deltic_options o = options_of(s, impl);
+  deltic_tensors t = tensors_of(s);
+  int64_t ends[4] = {};
+  if (s.N >= 0) t.cu_seqlens.data = ends;
+  o.save = DELTIC_SAVE_STATES;
+  uint64_t bytes = 0, saved_bytes = 0;
+  ASSERT_EQ(deltic_forward_workspace(&o, &t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
+  ASSERT_LT(bytes, uint64_t{1} << 24);
+  ASSERT_EQ(deltic_forward_saved(&o, &t, &saved_bytes), DELTIC_OK) << deltic_last_error();
+  Scratch workspace(bytes), saved(saved_bytes);
+  t.saved = saved.c();
+  const deltic_workspace w = workspace.c();
+  ASSERT_EQ(deltic_forward(&o, &t, &w, nullptr), DELTIC_OK) << deltic_last_error();
+
+  // Backward finds it to be of this call.
+  deltic_backward_tensors b;
+  deltic_backward_tensors_init(&b, sizeof b);
+  deltic_tensors f = t;
+  b.forward = &f;
+  f.o = deltic_tensor{};
+  o.save = DELTIC_SAVE_NONE;
+  ASSERT_EQ(deltic_backward_workspace(&o, &b, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
+  Scratch again(bytes);
+  const deltic_workspace w2 = again.c();
+  EXPECT_EQ(deltic_backward(&o, &b, &w2, nullptr), DELTIC_OK) << deltic_last_error();
+  if (s.N >= 0) {
+    f.cu_seqlens.shape[0] = 2;
+  } else {
+    f.q.shape[0] = f.k.shape[0] = f.v.shape[0] = f.g.shape[0] = 7;
+  }
+  EXPECT_EQ(deltic_backward(&o, &b, &w2, nullptr), DELTIC_INVALID_ARGUMENT);
+}
+
 TEST(NothingToDo, SavedOfManyEmptySequences) {
   const Deadline deadline;
   for (const char* impl : names(DELTIC_FORWARD)) {
     if (impl == std::string("reference")) continue;
-    const Sizes s{.B = power(40), .T = 0, .dtype = dtype_for(impl)};
-    SCOPED_TRACE(impl);
-    deltic_options o = options_of(s, impl);
-    deltic_tensors t = tensors_of(s);
-    o.save = DELTIC_SAVE_STATES;
-    uint64_t bytes = 0, saved_bytes = 0;
-    ASSERT_EQ(deltic_forward_workspace(&o, &t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
-    ASSERT_LT(bytes, uint64_t{1} << 24);
-    ASSERT_EQ(deltic_forward_saved(&o, &t, &saved_bytes), DELTIC_OK) << deltic_last_error();
-    Scratch workspace(bytes), saved(saved_bytes);
-    t.saved = saved.c();
-    const deltic_workspace w = workspace.c();
-    ASSERT_EQ(deltic_forward(&o, &t, &w, nullptr), DELTIC_OK) << deltic_last_error();
-
-    // Backward finds it to be of this call.
-    deltic_backward_tensors b;
-    deltic_backward_tensors_init(&b, sizeof b);
-    deltic_tensors f = t;
-    b.forward = &f;
-    f.o = deltic_tensor{};
-    o.save = DELTIC_SAVE_NONE;
-    ASSERT_EQ(deltic_backward_workspace(&o, &b, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
-    Scratch again(bytes);
-    const deltic_workspace w2 = again.c();
-    EXPECT_EQ(deltic_backward(&o, &b, &w2, nullptr), DELTIC_OK) << deltic_last_error();
-    f.q.shape[0] = f.k.shape[0] = f.v.shape[0] = f.g.shape[0] = 7;
-    EXPECT_EQ(deltic_backward(&o, &b, &w2, nullptr), DELTIC_INVALID_ARGUMENT);
+    expect_header_alone({.B = power(40), .T = 0, .dtype = dtype_for(impl)}, impl);
+    expect_header_alone({.T = 0, .HV = power(40), .N = 3, .dtype = dtype_for(impl)}, impl);
   }
 }
 

@@ -63,7 +63,7 @@ configure_and_build() {
 }
 
 build_and_test() {
-  configure_and_build "$1" && ctest --preset "$1"
+  configure_and_build "$1" && ctest --preset "$1" -j "$CMAKE_BUILD_PARALLEL_LEVEL"
 }
 
 # ThreadSanitizer knows OpenMP's barriers only through libomp's tool Archer, which libomp loads by
@@ -109,7 +109,7 @@ fixed_addresses=()
 if setarch -R true 2>/dev/null; then fixed_addresses=(setarch -R); fi
 
 tsan() {
-  tsan_tells_races && configure_and_build tsan && "${fixed_addresses[@]}" ctest --preset tsan
+  tsan_tells_races && configure_and_build tsan && "${fixed_addresses[@]}" ctest --preset tsan -j "$CMAKE_BUILD_PARALLEL_LEVEL"
 }
 
 fuzz() {

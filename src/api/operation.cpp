@@ -72,11 +72,8 @@ struct Call {
     problem = check_call(op, options, given.tensors, context);
     problem.stream = stream;
     if (is_forked_child()) problem.threads = 1;
-    // Sequences without tokens and states need no pass over them: there may be 2^50. Of packed ones
-    // the lengths are looked at.
-    if (problem.T == 0 && !problem.packed && !problem.ckpt && !writes_states(problem)) {
-      problem.N = 0;
-    }
+    // Of packed ones the lengths are looked at.
+    if (!has_tokens_or_states(problem) && !problem.packed) problem.N = 0;
   }
 };
 

@@ -143,6 +143,10 @@ inline bool writes_states(const Problem& p) {
   return p.N > 0 && (p.state_out || p.d_initial || (p.ckpt && p.ckpt_tokens.n0 > 0));
 }
 
+// Whether sequences have anything in them. Of others there may be 2^50, or as many heads: nobody
+// passes over them.
+inline bool has_tokens_or_states(const Problem& p) { return p.T > 0 || p.ckpt || writes_states(p); }
+
 // Whether there is a byte for the call to write, or a buffer of forward's to look at.
 inline bool has_work(const Problem& p) {
   if (p.save != DELTIC_SAVE_NONE || p.saved.bytes > 0 || writes_states(p)) return true;

@@ -117,9 +117,7 @@ void run_slice(const Problem& p, const Sequence& s, int64_t h, int64_t first, Sl
 void run_recurrence(const Problem& p, std::span<std::byte> workspace) {
   const size_t bytes = Slice(p, nullptr).bytes;
   const int64_t num_slices = (p.V + kColumns - 1) / kColumns;
-  // Without tokens and states there is nothing in a slice, and there may be 2^50 of them.
-  const bool has_work = p.T > 0 || p.state_out || p.ckpt;
-  const int64_t num_tasks = has_work ? p.N * p.HV * num_slices : 0;
+  const int64_t num_tasks = has_tokens_or_states(p) ? p.N * p.HV * num_slices : 0;
   run_team(recurrence_threads(p, num_tasks), [&](const Member& member) {
     Slice x(p, workspace.data() + static_cast<size_t>(member.index) * bytes);
     member.for_each(num_tasks, [&](int64_t i) {

@@ -297,7 +297,8 @@ class Task {
   size_t bytes_;
 };
 
-inline int num_threads(const Problem& p) { return recurrence_threads(p, p.N * p.H); }
+inline int64_t num_tasks(const Problem& p) { return has_tokens_or_states(p) ? p.N * p.H : 0; }
+inline int num_threads(const Problem& p) { return recurrence_threads(p, num_tasks(p)); }
 
 // The sums of the parameters, then a task's memory for every thread.
 inline size_t sums_bytes(const Problem& p) {
@@ -307,6 +308,7 @@ inline size_t sums_bytes(const Problem& p) {
 }
 
 inline size_t workspace_bytes(const Problem& p) {
+  if (num_tasks(p) == 0) return sums_bytes(p);
   return static_cast<size_t>(
       checked_sum(sums_bytes(p), checked_product(Task(p, nullptr).bytes(), num_threads(p))));
 }
@@ -317,7 +319,7 @@ inline void run(const Problem& p, std::span<std::byte> workspace) {
   std::byte* tasks = workspace.data() + sums_bytes(p);
   const size_t bytes = Task(p, nullptr).bytes();
   cpu::run_team(num_threads(p), [&](const cpu::Member& member) {
-    member.for_each(p.N * p.H, [&](int64_t i) {
+    member.for_each(num_tasks(p), [&](int64_t i) {
       Task task(p, tasks + static_cast<size_t>(member.index) * bytes);
       const int64_t n = i / p.H;
       task.run(sequence(p, n), i % p.H, sums + n * p.HV * parameter_sums_per_head(p));

@@ -52,7 +52,7 @@ BOUNDED = dict(gate="bounded", lower_bound=-2.0)
 
 
 def run(function, **changes):
-    """Outputs of a call, with the tensors that it writes to."""
+    """Outputs of a call, the tensors that it writes to, and the gradients that are asked for."""
     given = {**BASE[function], **changes}
     written = []
     if given.get("state_pool") is not None:
@@ -63,7 +63,10 @@ def run(function, **changes):
         given["checkpoints"] = (*lists, states.clone())
         written.append(given["checkpoints"][3])
     out = getattr(deltic, function)(**given)
-    return [*(out if isinstance(out, tuple) else (out,)), *written]
+    outputs = out if isinstance(out, tuple) else (out,)
+    asked = [x for x in given.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+    gradients = torch.autograd.grad(outputs[0].square().sum(), asked) if asked else ()
+    return [*outputs, *written, *gradients]
 
 
 def same(a, b):
@@ -93,6 +96,7 @@ EVERY_SEQUENCE = {
 }
 WITH_SQUARE_STATE = dict(v=randn(1, T, HV, K), state_pool=randn(1, HV, K, K))
 CHECKPOINTS = (*ENTRY, torch.zeros(2, HV, K, V))
+ASKED = dict(q=Q.clone().requires_grad_())
 EFFECTS = {
     "delta_rule": EVERY_SEQUENCE
     | {
@@ -102,7 +106,8 @@ EFFECTS = {
             dict(output_final_state=True),
             dict(output_final_state=True, state_layout="vk"),
         ),
-        "chunk_size": ({}, dict(chunk_size=16)),
+        # The forward of fp32 steps over 16 tokens whatever this says; the gradients go by chunks.
+        "chunk_size": (ASKED, dict(ASKED, chunk_size=16)),
         "checkpoints": (
             dict(checkpoints=(*ENTRY[:2], torch.tensor([0]), CHECKPOINTS[3])),
             dict(checkpoints=CHECKPOINTS),

@@ -42,7 +42,7 @@ class Backward {
 
   size_t workspace_bytes() const {
     Scratch m(nullptr);
-    Memory(m, *this);
+    if (has_tasks()) Memory(m, *this);
     return m.used();
   }
 
@@ -52,6 +52,7 @@ class Backward {
       fail(DELTIC_INVALID_ARGUMENT, "backward: saved: expected ", kept.layout.bytes, " bytes, got ",
            p_.saved.bytes);
     }
+    if (!has_tasks()) return;
     Scratch m(workspace.data());
     const Memory memory(m, *this);
     count_saved(p_, segment_, memory.first_state, memory.first_chunk);
@@ -86,6 +87,7 @@ class Backward {
 
  private:
   int64_t state_floats() const { return shape_.state_floats(); }
+  bool has_tasks() const { return has_tokens_or_states(p_) || has_params(); }
 
   // What the forward kept.
   struct Kept {

@@ -47,6 +47,7 @@ class Forward {
       write_saved_header(p_, p_.save, Engine::kArithmetic);
       count_saved(p_, saved_.segment, memory.first_state, memory.first_chunk);
     }
+    if (!has_tokens_or_states(p_)) return;
     const int threads = TeamClock::limit(plan_.threads);
     const TaskOrder order =
         order_tasks(p_, threads, p_.HV, most_heads(), memory.order, memory.loads);
