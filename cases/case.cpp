@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -18,6 +20,8 @@ namespace deltic::cases {
 namespace {
 
 constexpr int kMaxExpansion = 100000;  // cases of one line: seconds to read, a day to run
+// For who has not seen a line yet.
+constexpr const char* kExample = " (a line: forward gate=head dense=1x4096 H=16 K=128 V=128)";
 
 std::string text_of(const Operation& o) {
   return std::string(name(o.op)) + (o.gradient ? "_backward" : "");
@@ -135,19 +139,29 @@ int64_t Case::longest() const {
 Case parse(std::string_view line) {
   std::istringstream words{std::string(line)};
   std::string word;
-  if (!(words >> word)) throw CaseError("case: expected an operation, got an empty line");
+  if (!(words >> word))
+    throw CaseError(std::string("case: expected an operation, got an empty line") + kExample);
   Case c;
   const auto all_ops = operations();
   const auto found = std::find_if(all_ops.begin(), all_ops.end(),
                                   [&](const Operation& o) { return word == text_of(o); });
-  if (found == all_ops.end()) bad("operation", op_names(), word);
+  if (found == all_ops.end()) {
+    throw CaseError("case: operation: expected one of " + op_names() + ", got '" + word + "'" +
+                    kExample);
+  }
   c.op = found->op;
   c.gradient = found->gradient;
 
   std::map<std::string, std::string, std::less<>> given;
   while (words >> word) {
     const size_t equals = word.find('=');
-    if (equals == std::string::npos || equals == 0) bad("line", "key=value", word);
+    if (equals == std::string::npos || equals == 0) {
+      throw CaseError("case: line: expected key=value, got '" + word + "'" + kExample);
+    }
+    if (word.find_first_of("{}") != std::string::npos) {
+      throw CaseError("case: line: expected one case, got braces, which stand for several: '" +
+                      word + "'" + kExample);
+    }
     const std::string key = word.substr(0, equals);
     if (find_key(key) == nullptr) bad("key", "one of " + key_names(), key);
     if (!given.emplace(key, word.substr(equals + 1)).second) {
@@ -296,11 +310,25 @@ std::vector<SourcedCase> read_text(std::string_view text, const std::string& pat
 }
 
 std::vector<SourcedCase> read_file(const std::string& path) {
+  errno = 0;
   std::ifstream in(path);
-  if (!in) throw CaseError("case: file: expected a readable file, got '" + path + "'");
-  std::ostringstream text;
-  text << in.rdbuf();
-  return read_text(text.str(), path);
+  if (!in) {
+    throw CaseError("case: file: expected a readable file, got '" + path + "' (" +
+                    std::strerror(errno) + ")");
+  }
+  std::string text;
+  char part[4096];
+  while (in.read(part, sizeof part), in.gcount() > 0) {
+    const std::string_view read(part, static_cast<size_t>(in.gcount()));
+    const bool is_text = std::none_of(read.begin(), read.end(), [](char c) {
+      return (c >= 0 && c < ' ' && std::strchr("\t\n\r\f", c) == nullptr) || c == 0;
+    });
+    if (!is_text) {
+      throw CaseError("case: file: expected lines of text, got '" + path + "', a binary file");
+    }
+    text += read;
+  }
+  return read_text(text, path);
 }
 
 std::vector<SourcedCase> read_folder(const std::string& path) {
@@ -312,6 +340,9 @@ std::vector<SourcedCase> read_folder(const std::string& path) {
     const std::string_view name = entry->d_name;
     if (name.size() > 4 && name.ends_with(".txt")) files.push_back(path + "/" + std::string(name));
   }
+  if (files.empty()) {
+    throw CaseError("case: folder: expected files *.txt in it, got '" + path + "', which has none");
+  }
   std::sort(files.begin(), files.end());
   std::vector<SourcedCase> list;
   for (const std::string& f : files) {
@@ -320,13 +351,38 @@ std::vector<SourcedCase> read_folder(const std::string& path) {
   return list;
 }
 
+std::vector<SourcedCase> read_cases(const std::string& path) {
+  std::vector<SourcedCase> list = is_folder(path) ? read_folder(path) : read_file(path);
+  if (list.empty()) throw CaseError("case: file: expected cases, got '" + path + "' without any");
+  return list;
+}
+
 void check_filter(std::string_view filter) {
+  const auto refuse = [](const std::string& key, const std::string& list, const std::string& got) {
+    throw CaseError("filter: " + key + ": expected one of " + list + ", got '" + got + "'");
+  };
+  const auto all_ops = operations();
   std::istringstream words{std::string(filter)};
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
-    const std::string key = word.substr(0, equals);
-    if (equals != std::string::npos && key != "op" && find_key(key) == nullptr) {
-      throw CaseError("filter: key: expected one of op " + key_names() + ", got '" + key + "'");
+    if (equals == std::string::npos) continue;
+    const std::string key = word.substr(0, equals), value = word.substr(equals + 1);
+    if (key == "op") {
+      const bool is_known = std::any_of(all_ops.begin(), all_ops.end(),
+                                        [&](const Operation& o) { return value == text_of(o); });
+      if (!is_known) refuse(key, op_names(), value);
+      continue;
+    }
+    const Key* known = find_key(key);
+    if (known == nullptr) refuse("key", "op " + key_names(), key);
+    try {
+      Case c;
+      known->value.set(c, known->name, value);
+    } catch (const CaseError& e) {
+      // A list of names is said in full; of numbers and the like, what the key itself says.
+      const std::string takes = known->value.takes(), text = e.what();
+      if (takes.find('|') != std::string::npos) refuse(key, takes, value);
+      throw CaseError("filter: " + text.substr(text.find(": ") + 2));
     }
   }
 }

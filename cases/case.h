@@ -153,11 +153,13 @@ std::vector<SourcedCase> built_in_cases();
 bool is_folder(const std::string& path);
 // Every *.txt in a folder, in order of name.
 std::vector<SourcedCase> read_folder(const std::string& path);
+// One of the two, whichever the path is; without any case an error.
+std::vector<SourcedCase> read_cases(const std::string& path);
 
 // A filter is terms separated by blanks, all of which must hold. key=value: that key has that
 // value; anything else: the canonical line contains it.
 bool matches(const Case& c, std::string_view filter);
-// Throws a CaseError at a term key=value whose key no case has.
+// Throws a CaseError at a term key=value whose key no case has, or whose value that key never has.
 void check_filter(std::string_view filter);
 
 // Keys with what they take, their default and the operations they belong to: text for --help.

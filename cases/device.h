@@ -11,7 +11,8 @@
 namespace deltic::cases::device {
 
 // The library's words: it is not asked, since a call with tensors would be needed.
-inline constexpr const char* kNotBuilt = "this build has no CUDA support";
+inline constexpr const char* kNotBuilt =
+    "this build has no CUDA support (build where nvcc is found, or with DELTIC_CUDA=ON)";
 // Empty: there is a GPU; else the sentence why not.
 std::string missing();
 std::string name();     // of the current GPU

@@ -299,7 +299,7 @@ std::vector<SuiteRow> select(const BenchOptions& options, std::vector<LeftOut>& 
     for (const std::string& one : cases::expand(line)) add("command line", parse_argument(one));
   }
   for (const std::string& path : options.files) {
-    for (const auto& s : cases::read_file(path)) add(s.file, s.spec);
+    for (const auto& s : cases::read_cases(path)) add(s.file, s.spec);
   }
   if (options.lines.empty() && options.files.empty()) {
     std::vector<SuiteRow> all = all_suites();

@@ -50,6 +50,8 @@ struct BenchOptions {
 };
 int run_bench(const BenchOptions& options);
 int run_compare(const BenchOptions& options);
+// The value of --threshold as a fraction; a UsageError for what is none.
+double parse_percent(const std::string& text);
 
 // The program: runs what a command line says and returns the exit status; errors go to stderr.
 // is_quick: verify and bench take their quick forms unless --all says otherwise.

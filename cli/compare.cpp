@@ -40,6 +40,13 @@ Json load(const std::string& path) {
   return j;
 }
 
+std::string key_of(const Json& row) {
+  return row.value("suite", "") + "\n" + row.value("case", "") + "\n" +
+         std::to_string(row.value("threads", 0));
+}
+
+}  // namespace
+
 double parse_percent(const std::string& text) {
   const size_t end = !text.empty() && text.back() == '%' ? text.size() - 1 : text.size();
   double x = 0;
@@ -49,13 +56,6 @@ double parse_percent(const std::string& text) {
   }
   return x / 100.0;
 }
-
-std::string key_of(const Json& row) {
-  return row.value("suite", "") + "\n" + row.value("case", "") + "\n" +
-         std::to_string(row.value("threads", 0));
-}
-
-}  // namespace
 
 int run_compare(const BenchOptions& options) {
   const double threshold = parse_percent(options.threshold);

@@ -59,13 +59,19 @@ void print_divisions(Report& report, const cases::Instance& instance, const Opti
   }
 }
 
-// Why there is nobody to ask.
+// Why nothing would run.
 std::string nobody(const std::vector<Choice>& choices) {
-  if (!choices.empty()) return "";  // each has said why
+  for (const Choice& choice : choices) {
+    if (choice.sentence.starts_with("named ")) {
+      return "nothing runs this case: " + choice.name +
+             " alone may (impl or DELTIC_IMPL), and does not take it";
+    }
+  }
+  const std::string none = "no implementation takes this case";
+  if (!choices.empty()) return none;  // each has said why
   const std::string missing = cases::device::missing();
-  return ": " + (missing == cases::device::kNotBuilt
-                     ? missing
-                     : std::string("there is none for CUDA tensors"));
+  return none + ": " +
+         (missing == cases::device::kNotBuilt ? missing : "there is none for CUDA tensors");
 }
 
 }  // namespace
@@ -100,7 +106,7 @@ int run_explain(const ExplainOptions& options) {
                               {"sentence", choice.sentence}});
   }
   report.summary()["chosen"] = any ? Json(choices.front().name) : Json(nullptr);
-  if (!any) report.print("  no implementation takes this case%s\n", nobody(choices).c_str());
+  if (!any) report.print("  %s\n", nobody(choices).c_str());
   if (any && options.common.device == DeviceType::cpu)
     report.summary()["workspace_bytes"] = instance.call_of().workspace_bytes(instance.options(run));
   if (any && c.op == Op::backward) print_memory(report, instance, instance.options(run));

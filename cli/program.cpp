@@ -185,7 +185,9 @@ int run(int argc, char** argv, bool is_quick) {
       ->expected(1)
       ->take_all();
   add_filter(bench_command, bench.filters);
-  bench_command->add_option("--cases", bench.files, "Files of cases to measure instead of a suite")
+  bench_command
+      ->add_option("--cases", bench.files,
+                   "Files or folders of cases to measure instead of a suite")
       ->type_name("PATH")
       ->expected(1)
       ->take_all();
@@ -203,9 +205,11 @@ int run(int argc, char** argv, bool is_quick) {
   bench_command->add_option("--compare", bench.compare, "Compare two JSON results; fails on a loss")
       ->type_name("OLD NEW")
       ->expected(2);
-  bench_command->add_option("--threshold", bench.threshold, "Smallest change that --compare lists")
-      ->capture_default_str()
-      ->type_name("PERCENT");
+  const CLI::Option* threshold =
+      bench_command
+          ->add_option("--threshold", bench.threshold, "Smallest change that --compare lists")
+          ->capture_default_str()
+          ->type_name("PERCENT");
   bench.quick = is_quick;
   add_quick(bench_command, bench.quick,
             "The suite quick, and half a second per row and side unless --time says",
@@ -240,6 +244,11 @@ int run(int argc, char** argv, bool is_quick) {
     if (explain_command->parsed()) return run_explain(explain);
     if (verify_command->parsed()) return run_verify(verify);
     if (demo_command->parsed()) return run_demo(demo);
+    if (threshold->count() > 0) {
+      static_cast<void>(parse_percent(bench.threshold));
+      if (bench.compare.empty())
+        throw UsageError("--threshold: expected --compare beside it, got none");
+    }
     return bench.compare.empty() ? run_bench(bench) : run_compare(bench);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);

@@ -67,7 +67,7 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
   for (const std::string& f : options.filters) cases::check_filter(f);
   std::vector<SourcedCase> all;
   for (const std::string& path : options.files) {
-    const auto list = cases::is_folder(path) ? cases::read_folder(path) : cases::read_file(path);
+    const auto list = cases::read_cases(path);
     all.insert(all.end(), list.begin(), list.end());
   }
   if (options.files.empty()) all = cases::built_in_cases();

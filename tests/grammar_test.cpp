@@ -140,7 +140,8 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"backward split=off", "case: split:"},
       {"backward sdtype=bf16", "case: sdtype: expected init=1"},
       {"backward dfinal=0 state=vk", "case: state: expected a state"},
-      {"scores_inverse_backward", "case: operation: expected forward|"},
+      {"scores_inverse_backward", "case: operation: expected one of forward|"},
+      {"forward K={16,32}", "case: line: expected one case, got braces, which stand for several"},
       {"kkt_backward rstd=1", "case: rstd: expected l2norm as the operation"},
       {"l2norm_backward rstd=1", "case: rstd: expected an operation that is no gradient"},
       {"inverse result=1", "case: result: expected inverse_backward as the operation"},
@@ -196,6 +197,17 @@ TEST(Grammar, FilesNameTheLine) {
   EXPECT_THROW(read_file("/does/not/exist.txt"), CaseError);
 }
 
+// Who has not seen a line yet is shown one that can be read.
+TEST(Grammar, ErrorsShowALine) {
+  for (const char* line : {"", "  ", "hello", "{", "forward K={16,32}", "forward fast"}) {
+    const std::string text = error_of(line), start = " (a line: ";
+    const size_t at = text.find(start);
+    ASSERT_NE(at, std::string::npos) << "'" << line << "' says: " << text;
+    const size_t begin = at + start.size();
+    EXPECT_EQ(error_of(text.substr(begin, text.size() - begin - 1)), "") << text;
+  }
+}
+
 TEST(Grammar, Filters) {
   const Case c = parse("forward gate=channel K=32 V=48 dtype=bf16");
   EXPECT_TRUE(matches(c, ""));
@@ -205,6 +217,30 @@ TEST(Grammar, Filters) {
   EXPECT_FALSE(matches(c, "K=3"));
   EXPECT_TRUE(matches(c, "forward"));
   EXPECT_FALSE(matches(c, "decode"));
+  // A value that the key never has matches nothing, which must not go unsaid.
+  const struct {
+    const char* filter;
+    const char* text;
+  } rows[] = {
+      {"gate=foo", "filter: gate: expected one of none|head|channel, got 'foo'"},
+      {"op=forwards", "filter: op: expected one of forward|decode|backward|"},
+      {"K=64 dtype=fp32", "filter: dtype: expected one of f32|bf16|f16, got 'fp32'"},
+      {"l2norm=yes", "filter: l2norm: expected one of 0|1, got 'yes'"},
+      {"gates=fast", "filter: gates: expected one of random|slow|softplus|mixed|zero|number"},
+      {"K=wide", "filter: K: expected a whole number from 1 to 65536, got 'wide'"},
+      {"colour=red", "filter: key: expected one of op gate "},
+  };
+  for (const auto& row : rows) {
+    try {
+      check_filter(row.filter);
+      ADD_FAILURE() << row.filter << " was accepted";
+    } catch (const CaseError& e) {
+      EXPECT_EQ(std::string(e.what()).find(row.text), 0u) << e.what();
+    }
+  }
+  for (const char* filter :
+       {"", "forward", "op=kkt_backward gate=head", "K=64 seqs=1,2", "gates=-1"})
+    EXPECT_NO_THROW(check_filter(filter)) << filter;
 }
 
 TEST(Grammar, HelpNamesEveryKeyOfALine) {

@@ -324,6 +324,66 @@ TEST_F(Program, WrongFilesAreNamed) {
           "4294967296, got '-1')");
 }
 
+// What is no file of cases is said before anything runs, each kind in its own words.
+TEST_F(Program, WrongFilesOfCasesAreNamed) {
+  const std::string folder = path("empty");
+  std::filesystem::create_directory(folder);
+  std::ofstream(path("binary")) << "forward K=16\n" << std::string("\0\1\2", 3);
+  std::ofstream(path("comments.txt")) << "# nothing yet\n\n";
+  std::ofstream(path("bad.txt")) << "forward K=16\nforward K=x\n";
+  for (const std::string command : {"verify --list --cases ", "bench --list --cases "}) {
+    expect_usage_error(command + path("none.txt"), "case: file: expected a readable file, got '" +
+                                                       path("none.txt") +
+                                                       "' (No such file or directory)");
+    expect_usage_error(command + path("binary"), "case: file: expected lines of text, got '" +
+                                                     path("binary") + "', a binary file");
+    expect_usage_error(command + "/dev/zero",
+                       "case: file: expected lines of text, got '/dev/zero', a binary file");
+    expect_usage_error(command + folder, "case: folder: expected files *.txt in it, got '" +
+                                             folder + "', which has none");
+    expect_usage_error(command + path("comments.txt"), "case: file: expected cases, got '" +
+                                                           path("comments.txt") + "' without any");
+    expect_usage_error(
+        command + path("bad.txt"),
+        path("bad.txt") + ":2: case: K: expected a whole number from 1 to 65536, got 'x'");
+    if (::geteuid() != 0) {  // who may read everything meets no such file
+      std::ofstream(path("closed.txt")) << "forward\n";
+      std::filesystem::permissions(path("closed.txt"), std::filesystem::perms::none);
+      expect_usage_error(command + path("closed.txt"),
+                         "case: file: expected a readable file, got '" + path("closed.txt") +
+                             "' (Permission denied)");
+    }
+  }
+  std::ofstream(folder + "/some.txt") << "decode dense=1x2 K=16 V=16\n";
+  EXPECT_EQ(run("bench --list --cases " + folder).status, 0) << "bench takes folders too";
+}
+
+TEST_F(Program, ThresholdsNeedAComparison) {
+  expect_usage_error("bench --list --threshold foo",
+                     "--threshold: expected per cent such as 5%, got 'foo'");
+  expect_usage_error("bench --list --threshold 3%",
+                     "--threshold: expected --compare beside it, got none");
+}
+
+// A case that nobody takes because somebody was named: who, by what, and why it does not.
+TEST_F(Program, ExplainsThatASettingRestrictsIt) {
+  const std::string refused = "explain 'forward dense=1x2 dtype=f32'";  // tiles multiply bf16
+  if (run("info").text.find("cpu.amx") == std::string::npos) GTEST_SKIP() << "a build without AMX";
+  for (const auto& [command, environment] :
+       {std::pair(refused + " --impl cpu.amx", std::string()),
+        std::pair(refused, std::string("DELTIC_IMPL=cpu.amx"))}) {
+    const Outcome r = run(command, environment);
+    EXPECT_EQ(r.status, 1) << r.text;
+    for (const char* text : {"  no   named (impl or DELTIC_IMPL), but does not take the call: ",
+                             "\n  nothing runs this case: cpu.amx alone may (impl or "
+                             "DELTIC_IMPL), and does not take "
+                             "it\n"}) {
+      EXPECT_NE(r.text.find(text), std::string::npos) << r.text;
+    }
+    EXPECT_EQ(r.text.find("no implementation takes"), std::string::npos) << r.text;
+  }
+}
+
 TEST_F(Program, UnknownFilterKeysAreNamed) {
   for (const char* command : {"verify --list", "bench --list"}) {
     for (const char* filter : {"colour=red", "op=decode colour=red", "=3"}) {

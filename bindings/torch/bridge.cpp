@@ -280,15 +280,12 @@ deltic_tensor Call::packed(const char* name, const MaybeTensor& tensor, bool is_
     t.strides[t.rank - 1] = 1;
     return t;
   }
+  // Not torch's contiguous(): where memory is missing, that prints a C++ stack.
+  deltic_tensor copy = plan_like(t);
+  copies_.push_back(allocate(copy, t));
+  DELTIC_TORCH_CHECK(aoti_torch_copy_(copies_.back().get(), tensor->get(), 0));
   if (is_said) note_copy(options.function, name, stride);
-  copies_.push_back(torch::stable::contiguous(*tensor));
-  t.data = copies_.back().data_ptr();
-  int64_t step = 1;
-  for (int32_t i = t.rank - 1; i >= 0; --i) {
-    t.strides[i] = step;
-    step *= t.shape[i];
-  }
-  return t;
+  return copy;
 }
 
 deltic_tensor plan(std::initializer_list<int64_t> shape, int32_t dtype,

@@ -1,7 +1,7 @@
 """deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, KDA) for torch."""
 
-import importlib
-from typing import Any
+import importlib as _importlib
+from typing import Any as _Any
 
 from ._blocks import (
     chunk_cumsum,
@@ -50,11 +50,11 @@ __all__ = [
 _SUBMODULES = ("fla", "integrations", "layers")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name in _SUBMODULES:
-        return importlib.import_module(f".{name}", __name__)
+        return _importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_SUBMODULES})
+    return sorted({*__all__, *_SUBMODULES, *(name for name in globals() if name[:2] == "__")})

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._library import LIBRARY, NAMESPACE, argument_name, function_of, said_in, translated
+from ._library import (
+    LIBRARY,
+    NAMESPACE,
+    argument_name,
+    function_of,
+    said_in,
+    translated,
+    type_name,
+)
 from ._native import decode, delta_rule, recurrent
 from ._settings import info
 
@@ -23,7 +31,6 @@ _DTYPES = (
     torch.int32,
     torch.int64,
 )
-_TYPE_NAMES = ("fp32", "bf16", "fp16", "fp64", "int32", "int64")
 _MOST_DIMENSIONS = 6
 _IN_PLACE = ("state_pool", "ckpt_states")
 # The gradients that backward has, in the order of its outputs.
@@ -31,6 +38,10 @@ _GRADIENTS = ("q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_sta
 _SAVES = {"states": 1, "all": 2}
 # SMs that work is divided over where there is no GPU to ask: those of an H200.
 _SMS = 132
+_NO_CUDA = (
+    "this build has no CUDA support (build the package where nvcc is found, or with "
+    "DELTIC_PYTHON_CUDA=ON make wheel)"
+)
 
 
 class Choice(NamedTuple):
@@ -99,14 +110,26 @@ class Explanation:
         ]
         return "\n".join(lines)
 
+    def _nobody(self) -> str:
+        """Why nothing would run."""
+        for x in self.choices:
+            if x.sentence.startswith("named "):
+                return (
+                    f"nothing runs this call: {x.name} alone may (impl or DELTIC_IMPL), and does "
+                    "not take it"
+                )
+        none = "no implementation takes this call"
+        if self.choices:
+            return none  # each has said why
+        return f"{none}: {_NO_CUDA if info()['cuda'] == 'no' else 'there is none for such tensors'}"
+
     def __str__(self) -> str:
         width = max((len(x.name) for x in self.choices), default=0)
         lines = [self.call]
         for x in self.choices:
             lines.append(f"  {x.name:<{width}}  {'yes' if x.accepts else 'no':<3}  {x.sentence}")
         if self.implementation is None:
-            nobody = "" if self.choices else ": this build has none for such tensors"
-            lines.append(f"  no implementation takes this call{nobody}")
+            lines.append(f"  {self._nobody()}")
         lines += [f"  {line}" for line in self.notes]
         if self.workspace_bytes is not None:
             lines.append(f"  workspace: {self.workspace_bytes:,} bytes")
@@ -221,8 +244,7 @@ def explain(
 
 
 def _description(name: str, x: Tensor) -> str:
-    dtype = _TYPE_NAMES[_DTYPES.index(x.dtype)]
-    return f"{name} {dtype} [{','.join(map(str, x.shape))}]"
+    return f"{name} {type_name(x.dtype)} [{','.join(map(str, x.shape))}]"
 
 
 def _view(
@@ -235,8 +257,7 @@ def _view(
         raise TypeError(f"{function}: {argument}: expected a dense tensor, got {layout}")
     if x.dtype not in _DTYPES:
         expected = LIBRARY.deltic_torch_types_of(operator.encode(), name.encode()).decode()
-        dtype = str(x.dtype).removeprefix("torch.")
-        raise TypeError(f"{function}: {argument}: expected {expected}, got {dtype}")
+        raise TypeError(f"{function}: {argument}: expected {expected}, got {type_name(x.dtype)}")
     where = device or ("cpu" if x.device.type == "meta" else x.device.type)
     if where not in ("cpu", "cuda"):
         raise NotImplementedError(

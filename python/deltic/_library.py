@@ -137,7 +137,16 @@ def got(value: Any) -> str:
     """What an error says it got: a value that is short, else the name of its type."""
     if value is None:
         return "none"
-    return repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+    if isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 60):
+        return repr(value)
+    return type(value).__name__
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """A dtype as errors call it."""
+    found = str(dtype).removeprefix("torch.")
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
+    return names.get(found, found)
 
 
 def refused_type(text: str, args: tuple[Any, ...]) -> TypeError | None:
@@ -250,6 +259,8 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
         operator = operator_name(op)
         function = function_of(operator, args)
         if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
-            first = getattr(OPS, operator).default._schema.arguments[0].name
-            raise ValueError(f"{function}: {first}: expected a tensor, got none") from None
+            schema = getattr(OPS, operator).default._schema.arguments[0].name
+            first = argument_name(operator, schema)
+            kind = ValueError if args[0] is None else TypeError
+            raise kind(f"{function}: {first}: expected a tensor, got {got(args[0])}") from None
         raise (refused_layout(error, args) or translated(error, function, args)) from None

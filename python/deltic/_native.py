@@ -102,10 +102,11 @@ def size_word(op: str, argument: str, word: str, value: int) -> str:
 
 def chunk_word(op: str, value: int) -> str:
     """The word for a chunk's length, which fake implementations take as it is."""
-    word = size_word(op, "chunk_size", "chunk", value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: chunk_size: expected an int, got {value!r}")
     if value not in (16, 32, 64):
         raise ValueError(f"{op}: chunk_size: expected 16, 32 or 64, got {value}")
-    return word if value != 64 else ""
+    return f" chunk={value}" if value != 64 else ""
 
 
 def flag_word(op: str, argument: str, word: str, value: bool) -> str:

@@ -264,6 +264,11 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
   const auto say = [&](int i, const char* yes) {
     const Implementation& candidate = implementation_at(p.op, p.device, i);
     const char* sentence = refusal(candidate, p);
+    const std::string named_in_vain =
+        sentence != nullptr && &candidate == call.named
+            ? cat("named (impl or DELTIC_IMPL), but does not take the call: ", sentence)
+            : "";
+    if (!named_in_vain.empty()) sentence = named_in_vain.c_str();
     fn(user, candidate.name, sentence == nullptr, i == chosen,
        sentence != nullptr ? sentence : yes);
   };
@@ -274,7 +279,8 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
     if (i == chosen) continue;
     say(i, implementation_at(p.op, p.device, i).only_when_named
                ? "takes the call, but runs only when named"
-               : "takes the call");
+           : call.named != nullptr ? "takes the call, but another was named"
+                                   : "takes the call");
   }
 }
 

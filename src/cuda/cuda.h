@@ -12,7 +12,8 @@
 namespace deltic::gpu {
 
 // What a build without CUDA says of a call on a GPU.
-inline constexpr const char* kNotBuilt = "this build has no CUDA support";
+inline constexpr const char* kNotBuilt =
+    "this build has no CUDA support (build where nvcc is found, or with DELTIC_CUDA=ON)";
 
 ImplementationList implementations(deltic_op op);
 

@@ -939,7 +939,7 @@ REFUSED = [
     (GatedDeltaNet, dict(head_dim=10, expand_v=1.25), "expand_v: expected a whole width, got 12.5"),
     (GatedDeltaNet, dict(mode="fused_chunk"), "mode: expected 'chunk' or 'fused_recurrent'"),
     (GatedDeltaNet, dict(output_gate_activation="relu"), "output_gate_activation: expected"),
-    (GatedDeltaNet, dict(conv_size=0), "conv_size: expected an int of at least 1, got 0"),
+    (GatedDeltaNet, dict(conv_size=0), "conv_size: expected at least 1, got 0"),
     (DeltaNet, dict(qk_activation="tanh"), "qk_activation: expected"),
     (DeltaNet, dict(qk_norm="l1"), "qk_norm: expected 'l2' or 'sum', got 'l1'"),
     (DeltaNet, dict(use_output_norm=False), "use_output_norm: expected True, got False"),

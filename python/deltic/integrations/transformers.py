@@ -359,7 +359,7 @@ def enable(models: str | Iterable[str] | None = None) -> Report:
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: a name that is not in ``MODELS``.
+        TypeError, ValueError: no name, or one that is not in ``MODELS``.
     """
     try:
         import transformers
@@ -368,6 +368,11 @@ def enable(models: str | Iterable[str] | None = None) -> Report:
             "deltic.integrations.transformers: transformers: expected an installed package "
             f"(pip install transformers), got: {error}"
         ) from error
+    if models is not None and not isinstance(models, Iterable):
+        raise TypeError(
+            f"enable: models: expected None, or names out of {', '.join(MODELS)}, "
+            f"got {type(models).__name__}"
+        )
     chosen = MODELS if models is None else (models,) if isinstance(models, str) else tuple(models)
     for model in chosen:
         if model not in MODELS:

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._library import type_name
 from .._native import decode, delta_rule, recurrent
+from ._checks import expect, expect_int, expect_number, expect_size
 from ._norms import GatedRMSNorm, RMSNorm
 from ._packing import Packing, plan
 from ._short_convolution import ShortConvolution, is_writable
@@ -23,14 +25,11 @@ _UNDECAYED = ("A_log", "dt_bias")
 _IGNORED = frozenset({"cache_position", "position_ids"})
 
 
-def expect(found: bool, layer: str, argument: str, expected: str, got: Any) -> None:
-    """Raises the error for a constructor's argument."""
-    if not found:
-        raise ValueError(f"{layer}: {argument}: expected {expected}, got {got!r}")
-
-
-def whole(layer: str, argument: str, size: float) -> int:
-    """A width that was a product with a ratio, as an int."""
+def whole(layer: str, base: tuple[str, int], argument: str, ratio: float) -> int:
+    """A width, the product of another one and a ratio, as an int."""
+    expect_size(layer, *base)
+    expect_number(layer, argument, ratio)
+    size = base[1] * ratio
     expect(math.isclose(size, round(size), rel_tol=1e-5), layer, argument, "a whole width", size)
     return round(size)
 
@@ -72,8 +71,11 @@ class DeltaRuleLayer(nn.Module):
         name = type(self).__name__
         num_v_heads = num_heads if num_v_heads is None else num_v_heads
         expect(mode in MODES, name, "mode", "'chunk' or 'fused_recurrent'", mode)
-        expect(hidden_size > 0, name, "hidden_size", "at least 1", hidden_size)
-        expect(num_heads > 0, name, "num_heads", "at least 1", num_heads)
+        expect_size(name, "hidden_size", hidden_size)
+        expect_size(name, "num_heads", num_heads)
+        expect_int(name, "num_v_heads", num_v_heads)
+        if layer_idx is not None:
+            expect_int(name, "layer_idx", layer_idx)
         expect(
             num_v_heads >= num_heads and num_v_heads % num_heads == 0,
             name,
@@ -105,13 +107,7 @@ class DeltaRuleLayer(nn.Module):
         self.use_short_conv, self.conv_size, self.conv_bias = use_short_conv, size, bias
         self._qk_activation = qk_activation
         if use_short_conv:
-            expect(
-                isinstance(size, int) and size > 0,
-                type(self).__name__,
-                "conv_size",
-                "an int of at least 1",
-                size,
-            )
+            expect_size(type(self).__name__, "conv_size", size)
             self.q_conv1d = ShortConvolution(self.key_dim, size, bias, qk_activation)
             self.k_conv1d = ShortConvolution(self.key_dim, size, bias, qk_activation)
             self.v_conv1d = ShortConvolution(self.value_dim, size, bias)
@@ -213,6 +209,7 @@ class DeltaRuleLayer(nn.Module):
         packing = plan(
             name, hidden_states, self.hidden_size, attention_mask, cu_seqlens, cu_seqlens_cpu
         )
+        self._check_dtype(name, hidden_states)
         cache: Any = Cache() if use_cache and past_key_values is None else past_key_values
         state, conv_states = self._remembered(cache, packing.sequences)
 
@@ -232,6 +229,19 @@ class DeltaRuleLayer(nn.Module):
         else:
             o = self.o_norm(o, gate.view(o.shape))
         return packing.unpack(self.o_proj(o.flatten(-2))), None, cache
+
+    def _check_dtype(self, name: str, x: Tensor) -> None:
+        """Refuses rows of another dtype than the weights', for which torch's words name neither."""
+        projection = self.q_proj
+        if type(projection) is not nn.Linear or x.dtype == projection.weight.dtype:
+            return  # what takes a Linear's place may well take other dtypes
+        device = x.device.type
+        if x.is_floating_point() and device != "meta" and torch.is_autocast_enabled(device):
+            return
+        raise TypeError(
+            f"{name}: hidden_states: expected {type_name(projection.weight.dtype)} as the layer's "
+            f"weights are (or torch.autocast), got {type_name(x.dtype)}"
+        )
 
     def _remembered(
         self, cache: Any, sequences: int

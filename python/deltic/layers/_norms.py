@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ._checks import check_rows, expect, expect_number, expect_size
+
 GATE_ACTIVATIONS = ("swish", "silu", "sigmoid")
 
 
@@ -103,6 +105,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__()
+        expect_size("RMSNorm", "hidden_size", hidden_size)
+        expect_number("RMSNorm", "eps", eps)
         self.hidden_size, self.eps = hidden_size, eps
         self.weight = nn.Parameter(torch.empty(hidden_size, dtype=torch.float32))
         self.reset_parameters()
@@ -114,6 +118,7 @@ class RMSNorm(nn.Module):
         return f"{self.hidden_size}, eps={self.eps}"
 
     def forward(self, x: Tensor) -> Tensor:
+        check_rows("RMSNorm", "x", x, self.hidden_size)
         return rms_norm(x, self.weight, None, self.eps, False)
 
 
@@ -129,6 +134,15 @@ class GatedRMSNorm(nn.Module):
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, activation: str = "swish") -> None:
         super().__init__()
+        expect_size("GatedRMSNorm", "hidden_size", hidden_size)
+        expect_number("GatedRMSNorm", "eps", eps)
+        expect(
+            activation in GATE_ACTIVATIONS,
+            "GatedRMSNorm",
+            "activation",
+            "'swish', 'silu' or 'sigmoid'",
+            activation,
+        )
         self.hidden_size, self.eps, self.activation = hidden_size, eps, activation
         self.weight = nn.Parameter(torch.empty(hidden_size))
         self.reset_parameters()
@@ -140,4 +154,10 @@ class GatedRMSNorm(nn.Module):
         return f"{self.hidden_size}, eps={self.eps}, activation={self.activation!r}"
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        check_rows("GatedRMSNorm", "x", x, self.hidden_size)
+        check_rows("GatedRMSNorm", "gate", gate, self.hidden_size)
+        if gate.shape != x.shape:
+            raise ValueError(
+                f"GatedRMSNorm: gate: expected x's shape {list(x.shape)}, got {list(gate.shape)}"
+            )
         return rms_norm(x, self.weight, gate, self.eps, self.activation == "sigmoid")

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._library import type_name
+
 
 class Tail(NamedTuple):
     """The last ``history`` inputs of every sequence: from its tokens or from what came before."""
@@ -124,7 +126,9 @@ def _check_offsets(op: str, offsets: Tensor, batch: int, tokens: int) -> None:
     if batch != 1:
         raise ValueError(f"{op}: hidden_states: expected a batch of 1 with cu_seqlens, got {batch}")
     if offsets.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"{op}: cu_seqlens: expected int32 or int64, got {offsets.dtype}")
+        raise TypeError(
+            f"{op}: cu_seqlens: expected int32 or int64, got {type_name(offsets.dtype)}"
+        )
     if offsets.device.type != "cpu" or torch.compiler.is_compiling():
         return
     # Before the operator does: the convolution indexes rows by them.

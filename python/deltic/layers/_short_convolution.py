@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from .._conv import MOST_TAPS as _MOST_TAPS
 from .._conv import Activation, causal_conv1d, causal_conv1d_update
+from .._library import got
+from ._checks import expect_size
 from ._packing import Packing
 
 
@@ -103,6 +105,8 @@ class ShortConvolution(nn.Conv1d):
                 "ShortConvolution: activation: expected None, 'silu' or 'swish', "
                 f"got {activation!r}"
             )
+        expect_size("ShortConvolution", "hidden_size", hidden_size)
+        expect_size("ShortConvolution", "kernel_size", kernel_size)
         super().__init__(
             hidden_size,
             hidden_size,
@@ -126,6 +130,13 @@ class ShortConvolution(nn.Conv1d):
         packing: Packing | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """``x [B, T, D]`` convolved, and the next state if asked for."""
+        if not isinstance(x, Tensor):
+            raise TypeError(f"ShortConvolution: x: expected a tensor, got {got(x)}")
+        if x.dim() != 3 or x.shape[2] != self.hidden_size:
+            raise ValueError(
+                f"ShortConvolution: x: expected shape [batch, tokens, {self.hidden_size}], "
+                f"got {list(x.shape)}"
+            )
         if packing is None:
             packing = Packing(x.shape[0], x.shape[1])
         if state is not None and state.dtype != x.dtype:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._library import got, type_name
+
 States = Tensor | tuple[Tensor, ...] | None
 
 
@@ -56,6 +58,8 @@ class Cache:
         **others: States,
     ) -> dict[str, States]:
         """Stores states of a layer after ``offset`` more tokens; what is None stays as it was."""
+        if layer_idx < 0:
+            raise ValueError(f"Cache: layer_idx: expected at least 0, got {layer_idx}")
         while len(self._states) <= layer_idx:
             self._states.append(None)
             self._seen.append(0)
@@ -93,8 +97,40 @@ class Cache:
 
     def reorder(self, indices: Tensor | Sequence[int]) -> None:
         """Sequence n continues what sequence ``indices[n]`` was: beams, or part of a batch."""
-        index = torch.as_tensor(indices)
+        index = self._indices(indices)
         self._change(lambda state: state.index_select(0, index.to(state.device)))
+
+    def _indices(self, indices: Any) -> Tensor:
+        """Numbers of sequences as a tensor; a GPU's are not looked at."""
+        expected = "Cache: reorder: expected a list or tensor [n] of sequences' numbers, got "
+        if isinstance(indices, str) or not hasattr(indices, "__len__"):
+            raise TypeError(expected + got(indices))
+        if isinstance(indices, Tensor):
+            index = indices
+        elif all(hasattr(x, "__index__") for x in indices):
+            index = torch.tensor([int(x) for x in indices], dtype=torch.int64)
+        else:
+            raise TypeError(expected + repr(indices))
+        if index.dim() != 1:
+            raise ValueError(f"{expected}shape {list(index.shape)}")
+        if index.dtype not in (torch.int32, torch.int64):
+            raise TypeError(expected + type_name(index.dtype))
+        count = self._sequences()
+        if count is not None and index.device.type == "cpu":
+            wrong = [x for x in index.tolist() if not 0 <= x < count]
+            if wrong:
+                raise IndexError(
+                    f"Cache: reorder: expected numbers from 0 to {count - 1}, got {wrong[0]}"
+                )
+        return index
+
+    def _sequences(self) -> int | None:
+        """How many sequences the states are of; None before the first."""
+        for entry in self._states:
+            state = None if entry is None else entry["recurrent_state"]
+            if isinstance(state, Tensor):
+                return state.shape[0]
+        return None
 
     def reorder_cache(self, beam_idx: Tensor | Sequence[int]) -> None:
         """:meth:`reorder`, by the name that transformers has for it."""
@@ -106,6 +142,10 @@ class Cache:
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every sequence ``repeats`` times, next to each other."""
+        if isinstance(repeats, bool) or not hasattr(repeats, "__index__") or repeats < 0:
+            raise ValueError(
+                f"Cache: batch_repeat_interleave: expected a number of times, got {got(repeats)}"
+            )
         self._change(lambda state: state.repeat_interleave(repeats, dim=0))
 
     def keep(self) -> None:
@@ -118,6 +158,8 @@ class Cache:
         A state holds all tokens in one and cannot forget the last ones: there is a way back to a
         length at which :meth:`keep` was called, and to 0.
         """
+        if isinstance(max_length, bool) or not hasattr(max_length, "__index__"):
+            raise TypeError(f"Cache: crop: expected a number of tokens, got {got(max_length)}")
         seen = self.get_seq_length()
         length = seen + max_length if max_length < 0 else max_length
         if length >= seen:

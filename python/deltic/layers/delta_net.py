@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._base import DeltaRuleLayer, expect, whole
+from ._base import DeltaRuleLayer, whole
+from ._checks import expect, expect_size
 from ._norms import GatedRMSNorm, RMSNorm
 
 
@@ -64,9 +65,9 @@ class DeltaNet(DeltaRuleLayer):
         )
         expect(qk_norm in ("l2", "sum"), "DeltaNet", "qk_norm", "'l2' or 'sum'", qk_norm)
         expect(use_output_norm, "DeltaNet", "use_output_norm", "True", use_output_norm)
-        expect(num_heads > 0, "DeltaNet", "num_heads", "at least 1", num_heads)
-        key_dim = whole("DeltaNet", "expand_k", hidden_size * expand_k)
-        value_dim = whole("DeltaNet", "expand_v", hidden_size * expand_v)
+        expect_size("DeltaNet", "num_heads", num_heads)
+        key_dim = whole("DeltaNet", ("hidden_size", hidden_size), "expand_k", expand_k)
+        value_dim = whole("DeltaNet", ("hidden_size", hidden_size), "expand_v", expand_v)
         for argument, width in (("expand_k", key_dim), ("expand_v", value_dim)):
             expected = f"a width that is a multiple of num_heads={num_heads}"
             expect(width % num_heads == 0, "DeltaNet", argument, expected, width)

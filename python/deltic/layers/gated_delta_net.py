@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._base import DeltaRuleLayer, expect, step_size_bias, whole
+from ._base import DeltaRuleLayer, step_size_bias, whole
+from ._checks import expect
 from ._norms import GATE_ACTIVATIONS, GatedRMSNorm, RMSNorm
 
 
@@ -58,7 +59,7 @@ class GatedDeltaNet(DeltaRuleLayer):
         )
         self.head_dim, self.expand_v = head_dim, expand_v
         self.use_gate, self.allow_neg_eigval = use_gate, allow_neg_eigval
-        head_v_dim = whole("GatedDeltaNet", "expand_v", head_dim * expand_v)
+        head_v_dim = whole("GatedDeltaNet", ("head_dim", head_dim), "expand_v", expand_v)
         self._set_sizes(mode, hidden_size, num_heads, num_v_heads, head_dim, head_v_dim, layer_idx)
         self._add_projections()
         self.a_proj = nn.Linear(hidden_size, self.num_v_heads, bias=False)

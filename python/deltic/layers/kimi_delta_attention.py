@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._base import DeltaRuleLayer, expect, step_size_bias, whole
+from ._base import DeltaRuleLayer, step_size_bias, whole
+from ._checks import expect
 from ._norms import GatedRMSNorm
 
 
@@ -61,7 +62,7 @@ class KimiDeltaAttention(DeltaRuleLayer):
         )
         self.head_dim, self.expand_v, self.allow_neg_eigval = head_dim, expand_v, allow_neg_eigval
         self.safe_gate, self.lower_bound = safe_gate, lower_bound
-        head_v_dim = whole(name, "expand_v", head_dim * expand_v)
+        head_v_dim = whole(name, ("head_dim", head_dim), "expand_v", expand_v)
         self._set_sizes(mode, hidden_size, num_heads, num_v_heads, head_dim, head_v_dim, layer_idx)
         self._add_projections()
         self._add_convolutions(use_short_conv, conv_size, conv_bias)

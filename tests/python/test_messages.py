@@ -1,0 +1,222 @@
+"""What somebody reads who passes the wrong thing: one sentence that says what was expected."""
+
+import re
+
+import deltic
+import deltic.integrations.transformers
+import pytest
+import torch
+from deltic.layers import (
+    Cache,
+    DeltaNet,
+    GatedDeltaNet,
+    GatedRMSNorm,
+    KimiDeltaAttention,
+    RMSNorm,
+    ShortConvolution,
+)
+
+X = torch.zeros(1, 8, 2, 16)
+HAS_PROGRAM = hasattr(deltic._library.LIBRARY, "deltic_torch_program")
+needs_program = pytest.mark.skipif(not HAS_PROGRAM, reason="built without CLI11 or nlohmann-json")
+
+FIRST = {
+    "chunk_cumsum": ("g", 1),
+    "log_decay": ("g", 1),
+    "l2norm": ("x", 1),
+    "kkt": ("k", 1),
+    "inverse": ("a", 1),
+    "scores": ("q", 2),
+    "scores_inverse": ("q", 2),
+    "wy": ("k", 2),
+    "delta_rule": ("q", 3),
+    "recurrent": ("q", 3),
+    "causal_conv1d": ("x", 2),
+    "causal_conv1d_update": ("x", 3),
+}
+
+
+@pytest.mark.parametrize("function", FIRST)
+def test_a_call_without_any_tensor(function):
+    argument, count = FIRST[function]
+    for value, got in (([1.0], "list"), ("text", "'text'"), (3, "3"), ("x" * 99, "str")):
+        text = f"^{function}: {argument}: expected a tensor, got {got}$"
+        with pytest.raises(TypeError, match=text):
+            getattr(deltic, function)(*[value] * count)
+    with pytest.raises(ValueError, match=f"^{function}: {argument}: expected a tensor, got none$"):
+        getattr(deltic, function)(*[None] * count)
+
+
+def test_memory_for_a_copy(capfd):
+    """Strides that ask for a copy, of more than there is: no C++ stack, and no note about it."""
+    wide = torch.empty(1).expand(1, 2**40, 1, 64)
+    for function, call in {
+        "causal_conv1d": lambda: deltic.causal_conv1d(wide[:, :, 0], torch.zeros(64, 4)),
+        "l2norm": lambda: deltic.l2norm(wide),
+        "delta_rule": lambda: deltic.delta_rule(wide, wide, wide),
+    }.items():
+        text = f"^{function}: memory: expected {2**48} bytes on the CPU, got none: out of memory$"
+        with pytest.raises(MemoryError, match=text):
+            call()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_chunk_sizes():
+    for size in (48, 0, -16, 2**62, -(2**70)):
+        for name, call in {
+            "delta_rule": lambda size=size: deltic.delta_rule(X, X, X, chunk_size=size),
+            "kkt": lambda size=size: deltic.kkt(X, chunk_size=size),
+        }.items():
+            text = f"^{name}: chunk_size: expected 16, 32 or 64, got {size}$"
+            with pytest.raises(ValueError, match=text):
+                call()
+    with pytest.raises(TypeError, match="^kkt: chunk_size: expected an int, got True$"):
+        deltic.kkt(X, chunk_size=True)
+
+
+def test_names_of_the_package():
+    """What an editor offers: the documented names."""
+    public = {name for name in dir(deltic) if not name.startswith("__")}
+    assert public == {*deltic.__all__, "fla", "integrations", "layers"}
+    assert "__version__" in dir(deltic)
+    assert all(hasattr(deltic, name) for name in dir(deltic))
+
+
+def test_enable_takes_names():
+    enable = deltic.integrations.transformers.enable
+    for models in (5, object(), True):
+        kind = type(models).__name__
+        with pytest.raises(TypeError, match=f"^enable: models: expected None, or names .*{kind}$"):
+            enable(models)
+
+
+# ---- explain -------------------------------------------------------------------------------------
+
+AMX = deltic.show_config(mode="dicts")["implementations"]["forward"].split()
+
+
+@pytest.mark.skipif("cpu.amx" not in AMX, reason="built without AMX")
+@pytest.mark.parametrize("by_name", [True, False])
+def test_explain_says_that_a_setting_restricts_it(by_name, monkeypatch):
+    if not by_name:
+        monkeypatch.setenv("DELTIC_IMPL", "cpu.amx")
+    said = str(deltic.explain(X, X, X, impl="cpu.amx" if by_name else None))
+    restricted = "nothing runs this call: cpu.amx alone may (impl or DELTIC_IMPL), and does not"
+    assert restricted in said and "no implementation takes" not in said
+    refusal = r"cpu.amx +no +named \(impl or DELTIC_IMPL\), but does not take the call: \w+"
+    assert re.search(refusal, said)
+    assert "takes the call, but another was named" in said
+
+
+def test_explain_of_cuda_in_a_build_without():
+    if deltic.info()["cuda"] != "no":
+        pytest.skip("this build has CUDA support")
+    text = "this build has no CUDA support (build the package where nvcc is found, or with DELTIC_"
+    assert text in str(deltic.explain(X, X, X, device="cuda"))
+    if HAS_PROGRAM:
+        assert text in str(deltic.explain("forward K=16", device="cuda"))
+
+
+@needs_program
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("forward K={16,32}", "line: expected one case, got braces, which stand for several: "),
+        ("{{{", "operation: expected one of forward|decode|"),
+        ("hello world", "operation: expected one of forward|decode|"),
+        ("", "expected an operation, got an empty line"),
+        ("forward fast", "line: expected key=value, got 'fast'"),
+    ],
+)
+def test_explain_of_other_texts_shows_a_line(line, text):
+    with pytest.raises(ValueError, match="^explain: case: " + re.escape(text)) as error:
+        deltic.explain(line)
+    example = str(error.value).rpartition(" (a line: ")[2].removesuffix(")")
+    assert deltic.explain(example).implementation is not None
+
+
+# ---- Layers --------------------------------------------------------------------------------------
+
+LAYERS = {
+    DeltaNet: dict(hidden_size=64, num_heads=2),
+    GatedDeltaNet: dict(hidden_size=64, num_heads=2, head_dim=16),
+    KimiDeltaAttention: dict(hidden_size=64, num_heads=2, head_dim=16),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_rows_of_another_dtype(kind):
+    layer = kind(**LAYERS[kind])
+    for dtype, name in ((torch.bfloat16, "bf16"), (torch.int32, "int32"), (torch.bool, "bool")):
+        text = f"^{kind.__name__}: hidden_states: expected fp32 as the layer's weights .*got {name}"
+        with pytest.raises(TypeError, match=text):
+            layer(torch.zeros(1, 4, 64).to(dtype))
+    with pytest.raises(TypeError, match="expected bf16 as the layer's weights .*, got fp32"):
+        layer.bfloat16()(torch.zeros(1, 4, 64))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(torch.zeros(1, 4, 64))[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        (dict(hidden_size="64"), TypeError, "hidden_size: expected an int, got '64'"),
+        (dict(hidden_size=0), ValueError, "hidden_size: expected at least 1, got 0"),
+        (dict(num_heads=2.0), TypeError, "num_heads: expected an int, got 2.0"),
+        (dict(num_heads=True), TypeError, "num_heads: expected an int, got True"),
+        (dict(expand_v="a"), TypeError, "expand_v: expected a float, got 'a'"),
+        (dict(conv_size=4.0), TypeError, "conv_size: expected an int, got 4.0"),
+        (dict(layer_idx="a"), TypeError, "layer_idx: expected an int, got 'a'"),
+        (dict(norm_eps="a"), TypeError, "eps: expected a float, got 'a'"),
+    ],
+)
+def test_arguments_of_layers(kind, wrong, error, text):
+    with pytest.raises(error, match=f"^(?:Gated)?\\w+: {text}$"):
+        kind(**LAYERS[kind] | wrong)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda: ShortConvolution("a", 4), TypeError, "hidden_size: expected an int, got 'a'"),
+        (lambda: ShortConvolution(16, 0), ValueError, "kernel_size: expected at least 1, got 0"),
+        (lambda: ShortConvolution(16, 4)([1]), TypeError, "x: expected a tensor, got list"),
+        (
+            lambda: ShortConvolution(16, 4)(torch.zeros(1, 4, 15)),
+            ValueError,
+            r"x: expected shape \[batch, tokens, 16\], got \[1, 4, 15\]",
+        ),
+        (lambda: RMSNorm(16)(X.int()), TypeError, "x: expected a float dtype, got int32"),
+        (lambda: RMSNorm(15)(X), ValueError, r"x: expected shape \[..., 15\], got \[1, 8, 2, 16\]"),
+        (lambda: GatedRMSNorm(16, activation="relu"), ValueError, "activation: expected 'swish', "),
+        (lambda: GatedRMSNorm(16)(X, None), TypeError, "gate: expected a tensor, got none"),
+        (lambda: GatedRMSNorm(16)(X, X[:, :1]), ValueError, "gate: expected x's shape"),
+    ],
+)
+def test_arguments_of_modules(call, error, text):
+    with pytest.raises(error, match=f"^\\w+: {text}"):
+        call()
+
+
+def test_arguments_of_a_cache():
+    cache = Cache()
+    cache.update(torch.zeros(2, 1, 4, 4), layer_idx=0, offset=5)
+    for indices in ("ab", None, 3, [0.5], [[0, 1]], torch.tensor([True, False])):
+        with pytest.raises(TypeError, match="^Cache: reorder: expected a list or tensor"):
+            cache.reorder(indices)
+    for indices in ([0, 2], [-1], torch.tensor([7])):
+        with pytest.raises(IndexError, match="^Cache: reorder: expected numbers from 0 to 1, got"):
+            cache.reorder(indices)
+    for length in ("a", None, 1.5, True):
+        with pytest.raises(TypeError, match="^Cache: crop: expected a number of tokens, got"):
+            cache.crop(length)
+    for times in ("a", -1, 0.5):
+        with pytest.raises(ValueError, match="^Cache: batch_repeat_interleave: expected a number"):
+            cache.batch_repeat_interleave(times)
+    with pytest.raises(ValueError, match="^Cache: layer_idx: expected at least 0, got -1"):
+        cache.update(layer_idx=-1)
+    cache.reorder([1, 1, 0])
+    assert cache[0]["recurrent_state"].shape[0] == 3
+    cache.reorder([])
+    assert cache[0]["recurrent_state"].shape[0] == 0 and cache.get_seq_length() == 5
