@@ -4,6 +4,7 @@
 # outside of the sources. The last line is the wheel's path.
 #   tools/make_wheel.sh               everything
 #   tools/make_wheel.sh --build-only  without the empty environment
+# Says what it is at and how far: compiling GPU code takes minutes.
 # DELTIC_PYTHON_VENV names an environment that has torch; otherwise torch comes from the package index.
 # DELTIC_PYTHON_CUDA: ON, OFF, or AUTO (where nvcc is found; the default).
 set -euo pipefail
@@ -30,9 +31,17 @@ done
 # One build folder for every run: only what changed is compiled again.
 wheels=$root/build/python/wheels
 rm -rf "$wheels"
-"$venv/bin/pip" wheel -q --no-build-isolation --no-deps -w "$wheels" \
+log=$root/build/python/wheel.log
+mkdir -p "$root/build/python"
+echo "wheel: building; the whole output goes to build/python/wheel.log" >&2
+if ! "$venv/bin/pip" wheel -v --no-build-isolation --no-deps -w "$wheels" \
   -C cmake.define.DELTIC_CUDA="${DELTIC_PYTHON_CUDA:-AUTO}" \
-  -C cmake.define.DELTIC_TORCH_PORTABLE=ON . >&2
+  -C cmake.define.DELTIC_TORCH_PORTABLE=ON . 2>&1 |
+  "$venv/bin/python" tools/build_progress.py "$log" >&2; then
+  tail -n 40 "$log" >&2
+  echo "wheel: not built, see the lines above" >&2
+  exit 1
+fi
 wheel=$("$venv/bin/python" tools/wheel_tag.py --write "$(ls "$wheels"/deltic-*.whl)")
 "$venv/bin/python" tools/check_wheel.py "$wheel" >&2
 if [ -n "$build_only" ]; then

@@ -38,6 +38,15 @@ while [ "$#" -gt 0 ]; do
   esac
 done
 
+# The page names the commit it was measured at: what is in no commit could not be found again. Pages
+# themselves may have changed, an earlier run writes them.
+changed=$(git status --porcelain --untracked-files=no -- . ':!docs' ':!README.md' 2>/dev/null | head -n 3)
+if [ -z "$quick" ] && [ -n "$changed" ]; then
+  echo "run.sh: expected sources as committed (--quick measures any), got changes:" >&2
+  printf '%s\n' "$changed" >&2
+  exit 2
+fi
+
 venv=build/peers/venv
 if ! "$venv/bin/python" -c 'import torch, transformers' 2>/dev/null; then
   echo "peers: installing torch and transformers into $venv"

@@ -207,8 +207,8 @@ def explain(
             the program ``deltic explain`` takes it, with ``impl`` the only option.
         function: :func:`delta_rule`, :func:`recurrent` or :func:`decode`.
         device: ``"cpu"`` or ``"cuda"``, where the tensors would lie; by default where they do, and
-            the CPU for meta tensors and texts. Without a GPU the work of a CUDA call is divided as
-            for an H200.
+            the CPU for meta tensors and texts. ``"cuda"`` needs no GPU, but a package built with
+            GPU kernels: without a GPU it divides the work as for an H200.
 
     Raises:
         ValueError, TypeError: as the call itself would. A call that nobody takes is an answer, not

@@ -9,7 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "bench" / "peers"))
 import cpu_table  # noqa: E402
+from sources import commit_of  # noqa: E402
 
 
 def group(name, more=None, **sides):
@@ -86,3 +88,20 @@ def test_a_quick_run_writes_nothing(tmp_path):
 
 def test_the_page_in_the_repository_has_the_block():
     assert cpu_table.block_of(ROOT / "docs" / "benchmarks" / "cpu.md", "avx2")
+
+
+def test_pages_that_a_run_wrote_leave_the_commit_clean(tmp_path):
+    assert commit_of(tmp_path) == "unknown"
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    (tmp_path / "docs").mkdir()
+    for name in ("README.md", "docs/cpu.md", "source.cpp"):
+        (tmp_path / name).write_text("old\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    found = commit_of(tmp_path)
+    assert len(found) == 12 and set(found) <= set("0123456789abcdef")
+    for name in ("README.md", "docs/cpu.md", "results.json"):
+        (tmp_path / name).write_text("new\n")
+    assert commit_of(tmp_path) == found
+    (tmp_path / "source.cpp").write_text("new\n")
+    assert commit_of(tmp_path) == f"{found}-dirty"
