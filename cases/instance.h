@@ -123,6 +123,7 @@ class Instance {
   Instance& operator=(Instance&&) = default;
 
   const Case& spec() const { return spec_; }
+  DeviceType device() const { return place_.device; }
   Options options(const RunOptions& run = {}) const;
   // The descriptors of the call, pointing into this object. Tests may change a copy of them.
   const Call& call_of() const { return call_; }

@@ -383,7 +383,6 @@ TEST(CheckItself, BudgetsAreTheContract) {
         SCOPED_TRACE(line + ": " + row.name);
         const cases::Instance instance(cases::parse(line));
         cases::Expected expected = cases::expect(instance);
-        expected.is_typical = true;  // as it is set here
         const auto magnitude = expected.magnitude.find(row.name);
         const auto passes = [&](double error) {
           cases::Values values = expected.reference;
@@ -406,6 +405,35 @@ TEST(CheckItself, BudgetsAreTheContract) {
       }
     }
   }
+}
+
+// An error that one draw has and three have not counts half; damage and errors of ten budgets are
+// no luck.
+TEST(CheckItself, JudgesByFourDrawsWhatOneMissed) {
+  const Case c = cases::parse("forward gate=head dense=1x40 H=1 K=16 V=16");
+  cases::Instance instance(c);
+  const cases::Expected expected = cases::expect(instance);
+  const cases::RunOptions run{.impl = "cpu.plain"};
+  const auto compare_scaled = [&](double budgets) {
+    instance.run(run);
+    const double budget = cases::compare(instance, expected).errors.at(0).budget;
+    auto* o = static_cast<float*>(instance.tensors().o.data);
+    for (int i = 0; i < 40 * 16; ++i) o[i] *= static_cast<float>(1 + budgets * budget);
+    return cases::compare(instance, expected);
+  };
+  for (const auto& [budgets, passes] : {std::pair{1.6, true}, {2.6, false}, {9.0, false}}) {
+    const cases::Result own = compare_scaled(budgets);
+    EXPECT_EQ(own.status, cases::Status::failed);
+    EXPECT_TRUE(own.may_be_luck) << budgets;
+    const cases::Result four = cases::check_draws(instance, expected, own, run);
+    EXPECT_EQ(four.status == cases::Status::passed, passes) << budgets << ": " << four.reason;
+    EXPECT_NEAR(four.errors.at(0).error / own.errors.at(0).error, 0.5, 0.15) << budgets;
+  }
+  EXPECT_FALSE(compare_scaled(11).may_be_luck);
+  EXPECT_FALSE(compare_scaled(0).may_be_luck);
+  compare_scaled(1.6);
+  static_cast<float*>(instance.tensors().o.data)[-1] = 0;
+  EXPECT_FALSE(cases::compare(instance, expected).may_be_luck);
 }
 
 TEST(CheckItself, SeesWrittenInputs) {
