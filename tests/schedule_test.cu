@@ -1,15 +1,18 @@
 // The order of work of the forward on Hopper, on the host: every chunk is carried once and in
-// order, every packet has one owner, and nobody waits for ever, whatever the number of SMs.
+// order, every packet has one owner, and nobody waits for ever, whatever the number of SMs. Roles
+// and segments are those that trying all of them finds.
 #include <gtest/gtest.h>
 
+#include <random>
 #include <string>
 #include <vector>
 
 #include "core/sizes.h"
 #include "cuda/saved.h"
-#include "cuda/sm90/forward/plan.cuh"
+#include "cuda/schedule/order.cuh"
+#include "cuda/schedule/segments.h"
 
-namespace deltic::gpu::forward {
+namespace deltic::gpu::schedule {
 namespace {
 
 constexpr int kRing = 8;  // as launch.cu's
@@ -52,7 +55,7 @@ struct Schedule {
     for (const int n : mix.chunks) short_jobs += n > 0 && n < 2 * shortest;
     const Work work = {prefix.back() * heads, longest, states, rows, ctas, shortest,
                        short_jobs * heads};
-    const Roles roles = choose_roles(costs_of(gate), work);
+    const Roles roles = choose_split(costs_of(gate).shares, work).roles;
     plan.total = work.total, plan.carriers = roles.carriers, plan.parts = roles.parts;
     plan.steps = std::max(steps_of(work.total, longest, roles.carriers), 1);
     plan.num_pieces = int(mix.chunks.size());
@@ -166,6 +169,102 @@ TEST(Schedule, AWaitForALaterStepIsSeen) {
   EXPECT_FALSE(ends(s));
 }
 
+// As the planning kernel does it: the first of the best in this order.
+Split best_of_all(Costs c, const Work& w) {
+  Split best = {{1, 1}, split_time(c, w, {1, 1})};
+  for (int parts = 1; parts <= w.most_parts(); parts++)
+    for (int n = 1; n <= w.most_carriers(parts); n++)
+      if (const float t = split_time(c, w, {n, parts}); t < best.time) best = {{n, parts}, t};
+  return best;
+}
+int segment_of_all(Costs c, const Work& w, int keys) {
+  int best = 1;
+  for (int n = 2; n <= most_segments(w.longest); n++)
+    if (time_of_segments(c, w, keys, n, segment_of(w.longest, n)) <
+        time_of_segments(c, w, keys, best, segment_of(w.longest, best)))
+      best = n;
+  return segment_of(w.longest, best);
+}
+// Calls of all sizes that the forward takes, small ones most often.
+struct Draw {
+  std::mt19937 random{7};
+  int64_t up_to(int64_t most) {
+    const int64_t m = std::uniform_int_distribution<int64_t>(1, most)(random);
+    return std::uniform_int_distribution<int64_t>(1, m)(random);
+  }
+  Problem problem() {
+    Problem p{};
+    const int bits = std::uniform_int_distribution<int>(0, 22)(random);
+    p.packed = random() % 2;
+    p.gate = random() % 2 ? Gate::channel : Gate::head;
+    p.T = (int64_t{1} << bits) + up_to(int64_t{1} << bits), p.B = p.packed ? 1 : up_to(16);
+    p.N = p.packed ? up_to(64) : p.B, p.HV = up_to(128);
+    p.K = 8 * up_to(16), p.V = 8 * up_to(16);
+    p.split = DELTIC_SPLIT_AUTO;
+    return p;
+  }
+};
+
+TEST(Roles, AreThoseOfTryingAll) {
+  Draw draw;
+  int halves = 0, carried = 0;
+  for (int i = 0; i < 20000; i++) {
+    const Problem p = draw.problem();
+    Work w = work_of(p, 1 + int(draw.up_to(180)));
+    if (i % 2 && w.ctas >= kFewestSmsSplit) w.states = 2, w.rows = int(std::max(p.K, p.V));
+    const CostsOfKind& costs = costs_of(kind_of(p));
+    for (const Costs& c : {costs.shares, costs.measured}) {
+      const Split all = best_of_all(c, w), split = choose_split(c, w);
+      ASSERT_EQ(split.time, all.time);
+      ASSERT_EQ(split.roles.carriers, all.roles.carriers)
+          << w.total << " chunks, longest " << w.longest << ", " << w.ctas << " CTAs";
+      ASSERT_EQ(split.roles.parts, all.roles.parts);
+      halves += split.roles.parts == 2;
+      carried += carry_time(c, w, split.roles) > prepare_time(c, w, split.roles);
+    }
+  }
+  // Both kinds of bound were met, whole states and halves.
+  EXPECT_GT(halves, 300);
+  EXPECT_GT(carried, 1000);
+  EXPECT_LT(carried, 39000);
+}
+
+TEST(Segments, AreThoseOfTryingAll) {
+  Draw draw;
+  int whole = 0, split = 0;
+  for (int i = 0; i < 4000; i++) {
+    Problem p = draw.problem();
+    if (i % 2) p.HV = 1 + i % 8, p.N = p.B = 1;  // few jobs: those are cut
+    const int sms = int(draw.up_to(160));
+    const Work w = work_of(p, sms);
+    const Costs c = costs_of(kind_of(p)).measured;
+    const int chosen = split_chunks(p, sms);
+    ASSERT_EQ(chosen, segment_of_all(c, w, int(p.K)))
+        << p.T << " tokens, " << p.N << " sequences, " << p.HV << " heads, " << sms << " SMs";
+    ASSERT_EQ(split_chunks(p, sms), chosen);  // as remembered
+    chosen > 0 ? split++ : whole++;
+  }
+  EXPECT_GT(split, 500);
+  EXPECT_GT(whole, 500);
+}
+
+// What is remembered of the call before is not taken for another one's.
+TEST(Segments, OfCallsInTurn) {
+  const auto chunks = [](Gate gate, int64_t tokens, int64_t heads, int64_t keys, int sms) {
+    Problem p{};
+    p.gate = gate, p.B = p.N = 1, p.T = tokens, p.HV = heads, p.K = keys, p.V = 128;
+    p.split = DELTIC_SPLIT_AUTO;
+    return split_chunks(p, sms);
+  };
+  for (int i = 0; i < 3; i++) {
+    EXPECT_EQ(chunks(Gate::head, 8192, 8, 128, 132), 16);
+    EXPECT_EQ(chunks(Gate::channel, 8192, 8, 128, 132), 26);
+    EXPECT_EQ(chunks(Gate::channel, 8192, 32, 128, 132), 0);
+    EXPECT_EQ(chunks(Gate::channel, 32768, 8, 128, 132), 103);
+    EXPECT_EQ(chunks(Gate::head, 8192, 8, 128, 16), 0);
+  }
+}
+
 // Every batch row has slots of its own; packed sequences share one row's.
 TEST(Saved, SlotsOfEveryBatchRow) {
   Problem p{};
@@ -182,4 +281,4 @@ TEST(Saved, SlotsOfEveryBatchRow) {
 }
 
 }  // namespace
-}  // namespace deltic::gpu::forward
+}  // namespace deltic::gpu::schedule

@@ -1,4 +1,5 @@
-// One launch of the kernel and of its planning kernel; instantiations/*.cu have the code.
+// One launch of the kernel, and of the planning kernel ahead of it; instantiations/*.cu and plan.cu
+// have the code.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,6 +16,8 @@ struct Maps {
 };
 template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
+// The planning kernel ahead of it.
+void launch_plan(const Params& params, GateKind gate, int num_sms, cudaStream_t stream);
 // The driver does not run so many CTAs at once on the stream.
 [[noreturn]] void refuse_grid(int ctas);
 

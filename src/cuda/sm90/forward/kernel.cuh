@@ -90,7 +90,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   __syncthreads();
   const int preparer = blockIdx.x - group * plan.carriers;
   const int preparers = gridDim.x - group * plan.carriers;
-  const int num_items = num_items_of(plan.total, preparer, preparers);
+  const int num_items = schedule::num_items_of(plan.total, preparer, preparers);
   // The compiler gives a branch the registers it asks for only if the largest comes first.
   if (is_carrier && wg() < 2) {
     more_registers<kCarryRegs>();

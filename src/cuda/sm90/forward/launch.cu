@@ -9,18 +9,22 @@
 #include "core/sizes.h"
 #include "cuda/cuda.h"
 #include "cuda/device.h"
+#include "cuda/schedule/explain.h"
+#include "cuda/schedule/segments.h"
 #include "cuda/set.h"
 #include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm90/forward/instantiate.h"
 #include "cuda/sm90/forward/launch.h"
 #include "cuda/sm90/forward/stage_merge.cuh"
+#include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu::forward {
 namespace {
 
+using schedule::chunks_in, schedule::kFewestSms, schedule::kFewestSmsSplit, schedule::kind_of;
+
 constexpr const char* kName = "cuda.sm90.forward";
 constexpr int kRing = 8;  // packets per carrier: 4 starve it, 32 leave L2
-constexpr int kMinSegmentChunks = 32;
 
 bool is_16_bytes(const Rows& rows, int64_t heads, int64_t tokens, int64_t batches) {
   const auto fits = [&](int64_t stride, int64_t size) {
@@ -37,11 +41,6 @@ bool has_gate_tiles(const Problem& p) {
   return p.gate == Gate::channel && p.g.dtype == DType::bf16 && is_16_bytes(p.g, p.HV, 2, p.B);
 }
 
-GateKind kind_of(const Problem& p) {
-  return p.gate == Gate::channel ? GateKind::kChannel : GateKind::kHead;
-}
-int64_t chunks_in(int64_t tokens) { return (tokens + kChunk - 1) / kChunk; }
-
 int64_t num_checkpoints(const Problem& p) { return p.ckpt ? p.ckpt_tokens.n0 : 0; }
 
 // Places in the workspace, in bytes.
@@ -53,7 +52,7 @@ struct Workspace {
 Workspace workspace_of(const Problem& p, int64_t sms) {
   Workspace w{};
   const int64_t state = kWidth * kWidth * 4;
-  w.segment = segment_chunks(p, int(sms));
+  w.segment = schedule::split_chunks(p, int(sms));
   const int64_t chunks = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
   w.max_pieces = int(p.N + (w.segment > 0 ? chunks / w.segment + 1 : 0));
   int64_t at = 0;
@@ -83,10 +82,6 @@ Workspace workspace_of(const Problem& p, int64_t sms) {
   w.bytes = at;
   return w;
 }
-
-// A carrier and a preparer; a transfer has two states to carry. No green context of a Hopper GPU is
-// smaller than two SMs. Which implementation runs does not depend on it: the others' bits differ.
-constexpr int kFewestSms = 2, kFewestSmsSplit = 3;
 
 // (channel, head, token, batch); boxes of 64 channels and 64 tokens. What lies outside reads as 0
 // and is not written.
@@ -248,7 +243,7 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
 
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
-  // Counted in 32 bits; divide() of plan.cuh is exact up to 2^22 chunks.
+  // Counted in 32 bits; divide() of schedule/order.cuh is exact up to 2^22 chunks.
   const double chunks = std::max(1.0, double(p.B) * double(p.T) / kChunk + double(p.N));
   if (chunks > double(1 << 22) || chunks * double(p.HV) > double(1 << 29))
     return "more than 2^22 chunks, or 2^29 of all heads";
@@ -291,100 +286,15 @@ const char* refuse(const Problem& p) {
 
 namespace {
 
-Work work_of(const Problem& p, int sms) {
-  const int64_t all = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
-  // Lengths of packed sequences are not known here: the longest 1.5, the shortest 0.5 of the mean.
-  const int64_t mean = (all + p.N - 1) / p.N;
-  const bool is_mixed = p.packed && p.N > 1;
-  return {int(all * p.HV),
-          int(is_mixed ? std::min(all, mean + mean / 2) : mean),
-          1,
-          int(p.V),
-          sms,
-          int(is_mixed ? std::max<int64_t>(mean / 2, 1) : mean),
-          int(p.N * p.HV)};
-}
-
-std::string roles_text(const Roles& roles, const Work& work) {
-  const int carrying = work.group(roles.parts) * roles.carriers;
-  return cat(carrying, carrying == 1 ? " carrier" : " carriers",
-             roles.parts == 2 ? " of half a state each" : "", ", ", work.ctas - carrying,
-             work.ctas - carrying == 1 ? " preparer" : " preparers");
-}
-// What the predicted time of a launch (launch_time) consists of.
-std::string bound_of(Costs c, const Work& work) {
-  const Roles roles = choose_roles(c, work);
-  const int steps = steps_of(work.total, work.longest, roles.carriers);
-  const bool is_prepared = prepare_time(c, work, roles) > carry_time(c, work, roles);
-  return cat(roles_text(roles, work), ": ",
-             is_prepared
-                 ? cat(work.total, " packets of ", c.prepare, " us among them are the bound")
-                 : cat(steps, steps == 1 ? " step of " : " steps of ", step_time(c, work, roles),
-                       " us", steps == work.longest ? ", those of the longest piece" : ""),
-             ", ", kLaunchUs, " us to begin, ", kPartUs * float(changes_of_state(work, roles)),
-             " us for changes of state");
-}
-
-// Whole sequences, segments by powers of two, and what is chosen.
 std::vector<Division> divisions(const Problem& p, int sms) {
   // Neither this machine's GPU nor this build's set of kernels matters here.
   const char* sentence = refuse(p);
   const bool is_taken = sentence == nullptr || sentence == refuse_before_sm90(p) ||
                         std::string_view(sentence) == kNotInThisBuild;
-  if (!is_taken || p.N == 0 || p.T == 0 || sms < kFewestSms) return {};
-  const Costs c = measured_costs(kind_of(p)), shares = costs_of(kind_of(p));
-  const Work work = work_of(p, sms);
-  int chosen = segment_chunks(p, sms);
-  if (chosen >= work.longest) chosen = 0;  // cuts nothing
-  const auto by_length = [&](int segment) { return (work.longest + segment - 1) / segment; };
-  std::vector<int> counts = {1};
-  for (int n = 2; sms >= kFewestSmsSplit && n <= most_segments(work.longest); n *= 2)
-    counts.push_back(n);
-  if (chosen > 0) counts.push_back(by_length(chosen));
-  std::sort(counts.begin(), counts.end());
-  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
-  std::vector<Division> all;
-  for (const int n : counts) {
-    const bool is_chosen = chosen > 0 ? n == by_length(chosen) : n == 1;
-    const int segment = is_chosen ? chosen : segment_of(work.longest, n);
-    Division d;
-    d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
-    d.predicted_us = double(time_of_segments(c, work, int(p.K), n, segment));
-    d.chosen = is_chosen;
-    const Work pieces = segment > 0 ? in_segments(work, n, segment) : work;
-    d.reason = bound_of(c, pieces);
-    if (segment > 0)
-      d.reason +=
-          cat("; before it ", transfer_time(c, work, int(p.K), n, segment), " us for ", n - 1,
-              n == 2 ? " transfer" : " transfers", " of each sequence and the merge");
-    if (is_chosen) {
-      d.reason += cat("; it runs with ", roles_text(choose_roles(shares, pieces), pieces));
-      if (p.packed && p.N > 1)
-        d.reason +=
-            ", or as the lengths want it, which are not known here: the longest is taken for 1.5 "
-            "times the mean";
-      if (p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
-    }
-    all.push_back(std::move(d));
-  }
-  std::stable_partition(all.begin(), all.end(), [](const Division& d) { return d.chosen; });
-  return all;
+  return is_taken ? schedule::explain(p, sms) : std::vector<Division>{};
 }
 
 }  // namespace
-
-int segment_chunks(const Problem& p, int sms) {
-  if (p.split == DELTIC_SPLIT_OFF || p.N == 0 || p.T == 0) return 0;
-  const int64_t most = chunks_in(p.T);  // of a sequence
-  if (p.split != DELTIC_SPLIT_AUTO) {
-    const int64_t chunks =
-        p.split == DELTIC_SPLIT_BY_LENGTH  // the same pieces, whatever else is in the call
-            ? std::max<int64_t>(kMinSegmentChunks, 4 * p.HV)
-            : std::max(p.segment_length / kChunk, (most + kMaxSegments - 1) / kMaxSegments);
-    return chunks < most ? int(chunks) : 0;
-  }
-  return choose_segment(measured_costs(kind_of(p)), work_of(p, sms), int(p.K));
-}
 
 void refuse_grid(int ctas) {
   static_cast<void>(cudaGetLastError());

@@ -18,9 +18,4 @@ void run(const Problem& p, void* workspace, void* stream);
 // `cuda.sm90.forward`, for the list of implementations.
 const Implementation& implementation();
 
-// Chunks per segment; 0: sequences stay whole. A function of the shape alone (B, T, N, heads) and,
-// for `auto`, of the number of SMs. A given length is taken as longer where a sequence of T tokens
-// would have more than 64 segments.
-int segment_chunks(const Problem& p, int num_sms);
-
 }  // namespace deltic::gpu::forward

@@ -10,19 +10,20 @@
 
 #include "cuda/ptx/async.cuh"
 #include "cuda/saved.h"
+#include "cuda/schedule/order.cuh"
 
 namespace deltic::gpu {
 struct Span;
 }
 namespace deltic::gpu::forward {
 
-enum class GateKind { kHead, kChannel };  // one decay per head (or none), per channel
+using schedule::divide, schedule::kChunk, schedule::kWidth, schedule::Place, schedule::Plan;
+
 enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
 enum class Number { kF32, kBf16, kF16 };
 
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kChunk = 64, kWidth = 128;  // tokens per chunk; K and V are filled up to this
-constexpr int kHalf = kChunk * 64 * 2;    // 64 tokens x 64 channels, 128-byte rows and swizzle
+constexpr int kHalf = kChunk * 64 * 2;  // 64 tokens x 64 channels, 128-byte rows and swizzle
 constexpr int kTile = 2 * kHalf;
 
 // Per-token factors of one chunk as the carrying threads read them: lane x of four needs columns
@@ -104,23 +105,6 @@ struct Piece {
   int first_chunk;            // in the sequence
   int end_stash;              // whose place takes the state after the sequence's end; -1: nobody's
 };
-struct Place {  // of one chunk of one job
-  int piece, head, chunk;
-  int begin, end;   // chunks of the job that this carrier has
-  int count;        // chunks of the job
-  int first_chunk;  // of all pieces: the first of this one
-};
-// Who does what; written by the planning kernel, the same for every CTA of a launch.
-struct Plan {
-  int total;     // chunks of all jobs; a job is (piece, value head), in this order
-  int carriers;  // times group_of() CTAs carry a state; the others prepare
-  int parts;     // CTAs that share a state's value columns: 2 have 64 each
-  int steps;     // chunks per carrier: carrier i has positions [i steps, (i + 1) steps)
-  int num_pieces;
-  int padding;    // first token of the T dimension that belongs to no sequence
-  int has_empty;  // are there sequences without tokens?
-};
-
 struct Values {  // [B,T,HV]
   const void* data;
   Number type;

@@ -1,6 +1,6 @@
 // What a preparing CTA reads.
 #pragma once
-#include "cuda/sm90/forward/plan.cuh"
+#include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/stage_rows.cuh"
 
 namespace deltic::gpu::forward {
@@ -26,7 +26,7 @@ __device__ inline Where where_is(Smem& s, const Params& params, const int* prefi
                      0,
                      0};
   const int carriers = group_of(params, plan.parts) * plan.carriers;
-  const StepOf item = item_at(plan, blockIdx.x - carriers + n * (grid_size() - carriers));
+  const schedule::StepOf item = item_at(plan, blockIdx.x - carriers + n * (grid_size() - carriers));
   const int hv = opaque(params.num_value_heads);
   const Place p = locate(plan, prefix, hv, item.carrier * plan.steps + item.step);
   const Span span = span_of(p.piece);

@@ -3,7 +3,7 @@
 // one pass by rounding.
 #pragma once
 #include "cuda/ptx/async.cuh"
-#include "cuda/sm90/forward/plan.cuh"
+#include "cuda/sm90/forward/params.h"
 
 namespace deltic::gpu::forward {
 
@@ -79,50 +79,6 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
       }
     }
   }
-}
-
-// Policy: chunks per segment (0: no split) for sequences of `longest` chunks, `total` in all jobs.
-// Microseconds as measured: until the first packet of a launch is there, a merge step, a change of
-// state.
-constexpr float kLaunchUs = 30.f, kMergeUs = 1.2f, kPartUs = 2.f;
-constexpr int kMaxSegments = 64;  // per sequence: bounds the workspace
-inline int changes_of_state(const Work& w, const Roles& roles) {
-  return steps_of(w.total, w.longest, roles.carriers) / w.longest + 1;
-}
-inline float launch_time(Costs c, const Work& w) {
-  const Roles roles = choose_roles(c, w);
-  return kLaunchUs + float(changes_of_state(w, roles)) * kPartUs + split_time(c, w, roles);
-}
-// The longest sequence in n segments, and as much of the others.
-inline int segment_of(int longest, int n) { return n > 1 ? (longest + n - 1) / n : 0; }
-inline int most_segments(int longest) {
-  return longest / 4 < kMaxSegments ? longest / 4 : kMaxSegments;
-}
-// Whole sequences in n segments of `chunks`.
-inline Work in_segments(Work w, int n, int chunks) {
-  w.longest = chunks, w.short_jobs *= n;
-  if (w.shortest > chunks) w.shortest = chunks;
-  return w;
-}
-// w: of whole sequences; keys: rows of M. The transfers' launch and merge.
-inline float transfer_time(Costs c, Work w, int keys, int n, int chunks) {
-  w = in_segments(w, n, chunks);
-  w.total -= w.total / n;  // the last needs no transfer
-  w.states = 2, w.rows = keys > w.rows ? keys : w.rows;
-  return launch_time(c, w) + float(n) * kMergeUs;
-}
-inline float time_of_segments(Costs c, const Work& w, int keys, int n, int chunks) {
-  if (chunks == 0) return launch_time(c, w);
-  return transfer_time(c, w, keys, n, chunks) + launch_time(c, in_segments(w, n, chunks));
-}
-inline int choose_segment(Costs c, const Work& w, int keys) {
-  int best = 1;
-  float time = time_of_segments(c, w, keys, 1, 0);
-  for (int n = 2; n <= most_segments(w.longest); n++) {
-    const float t = time_of_segments(c, w, keys, n, segment_of(w.longest, n));
-    if (t < time) time = t, best = n;
-  }
-  return segment_of(w.longest, best);
 }
 
 }  // namespace deltic::gpu::forward

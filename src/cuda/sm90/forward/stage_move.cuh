@@ -2,7 +2,6 @@
 // one brings inputs, one takes o away. Barriers of the carrier, and its jobs as they come.
 #pragma once
 #include "cuda/ptx/async.cuh"
-#include "cuda/sm90/forward/plan.cuh"
 #include "cuda/sm90/forward/smem.h"
 
 namespace deltic::gpu::forward {
@@ -43,6 +42,9 @@ constexpr int kOutside = 1 << 30;  // a token in no tensor: zeros arrive
 struct CarryMaps {
   const CUtensorMap *q, *k, *v;
 };
+__device__ inline Place place_of(const Params& params, const Plan& plan, int position) {
+  return locate(plan, params.chunk_prefix, opaque(params.num_value_heads), position);
+}
 // The carrier's job of this number.
 template <GateKind kGate>
 __device__ inline const Job& job_at(CarrySmem<kGate>& s, int job) {

@@ -1,147 +1,18 @@
-// Roles and order of work. Pure functions of the chunk counts and the number of CTAs.
-//
-// Jobs (piece, value head) stand in a row of `total` chunks. Carrier i owns positions
-// [i steps, (i + 1) steps) and needs one packet per step. A job across a border is carried by two
-// CTAs one after the other (wrap-around rule): its first chunks at the start of carrier i + 1, its
-// last at the end of carrier i, so the parts never overlap in time because no job is longer than
-// `steps`; the fp32 state goes over through global memory, which changes no bit.
-#pragma once
+// The planning kernel: pieces of sequences, who does what, gates per head. One for all instances of
+// the forward.
+#include <algorithm>
+
+#include "cuda/device.h"
 #include "cuda/ptx/async.cuh"
-#include "cuda/sm90/forward/params.h"
-#include "cuda/tile/gates.cuh"
+#include "cuda/schedule/roles.h"
+#include "cuda/sm90/forward/gates.cuh"
+#include "cuda/sm90/forward/instantiate.h"
 #include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu::forward {
+namespace {
 
-struct Costs {  // microseconds of one SM per chunk; carry_half: of 64 value columns
-  float carry, carry_half, prepare;
-  float part = 0.f;  // from one job to the next
-};
-// For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
-// times in the rows of docs/benchmarks/h200.md (a ring of eight packets per carrier keeps fewer
-// preparers busy when carriers are few).
-__host__ __device__ inline Costs costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.5f, 2.5f, 5.f, 4.f} : Costs{2.1f, 1.7f, 1.5f};
-}
-// As measured, for choosing segments; changes of jobs are counted apart there (kPartUs).
-__host__ __device__ inline Costs measured_costs(GateKind gate) {
-  return gate == GateKind::kChannel ? Costs{2.2f, 2.2f, 5.2f} : Costs{2.2f, 1.75f, 2.6f};
-}
-
-__host__ __device__ inline int steps_of(int total, int longest, int carriers) {
-  const int even = (total + carriers - 1) / carriers;
-  return even > longest ? even : longest;
-}
-struct Roles {
-  int carriers, parts;  // as in Plan
-};
-// What is to be divided: chunks of all jobs, of the longest, states of a carrier (transfer: 2),
-// rows of a state (num_rows), CTAs; chunks of the shortest job, jobs that are about as short.
-struct Work {
-  int total, longest, states, rows, ctas;
-  int shortest = 1, short_jobs = 0;
-  __host__ __device__ int group(int parts) const { return states * parts; }
-  __host__ __device__ int most_parts() const { return rows > kWidth / 2 ? 2 : 1; }
-  // One CTA at least prepares.
-  __host__ __device__ int most_carriers(int parts) const { return (ctas - 1) / group(parts); }
-};
-__host__ __device__ inline float step_time(Costs c, const Work& w, Roles r) {
-  return r.parts == w.most_parts() ? c.carry_half : c.carry;
-}
-__host__ __device__ inline float carry_time(Costs c, const Work& w, Roles r) {
-  // A carrier whose jobs are the shortest changes them most often.
-  const int steps = steps_of(w.total, w.longest, r.carriers), many = steps / w.shortest;
-  return step_time(c, w, r) * float(steps) +
-         c.part * float(many < w.short_jobs ? many : w.short_jobs);
-}
-__host__ __device__ inline float prepare_time(Costs c, const Work& w, Roles r) {
-  return c.prepare * float(w.total) / float(w.ctas - w.group(r.parts) * r.carriers);
-}
-// Time of a split of the CTAs, for choosing: the slower of the two roles.
-__host__ __device__ inline float split_time(Costs c, const Work& w, Roles r) {
-  if (r.carriers < 1 || r.carriers > w.most_carriers(r.parts) || r.parts > w.most_parts())
-    return INFINITY;
-  const float carry = carry_time(c, w, r), prepare = prepare_time(c, w, r);
-  return carry > prepare ? carry : prepare;
-}
-// Fewest carriers among the best splits, whole states first.
-__host__ __device__ inline Roles choose_roles(Costs c, const Work& w) {
-  Roles best = {1, 1};
-  float time = split_time(c, w, best);
-  for (int parts = 1; parts <= w.most_parts(); parts++)
-    for (int n = 1; n <= w.most_carriers(parts); n++) {
-      const float t = split_time(c, w, {n, parts});
-      if (t < time) time = t, best = {n, parts};
-    }
-  return best;
-}
-
-// a / b for 0 <= a / b < 2^22: a third of the instructions of an exact division.
-__host__ __device__ inline int divide(int a, int b) {
-#ifndef __CUDA_ARCH__
-  return a / b;
-#else
-  int q = int(float(a) * __frcp_rn(float(b)));
-  const int r = a - q * b;
-  if (r < 0) q--;
-  if (r >= b) q++;
-  return q;
-#endif
-}
-
-// table: of chunks before each piece, in shared or global memory.
-__host__ __device__ inline Place locate(const Plan& plan, const int* table, int jobs_per_piece,
-                                        int position) {
-  const int q = divide(position, jobs_per_piece);
-  int lo = 0, hi = plan.num_pieces;  // prefix[lo] <= q < prefix[hi]
-  while (hi - lo > 1) {
-    const int mid = (lo + hi) / 2;
-    if (table[mid] <= q)
-      lo = mid;
-    else
-      hi = mid;
-  }
-  Place p;
-  p.piece = lo;
-  const int first = table[lo], rel = position - jobs_per_piece * first;
-  p.count = table[lo + 1] - first, p.first_chunk = first;
-  const int job = divide(rel, p.count), off = rel - job * p.count;
-  p.head = job;
-  const int start = position - off, border = (divide(start, plan.steps) + 1) * plan.steps;
-  const int here = min(p.count, border - start), later = p.count - here;
-  if (off < here)
-    p.begin = later, p.end = p.count, p.chunk = later + off;
-  else
-    p.begin = 0, p.end = later, p.chunk = off - here;
-  return p;
-}
-
-__device__ inline Place place_of(const Params& params, const Plan& plan, int position) {
-  return locate(plan, params.chunk_prefix, opaque(params.num_value_heads), position);
-}
-
-// Packets are prepared step by step, all carriers of a step in turn; the last carrier may have
-// fewer steps than the others.
-struct StepOf {
-  int step, carrier;
-};
-__host__ __device__ inline StepOf item_at(const Plan& plan, int index) {
-  const int full = divide(plan.total, plan.steps), more = plan.total - full * plan.steps;
-  const int wide =
-      more * (full + 1);  // packets of the steps in which the last carrier is there too
-  const bool is_wide = index < wide;
-  const int i = is_wide ? index : index - wide, n = is_wide ? full + 1 : full, step = divide(i, n);
-  return {is_wide ? step : more + step, i - step * n};
-}
-
-// Of `preparers`, each takes every so many-th packet in this order.
-__host__ __device__ inline int num_items_of(int total, int preparer, int preparers) {
-  return (total - preparer + preparers - 1) / preparers;
-}
-__host__ __device__ inline int num_positions(const Plan& plan, int carrier) {
-  const int left = plan.total - carrier * plan.steps;
-  return left < 0 ? 0 : left < plan.steps ? left : plan.steps;
-}
+using schedule::Costs, schedule::Roles, schedule::Work, schedule::steps_of;
 
 __device__ inline int64_t load_index(const IndexList& list, int64_t i) {
   return list.is64 ? __ldg(static_cast<const int64_t*>(list.data) + i * list.stride)
@@ -170,25 +41,9 @@ __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
   s.is_last = true, s.end_stash = -1;
   return s;
 }
-__device__ inline float beta_value(const Params& p, float x) {
-  return p.has_sigmoid ? p.beta_scale * rcp_approx(1.f + exp2_approx(-x * kLog2e)) : x;
-}
-// log2 of a decay per head.
-__device__ inline float head_decay(const Params& p, float x, int head) {
-  const float rate = p.a_log.data ? gate_rate(load_number(p.a_log.data, p.a_log.type, head)) : 1.f;
-  if (p.dt_bias.data) x += load_number(p.dt_bias.data, p.dt_bias.type, head);
-  if (p.form == GateForm::kBounded) {
-    x = p.lower_bound * kLog2e * rcp_approx(1.f + exp2_approx(-rate * kLog2e * x));
-  } else {
-    x *= kLog2e;
-    if (p.form == GateForm::kSoftplus)
-      x = -rate * (fmaxf(x, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(x))));
-  }
-  return x < -151.f ? -151.f : x;  // 2^-151 is 0; the sums keep their precision; NaN stays
-}
 // Log2 decay and beta of every token and head, so that a chunk's lie next to each other. A warp has
 // 32 tokens and kRowHeads heads.
-constexpr int kRowHeads = 8;
+constexpr int kRowHeads = 8, kPlanThreads = 512;
 __device__ inline void make_head_rows(const Params& p, int cta, int ctas) {
   const int hv = p.num_value_heads, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const int64_t tokens = int64_t(p.num_batches) * p.num_tokens;
@@ -258,15 +113,14 @@ __device__ inline CheckpointPlace checkpoint_at(const Params& p, int m) {
 }
 // All threads of the planning CTA: which states are kept, in the place of the last checkpoint that
 // starts from them.
-template <int kThreads>
 __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
   const int tid = threadIdx.x;
-  for (int i = tid; i < num_chunks; i += kThreads) p.ckpt.chunk_stash[i] = -1;
+  for (int i = tid; i < num_chunks; i += kPlanThreads) p.ckpt.chunk_stash[i] = -1;
   __syncthreads();  // pieces are there, places empty
-  for (int m = tid; m < p.ckpt.count; m += kThreads)
+  for (int m = tid; m < p.ckpt.count; m += kPlanThreads)
     if (int* const holder = checkpoint_at(p, m).holder) atomicMax(holder, m);
   __syncthreads();  // every holder is known
-  for (int m = tid; m < p.ckpt.count; m += kThreads) {
+  for (int m = tid; m < p.ckpt.count; m += kPlanThreads) {
     const CheckpointPlace at = checkpoint_at(p, m);
     p.ckpt.from[m] = at.holder ? *at.holder : -1;
     p.ckpt.to[m] = at.holder ? at.slot : -1;
@@ -275,11 +129,10 @@ __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
 }
 
 // First CTA: pieces, chunk counts, roles, and flags back to zero. The others: gates per head.
-template <int kThreads>
 __global__ void make_plan(const __grid_constant__ Params params, Costs costs, int ctas) {
-  __shared__ int s_pieces[kThreads], s_chunks[kThreads], s_longest, s_shortest, s_short;
-  __shared__ float s_time[kThreads / 32];
-  __shared__ int s_best[kThreads / 32];
+  __shared__ int s_pieces[kPlanThreads], s_chunks[kPlanThreads], s_longest, s_shortest, s_short;
+  __shared__ float s_time[kPlanThreads / 32];
+  __shared__ int s_best[kPlanThreads / 32];
   const int tid = threadIdx.x, n = params.num_sequences, cut = params.segment_chunks;
   grid_wait();     // nobody reads the workspace any more
   grid_release();  // the launch of the kernel is under way meanwhile
@@ -287,7 +140,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     make_head_rows(params, blockIdx.x - 1, gridDim.x - 1);
     return;
   }
-  for (int i = tid; i < flag_words(ctas) / 4; i += kThreads)
+  for (int i = tid; i < flag_words(ctas) / 4; i += kPlanThreads)
     reinterpret_cast<uint4*>(params.flags)[i] = uint4{0, 0, 0, 0};
   if (tid == 0) s_longest = s_short = 0, s_shortest = 1 << 30;
   __syncthreads();
@@ -297,7 +150,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   bool is_ordered = true;
   // A call that the checks refuse: sequences without tokens or states, no padding.
   const bool is_wrong = params.record != nullptr && *params.record != ~0ull;
-  const int per = (n + kThreads - 1) / kThreads;
+  const int per = (n + kPlanThreads - 1) / kPlanThreads;
   auto each_piece = [&](auto use) {
     for (int i = tid * per; i < min(n, (tid + 1) * per); i++) {
       Piece whole = is_wrong ? nothing() : sequence_at(params, i, is_ordered);
@@ -333,7 +186,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   atomicMax(&s_longest, longest);
   atomicMin(&s_shortest, shortest);
   has_empty = __syncthreads_or(has_empty);
-  for (int d = 1; d < kThreads; d *= 2) {  // inclusive scans
+  for (int d = 1; d < kPlanThreads; d *= 2) {  // inclusive scans
     const int x = tid >= d ? s_pieces[tid - d] : 0, y = tid >= d ? s_chunks[tid - d] : 0;
     __syncthreads();
     s_pieces[tid] += x, s_chunks[tid] += y;
@@ -349,7 +202,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   atomicAdd(&s_short, num_short);
   __syncthreads();
   const int hv = params.num_value_heads;
-  const Work work = {s_chunks[kThreads - 1] * hv,
+  const Work work = {s_chunks[kPlanThreads - 1] * hv,
                      s_longest,
                      params.is_transfer ? 2 : 1,
                      num_rows(params),
@@ -357,7 +210,9 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
                      s_shortest,
                      s_short * hv};
   // As choose_roles, a thread for each; the first of the best.
-  const auto roles_of = [](int i) { return Roles{i % (kThreads / 2), 1 + i / (kThreads / 2)}; };
+  const auto roles_of = [](int i) {
+    return Roles{i % (kPlanThreads / 2), 1 + i / (kPlanThreads / 2)};
+  };
   float time = split_time(costs, work, roles_of(tid));
   int best = tid;
   const auto reduce = [&] {
@@ -371,14 +226,14 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   if (tid % 32 == 0) s_time[tid / 32] = time, s_best[tid / 32] = best;
   __syncthreads();
   if (tid < 32) {
-    time = tid < kThreads / 32 ? s_time[tid] : INFINITY;
-    best = tid < kThreads / 32 ? s_best[tid] : kThreads;
+    time = tid < kPlanThreads / 32 ? s_time[tid] : INFINITY;
+    best = tid < kPlanThreads / 32 ? s_best[tid] : kPlanThreads;
     reduce();
   }
   if (tid == 0) {
-    const int count = s_pieces[kThreads - 1];
+    const int count = s_pieces[kPlanThreads - 1];
     params.first_piece[n] = count;
-    params.chunk_prefix[count] = s_chunks[kThreads - 1];
+    params.chunk_prefix[count] = s_chunks[kPlanThreads - 1];
     const Roles roles = roles_of(max(best, 1));  // 0: no split at all would do
     int padding = params.num_tokens;
     if (params.is_packed && !is_wrong) {
@@ -391,7 +246,22 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
                     has_empty};
   }
   if (params.ckpt.count > 0 && !params.is_transfer)
-    plan_checkpoints<kThreads>(params, s_chunks[kThreads - 1]);
+    plan_checkpoints(params, s_chunks[kPlanThreads - 1]);
+}
+
+}  // namespace
+
+void launch_plan(const Params& params, GateKind gate, int num_sms, cudaStream_t stream) {
+  unsigned row_ctas = 0;  // of a split forward the transfer has made them
+  if (gate == GateKind::kHead && (params.is_transfer || params.segment_chunks == 0)) {
+    const int64_t items = (int64_t(params.num_batches) * params.num_tokens + 31) / 32 *
+                          ((params.num_value_heads + kRowHeads - 1) / kRowHeads);
+    const int64_t per_cta = kPlanThreads / 32;
+    row_ctas = unsigned(std::min<int64_t>((items + per_cta - 1) / per_cta, num_sms));
+  }
+  check_cuda(launch_after(make_plan, dim3(1 + row_ctas), kPlanThreads, 0, stream, params,
+                          schedule::costs_of(gate).shares, num_sms),
+             "forward: plan");
 }
 
 }  // namespace deltic::gpu::forward

@@ -1,0 +1,77 @@
+// Divisions of a call's work in words.
+#include "cuda/schedule/explain.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/error.h"
+#include "cuda/schedule/segments.h"
+
+namespace deltic::gpu::schedule {
+namespace {
+
+std::string roles_text(const Roles& roles, const Work& work) {
+  const int carrying = work.group(roles.parts) * roles.carriers;
+  return cat(carrying, carrying == 1 ? " carrier" : " carriers",
+             roles.parts == 2 ? " of half a state each" : "", ", ", work.ctas - carrying,
+             work.ctas - carrying == 1 ? " preparer" : " preparers");
+}
+// What the predicted time of a launch (launch_time) consists of.
+std::string bound_of(Costs c, const Work& work) {
+  const Roles roles = choose_split(c, work).roles;
+  const int steps = steps_of(work.total, work.longest, roles.carriers);
+  const bool is_prepared = prepare_time(c, work, roles) > carry_time(c, work, roles);
+  return cat(roles_text(roles, work), ": ",
+             is_prepared
+                 ? cat(work.total, " packets of ", c.prepare, " us among them are the bound")
+                 : cat(steps, steps == 1 ? " step of " : " steps of ", step_time(c, work, roles),
+                       " us", steps == work.longest ? ", those of the longest piece" : ""),
+             ", ", kLaunchUs, " us to begin, ", kPartUs * float(changes_of_state(work, roles)),
+             " us for changes of state");
+}
+
+}  // namespace
+
+std::vector<Division> explain(const Problem& p, int sms) {
+  if (p.N == 0 || p.T == 0 || sms < kFewestSms) return {};
+  const Costs c = costs_of(kind_of(p)).measured, shares = costs_of(kind_of(p)).shares;
+  const Work work = work_of(p, sms);
+  int chosen = split_chunks(p, sms);
+  if (chosen >= work.longest) chosen = 0;  // cuts nothing
+  const auto by_length = [&](int segment) { return (work.longest + segment - 1) / segment; };
+  std::vector<int> counts = {1};
+  for (int n = 2; sms >= kFewestSmsSplit && n <= most_segments(work.longest); n *= 2)
+    counts.push_back(n);
+  if (chosen > 0) counts.push_back(by_length(chosen));
+  std::sort(counts.begin(), counts.end());
+  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
+  std::vector<Division> all;
+  for (const int n : counts) {
+    const bool is_chosen = chosen > 0 ? n == by_length(chosen) : n == 1;
+    const int segment = is_chosen ? chosen : segment_of(work.longest, n);
+    Division d;
+    d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
+    d.predicted_us = double(time_of_segments(c, work, int(p.K), n, segment));
+    d.chosen = is_chosen;
+    const Work pieces = segment > 0 ? in_segments(work, n, segment) : work;
+    d.reason = bound_of(c, pieces);
+    if (segment > 0)
+      d.reason +=
+          cat("; before it ", transfer_time(c, work, int(p.K), n, segment), " us for ", n - 1,
+              n == 2 ? " transfer" : " transfers", " of each sequence and the merge");
+    if (is_chosen) {
+      d.reason += cat("; it runs with ", roles_text(choose_split(shares, pieces).roles, pieces));
+      if (p.packed && p.N > 1)
+        d.reason +=
+            ", or as the lengths want it, which are not known here: the longest is taken for 1.5 "
+            "times the mean";
+      if (p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
+    }
+    all.push_back(std::move(d));
+  }
+  std::stable_partition(all.begin(), all.end(), [](const Division& d) { return d.chosen; });
+  return all;
+}
+
+}  // namespace deltic::gpu::schedule

@@ -1,0 +1,14 @@
+// What the schedule decided for a call, and what else there was, in words: `deltic explain`.
+#pragma once
+
+#include <vector>
+
+#include "core/dispatch.h"
+
+namespace deltic::gpu::schedule {
+
+// Whole sequences, segments by powers of two, and what is chosen, that first. Of a call that the
+// forward takes; empty for one without tokens, and where there are too few SMs for it.
+std::vector<Division> explain(const Problem& p, int num_sms);
+
+}  // namespace deltic::gpu::schedule
