@@ -6,7 +6,7 @@
 
 namespace deltic::gpu {
 
-inline constexpr int kTile = 64;
+inline constexpr int kTileTokens = 64;
 
 struct TokenTile {
   int64_t batch, begin;    // row of the B dimension, first token in the T dimension
@@ -18,18 +18,18 @@ struct TokenTile {
 // Numbers of tiles, an upper bound: packed, sequence n has the numbers from cu[n] / 64 + n on,
 // which leaves room for its last, partial tile and needs no table.
 inline int64_t num_tiles(bool packed, int64_t N, int64_t T) {
-  return packed ? T / kTile + N : N * ((T + kTile - 1) / kTile);
+  return packed ? T / kTileTokens + N : N * ((T + kTileTokens - 1) / kTileTokens);
 }
 
 __device__ inline int64_t first_tile(const Tokens& x, int64_t n) {
-  return clamp_index(load_index(x.cu, n), 0, x.T) / kTile + n;
+  return clamp_index(load_index(x.cu, n), 0, x.T) / kTileTokens + n;
 }
 
 // Numbers fit 32 bits, as CTAs do: a division of 64 bits is a hundred instructions.
 __device__ inline TokenTile find_tile(const Tokens& x, unsigned number) {
   int64_t n = 0, tile = 0;
   if (!x.packed) {
-    const unsigned tiles = static_cast<unsigned>((x.T + kTile - 1) / kTile);
+    const unsigned tiles = static_cast<unsigned>((x.T + kTileTokens - 1) / kTileTokens);
     n = number / tiles, tile = number % tiles;
   } else {
     int64_t end = x.N;  // the sequence is in [n, end)
@@ -40,15 +40,15 @@ __device__ inline TokenTile find_tile(const Tokens& x, unsigned number) {
     tile = number - first_tile(x, n);
   }
   const Span span = span_of(x, n);
-  const int64_t left = span.length - tile * kTile;
+  const int64_t left = span.length - tile * kTileTokens;
   // A tile before the first of a list that decreases: no tile.
   if (tile < 0 || left <= 0) return {};
   return {span.batch,
-          span.begin + tile * kTile,
-          static_cast<int>(left < kTile ? left : kTile),
+          span.begin + tile * kTileTokens,
+          static_cast<int>(left < kTileTokens ? left : kTileTokens),
           n,
           tile == 0,
-          left <= kTile};
+          left <= kTileTokens};
 }
 
 }  // namespace deltic::gpu

@@ -19,7 +19,7 @@ inline constexpr int kWarps = W == 16 ? 4 : 2;
 template <int W, class E>
 struct Walk {
   static constexpr int N = Vector<E>::N, kPerRow = W / N, kRows = 32 / kPerRow;
-  static constexpr int kRounds = kTile / kRows;
+  static constexpr int kRounds = kTileTokens / kRows;
   int row, column;
   __device__ explicit Walk(int lane) : row(lane / kPerRow), column(lane % kPerRow * N) {}
 };
@@ -93,7 +93,7 @@ __device__ void load_elements(const Params& p, const TokenTile& tile, int64_t he
                               float* m) {
   const int64_t rows = offset(p.a, tile.batch, tile.begin, head);
 #pragma unroll 1
-  for (int i = lane; i < kTile * W; i += 32) {
+  for (int i = lane; i < kTileTokens * W; i += 32) {
     const int r = i / W, c = i % W;
     m[Stack<W>::row(r) + c] =
         r < tile.length && c < r % W ? load(p.a.data, p.a.dtype, rows + r * p.a.st + c) : 0.0f;

@@ -22,7 +22,7 @@ struct Choice {
   static constexpr int kWarps = kIs16 || kIsBf16 ? 2 : inverse::kWarps<W>;
   // Matrices (tiles in the kernel of the rest) of a warp, and those of a tile and head.
   static constexpr int kPerWarp = kIs16 ? kMatrices16 : kIsBf16 ? 64 / W : 1;
-  static constexpr int kPerTile = kIs16 || kIsBf16 ? kTile / W : 1;
+  static constexpr int kPerTile = kIs16 || kIsBf16 ? kTileTokens / W : 1;
 
   static auto* kernel() {
     if constexpr (kIs16) {

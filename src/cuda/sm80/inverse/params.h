@@ -36,7 +36,7 @@ struct Matrix {
 template <int W>
 __device__ Matrix find_matrix(const Params& p, unsigned number) {
   if (number >= p.num_items) return {0, 0, 0, 0};
-  constexpr unsigned kChunks = kTile / W;
+  constexpr unsigned kChunks = kTileTokens / W;
   const unsigned heads = static_cast<unsigned>(p.heads), chunk = number / heads;
   const TokenTile tile = find_tile(p.tokens, chunk / kChunks);
   const int skip = static_cast<int>(chunk % kChunks) * W;

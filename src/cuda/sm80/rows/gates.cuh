@@ -33,10 +33,10 @@ __device__ inline void run_column(const GateParams& p, const TokenTile& tile, in
   const int64_t from = offset(p.g, tile.batch, tile.begin, head) + channel;
   const int64_t to = offset(p.out, tile.batch, tile.begin, head) + channel;
   double sum = 0;
-  for (int first = 0; first < kTile; first += kBatch) {
+  for (int first = 0; first < kTileTokens; first += kBatch) {
     float x[kBatch];
     // Row of the batch's i-th number; reverse, the tile's tokens come from its end.
-    const auto row = [&](int i) { return p.reverse ? kTile - 1 - first - i : first + i; };
+    const auto row = [&](int i) { return p.reverse ? kTileTokens - 1 - first - i : first + i; };
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int r = row(i);

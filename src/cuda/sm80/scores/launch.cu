@@ -89,12 +89,12 @@ void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
   x.kkt_vectors = is_vectorizable(kkt, p.chunk);
   x.scores_vectors = is_vectorizable(scores, p.chunk);
   x.row_bytes = row_bytes(x.width, element), x.g_row_bytes = row_bytes(x.width, 4);
-  x.q_at = kTile * x.row_bytes;
-  x.g_at = x.q_at + (scores.present ? kTile * x.row_bytes : 0);
-  const int32_t tiles = x.g_at + (p.gate == Gate::channel ? kTile * x.g_row_bytes : 0);
-  const int32_t results = (kkt.present + scores.present) * kTile * kPitch * 4;
+  x.q_at = kTileTokens * x.row_bytes;
+  x.g_at = x.q_at + (scores.present ? kTileTokens * x.row_bytes : 0);
+  const int32_t tiles = x.g_at + (p.gate == Gate::channel ? kTileTokens * x.g_row_bytes : 0);
+  const int32_t results = (kkt.present + scores.present) * kTileTokens * kPitch * 4;
   x.rows_at = std::max(tiles, results);
-  x.smem_bytes = x.rows_at + 2 * kTile * 4;
+  x.smem_bytes = x.rows_at + 2 * kTileTokens * 4;
   launch_instance(instance, x, ctas, static_cast<cudaStream_t>(stream));
 }
 

@@ -17,8 +17,8 @@ __device__ inline int thread_index() {
   return x;
 }
 
-// The threads' walk over the elements of kTile rows: f(row, index in the row). Two divisions at the
-// start instead of one per element.
+// The threads' walk over the elements of kTileTokens rows: f(row, index in the row). Two divisions
+// at the start instead of one per element.
 template <class F>
 __device__ void for_elements(int num_rows, int per_row, F&& f) {
   const int thread = thread_index();
@@ -45,7 +45,7 @@ __device__ void load_columns(const Rows& x, bool vectors, const TokenTile& tile,
   if (vectors) {
     constexpr int N = Vector<E>::N;
     const E* from = static_cast<const E*>(x.data) + base;
-    for_elements(kTile, (end - begin) / N, [&](int r, int i) {
+    for_elements(kTileTokens, (end - begin) / N, [&](int r, int i) {
       const int c = begin + i * N, row = row_of(r);
       unsigned char* at = to + r * row_bytes + c * static_cast<int>(sizeof(E));
       if (row < tile.length && c < K) {
@@ -56,7 +56,7 @@ __device__ void load_columns(const Rows& x, bool vectors, const TokenTile& tile,
     });
     return;
   }
-  for_elements(kTile, end - begin, [&](int r, int i) {
+  for_elements(kTileTokens, end - begin, [&](int r, int i) {
     const int c = begin + i, row = row_of(r);
     const float value =
         row < tile.length && c < K ? load(x.data, x.dtype, base + row * x.st + c) : 0.0f;
@@ -70,21 +70,21 @@ template <class E, Past kPast, int kWidth>
 __device__ void load_half(const Rows& x, const TokenTile& tile, int64_t head, int half,
                           unsigned char* to) {
   constexpr int N = Vector<E>::N, kPerRow = kWidth / 2 / N, kRows = kThreads / kPerRow;
-  static_assert(kThreads % kPerRow == 0 && kTile % kRows == 0);
+  static_assert(kThreads % kPerRow == 0 && kTileTokens % kRows == 0);
   const unsigned thread = thread_index();
   const int first = thread / kPerRow, c = half * (kWidth / 2) + thread % kPerRow * N;
   const E* from = static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin, head) + c;
   unsigned char* at = to + first * row_bytes(kWidth, sizeof(E)) + c * static_cast<int>(sizeof(E));
-  if (tile.length == kTile) {  // a step from row to row, no comparison
+  if (tile.length == kTileTokens) {  // a step from row to row, no comparison
     from += first * x.st;
 #pragma unroll
-    for (int r = 0; r < kTile; r += kRows, from += kRows * x.st) {
+    for (int r = 0; r < kTileTokens; r += kRows, from += kRows * x.st) {
       copy_async(at + r * row_bytes(kWidth, sizeof(E)), from);
     }
     return;
   }
 #pragma unroll 1
-  for (int r = 0; r < kTile; r += kRows) {
+  for (int r = 0; r < kTileTokens; r += kRows) {
     const int row = kPast == Past::last_row ? min(first + r, tile.length - 1) : first + r;
     unsigned char* place = at + r * row_bytes(kWidth, sizeof(E));
     if (row < tile.length) {

@@ -24,17 +24,17 @@ struct Results {
   // any space, and every access a slower one.
   __device__ Results(const Params& p, unsigned char* smem, const Shared& shared)
       : kkt(reinterpret_cast<float*>(smem)),
-        scores(kkt + (p.kkt.present ? kTile * kPitch : 0)),
+        scores(kkt + (p.kkt.present ? kTileTokens * kPitch : 0)),
         beta(reinterpret_cast<const float*>(smem + p.rows_at)),
-        G(beta + kTile),
+        G(beta + kTileTokens),
         length(shared.tile.length) {}
 };
 
 // beta, and G of a gate per head, of the tile's rows. Called by all threads; a barrier must follow.
 __device__ inline void load_row_values(const Params& p, const TokenTile& tile, int64_t head,
                                        unsigned char* smem) {
-  float *beta = reinterpret_cast<float*>(smem + p.rows_at), *G = beta + kTile;
-  if (const int r = thread_index(); r < kTile) {
+  float *beta = reinterpret_cast<float*>(smem + p.rows_at), *G = beta + kTileTokens;
+  if (const int r = thread_index(); r < kTileTokens) {
     const bool has_row = r < tile.length;
     const int64_t t = tile.begin + r;
     beta[r] = has_row && p.beta_kind != BetaKind::none

@@ -22,12 +22,12 @@ struct Params {
 
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
 inline constexpr int kColumns = 32;  // of a slice
-inline constexpr int kPitchA = kTile + 4, kPitchX = kColumns + 4;
+inline constexpr int kPitchA = kTileTokens + 4, kPitchX = kColumns + 4;
 
 struct Shared {
-  alignas(16) float a[kTile * kPitchA];  // chunks as blocks on the diagonal
-  alignas(16) float x[kTile * kPitchX];
-  float beta[kTile];
+  alignas(16) float a[kTileTokens * kPitchA];  // chunks as blocks on the diagonal
+  alignas(16) float x[kTileTokens * kPitchX];
+  float beta[kTileTokens];
 };
 
 // Where a CTA works.
@@ -43,7 +43,7 @@ __device__ inline float gate_at(const Params& p, const Place& at, int row, int64
 }
 
 __device__ inline void load_a(const Params& p, const Place& at, Shared& s) {
-  for (int i = threadIdx.x; i < kTile * p.W; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileTokens * p.W; i += kThreads) {
     const int r = i / p.W, c = i % p.W, first = r / p.W * p.W;
     const bool is_kept = r < at.tile.length && first + c <= r;
     s.a[r * kPitchA + first + c] =
@@ -51,7 +51,7 @@ __device__ inline void load_a(const Params& p, const Place& at, Shared& s) {
             ? load(p.a.data, p.a.dtype, offset(p.a, at.tile.batch, at.tile.begin + r, at.head) + c)
             : 0.0f;
   }
-  for (int r = threadIdx.x; r < kTile; r += kThreads) {
+  for (int r = threadIdx.x; r < kTileTokens; r += kThreads) {
     s.beta[r] = p.beta_kind != BetaKind::none && r < at.tile.length
                     ? beta_value(p.beta_form,
                                  load(p.beta.data, p.beta.dtype,
@@ -65,7 +65,7 @@ __device__ inline void load_a(const Params& p, const Place& at, Shared& s) {
 __device__ inline void lay_keys(const Params& p, const Place& at, int64_t first, Shared& s) {
   const int64_t hk = static_cast<unsigned>(at.head) / static_cast<unsigned>(p.group),
                 b = at.tile.batch;
-  for (int i = threadIdx.x; i < kTile * kColumns; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileTokens * kColumns; i += kThreads) {
     const int r = i / kColumns;
     const int64_t d = first + i % kColumns, t = at.tile.begin + r;
     float x = 0;
@@ -88,7 +88,7 @@ __device__ inline void lay_keys(const Params& p, const Place& at, int64_t first,
 }
 
 __device__ inline void lay_values(const Params& p, const Place& at, int64_t first, Shared& s) {
-  for (int i = threadIdx.x; i < kTile * kColumns; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileTokens * kColumns; i += kThreads) {
     const int r = i / kColumns;
     const int64_t d = first + i % kColumns;
     s.x[r * kPitchX + i % kColumns] =

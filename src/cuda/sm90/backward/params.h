@@ -6,7 +6,7 @@
 
 namespace deltic::gpu::gradient {
 
-inline constexpr int kChunk = kTile;
+inline constexpr int kChunk = kTileTokens;
 // Numbers of a token that its head's kernels share.
 enum Row : int {
   kBeta,     // at least kLeastBeta
@@ -68,7 +68,7 @@ __device__ inline int64_t key_head_of(const Params& p, int64_t head) {
 }
 // The number of a sequence's first tile.
 __device__ inline int64_t first_tile_of(const Tokens& x, int64_t n) {
-  return x.packed ? first_tile(x, n) : n * ((x.T + kTile - 1) / kTile);
+  return x.packed ? first_tile(x, n) : n * ((x.T + kTileTokens - 1) / kTileTokens);
 }
 
 }  // namespace deltic::gpu::gradient

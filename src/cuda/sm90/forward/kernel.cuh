@@ -9,7 +9,7 @@
 namespace deltic::gpu::forward {
 
 // All CTAs: o of padding and of skipped sequences is 0; empty sequences hand their state on.
-__device__ inline void fill_rest(const Params& params, const Plan& plan) {
+__device__ inline void fill_outside(const Params& params, const Plan& plan) {
   const int hv = params.num_value_heads;
   auto clear = [&](int batch, int token, int count) {
     const Output& o = params.o;
@@ -54,8 +54,8 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   extern __shared__ __align__(1024) uint8_t raw[];
   grid_wait();  // the plan
   const Plan plan = *params.plan;
-  auto wg = [] { return int(thread_index()) / 128; };
-  if (!kTransfer) fill_rest(params, plan);
+  auto wg = [] { return int(thread_index()) / kWarpgroup; };
+  if (!kTransfer) fill_outside(params, plan);
   const int group = group_of(params, plan.parts);
   const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
   auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(raw);
@@ -68,16 +68,17 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     } else if constexpr (kGate == GateKind::kChannel) {
       sp.plan = plan;
       for (int i = 0; i < kRawStages; i++)
-        barrier_init(&sp.raw_full[i], 33), barrier_init(&sp.rows_done[i], kRowThreads);
+        barrier_init(&sp.raw_full[i], kRawArrivals), barrier_init(&sp.rows_done[i], kRowThreads);
       for (int i = 0; i < 2; i++)
         barrier_init(&sp.turn[i], kScoreThreads), barrier_init(&sp.inverse_read[i], kScoreThreads);
     } else {
       sh.plan = plan, sh.num_loaded = 0;
       for (int i = 0; i < kRawTiles; i++)
-        barrier_init(&sh.raw_full[i], 33), barrier_init(&sh.raw_empty[i], 4);
+        barrier_init(&sh.raw_full[i], kRawArrivals),
+            barrier_init(&sh.raw_empty[i], kWarpgroupWarps);
       for (int i = 0; i < kSolvers; i++) barrier_init(&sh.l_full[i], kScoreThreads);
       for (int i = 0; i < kScorers; i++)
-        barrier_init(&sh.turn[i], 4), barrier_init(&sh.aqk_empty[i], 1);
+        barrier_init(&sh.turn[i], kWarpgroupWarps), barrier_init(&sh.aqk_empty[i], 1);
     }
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
@@ -97,15 +98,16 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     if (wg() < num_carrying(params, sc.parts)) carry_state<E, kGate, kTransfer>(sc, params);
   } else if (is_carrier) {
     fewer_registers<kLoadRegs>();
-    const int carrier = blockIdx.x / group, warp = thread_index() / 32;
+    const int carrier = blockIdx.x / group;
+    const auto mover = Mover(thread_index() / 32);
     if (thread_index() % 32 == 0) {
-      if (warp == 8)
+      if (mover == Mover::kPackets)
         load_packets<kGate, kTransfer>(sc, params, *params.plan, carrier);
-      else if (warp == 9)
+      else if (mover == Mover::kInputs)
         load_inputs<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v}, carrier);
-      else if (!kTransfer && warp == 10)
+      else if (!kTransfer && mover == Mover::kOutputs)
         store_outputs<kGate>(sc, params, *params.plan, &map_o, carrier);
-      else if (warp == 11)
+      else if (mover == Mover::kPlaces)
         free_places<kGate>(sc, params, *params.plan, carrier);
     }
   } else if constexpr (kGate != GateKind::kChannel) {

@@ -47,14 +47,14 @@ int64_t num_checkpoints(const Problem& p) { return p.ckpt ? p.ckpt_tokens.n0 : 0
 struct Workspace {
   int64_t plan[2], pieces, prefix, first, flags, handoff, ring, rows, transfer, segment_state;
   int64_t chunk_stash, ckpt_spans, ckpt_places, stash, bytes;  // checkpoints
-  int max_pieces, segment;
+  int max_pieces, split_chunks;
 };
 Workspace workspace_of(const Problem& p, int64_t sms) {
   Workspace w{};
   const int64_t state = kWidth * kWidth * 4;
-  w.segment = schedule::split_chunks(p, int(sms));
+  w.split_chunks = schedule::split_chunks(p, int(sms));
   const int64_t chunks = p.packed ? chunks_in(p.T) : p.B * chunks_in(p.T);
-  w.max_pieces = int(p.N + (w.segment > 0 ? chunks / w.segment + 1 : 0));
+  w.max_pieces = int(p.N + (w.split_chunks > 0 ? chunks / w.split_chunks + 1 : 0));
   int64_t at = 0;
   const auto take = [&](auto... extents) {
     const int64_t place = at;
@@ -70,13 +70,13 @@ Workspace workspace_of(const Problem& p, int64_t sms) {
                 int64_t(kind_of(p) == GateKind::kChannel ? sizeof(Packet<GateKind::kChannel>)
                                                          : sizeof(Packet<GateKind::kHead>)));
   if (kind_of(p) == GateKind::kHead) w.rows = take(p.B, p.T, p.HV, sizeof(float2));
-  if (w.segment > 0) {
+  if (w.split_chunks > 0) {
     w.transfer = take(2, w.max_pieces, p.HV, state);
     w.segment_state = take(w.max_pieces, p.HV, state);
   }
   if (const int64_t m = num_checkpoints(p); m > 0) {
     w.chunk_stash = take((p.packed ? chunks_in(p.T) + p.N : p.B * chunks_in(p.T)) * 4);
-    w.ckpt_spans = take(m, sizeof(gpu::Span)), w.ckpt_places = take(2, m, 4);
+    w.ckpt_spans = take(m, sizeof(Span)), w.ckpt_places = take(2, m, 4);
     w.stash = take(m, p.HV, state);
   }
   w.bytes = at;
@@ -151,7 +151,7 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   d.write_index = list_of(p.write_index ? p.write_index : p.read_index);
   d.num_read_slots = int(p.state_in.slots), d.num_write_slots = int(p.state_out.slots);
   d.record = p.record;
-  d.segment_chunks = w.segment;
+  d.split_chunks = w.split_chunks;
   if (p.save != DELTIC_SAVE_NONE) d.saved = p.saved.data, d.saved_layout = saved_layout(p, p.save);
   d.max_pieces = w.max_pieces, d.ring_slots = kRing;
   d.plan = reinterpret_cast<Plan*>(base + w.plan[0]);
@@ -176,7 +176,7 @@ void add_checkpoints(const Problem& p, const Workspace& w, uint8_t* base, Params
             .count = m,
             .num_slots = int(p.ckpt.slots),
             .chunk_stash = reinterpret_cast<int*>(base + w.chunk_stash),
-            .spans = reinterpret_cast<gpu::Span*>(base + w.ckpt_spans),
+            .spans = reinterpret_cast<Span*>(base + w.ckpt_spans),
             .from = places,
             .to = places + m,
             .stash = reinterpret_cast<float*>(base + w.stash)};
@@ -186,10 +186,10 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
   const auto list = [&](const int* data) {
     return Indices{.data = data, .present = true, .is64 = false, .n0 = d.ckpt.count, .s0 = 1};
   };
-  Problem rest = p;
-  rest.packed = false, rest.N = d.ckpt.count, rest.T = kChunk - 1;
-  rest.o = {}, rest.is_pool = true;
-  rest.state_in = {.data = d.ckpt.stash,
+  Problem tail = p;
+  tail.packed = false, tail.N = d.ckpt.count, tail.T = kChunk - 1;
+  tail.o = {}, tail.is_pool = true;
+  tail.state_in = {.data = d.ckpt.stash,
                    .dtype = DType::f32,
                    .present = true,
                    .slots = d.ckpt.count,
@@ -197,10 +197,10 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
                    .s_head = kStateSize,
                    .s_k = 1,
                    .s_v = kWidth};
-  rest.state_out = p.ckpt;
-  rest.read_index = list(d.ckpt.from), rest.write_index = list(d.ckpt.to);
-  rest.ckpt = {}, rest.ckpt_cu = {}, rest.ckpt_tokens = {}, rest.ckpt_slots = {};
-  recurrence::run(rest, stream, d.ckpt.spans);
+  tail.state_out = p.ckpt;
+  tail.read_index = list(d.ckpt.from), tail.write_index = list(d.ckpt.to);
+  tail.ckpt = {}, tail.ckpt_cu = {}, tail.ckpt_tokens = {}, tail.ckpt_slots = {};
+  recurrence::run(tail, stream, d.ckpt.spans);
 }
 
 template <class E, GateForm kForm, bool kTransfer>
@@ -312,9 +312,9 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   const int sms = num_sms(p.device_index, stream_handle);
   const Workspace w = workspace_of(p, sms);
-  if (const int fewest = w.segment > 0 ? kFewestSmsSplit : kFewestSms; sms < fewest) {
+  if (const int fewest = w.split_chunks > 0 ? kFewestSmsSplit : kFewestSms; sms < fewest) {
     fail(DELTIC_UNSUPPORTED, "forward: ", kName, " needs ", fewest, " SMs",
-         w.segment > 0 ? " for sequences in segments" : "", ", the stream's context has ", sms,
+         w.split_chunks > 0 ? " for sequences in segments" : "", ", the stream's context has ", sms,
          "; cuda.general takes any number (options.impl or DELTIC_IMPL)");
   }
   auto* const base = static_cast<uint8_t*>(workspace);
@@ -324,7 +324,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   maps.q = make_map(p.q, p, p.K, p.H, base), maps.k = make_map(p.k, p, p.K, p.H, base);
   maps.v = make_map(p.v, p, p.V, p.HV, base), maps.o = make_map(p.o, p, p.V, p.HV, base);
   maps.g = has_gate_tiles(p) ? make_map(p.g, p, p.K, p.HV, base) : maps.v;
-  if (w.segment > 0) {
+  if (w.split_chunks > 0) {
     Params t = d;
     t.is_transfer = true, t.plan = reinterpret_cast<Plan*>(base + w.plan[1]);
     launch_kind<true>(p, t, maps, sms, stream);

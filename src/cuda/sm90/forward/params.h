@@ -23,8 +23,8 @@ enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
 enum class Number { kF32, kBf16, kF16 };
 
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kHalf = kChunk * 64 * 2;  // 64 tokens x 64 channels, 128-byte rows and swizzle
-constexpr int kTile = 2 * kHalf;
+constexpr int kHalfBytes = kChunk * 64 * 2;  // 64 tokens x 64 channels, 128-byte rows and swizzle
+constexpr int kTileBytes = 2 * kHalfBytes;
 
 // Per-token factors of one chunk as the carrying threads read them: lane x of four needs columns
 // 8 j + 2 x and the next, j = 0 .. 7, in a row; blocks of four are exchanged between lanes so that
@@ -45,8 +45,8 @@ __host__ __device__ constexpr int pair_place(int column) {
 
 // What the carrying CTA needs of one chunk and head, as it wants it in shared memory.
 struct Solved {
-  uint8_t t[kHalf];    // the inverse with its scales
-  uint8_t aqk[kHalf];  // q k^T with decays, i >= j
+  uint8_t t[kHalfBytes];    // the inverse with its scales
+  uint8_t aqk[kHalfBytes];  // q k^T with decays, i >= j
 };
 template <GateKind>
 struct Packet;
@@ -57,16 +57,16 @@ struct Packet;
 // S/|k|).
 template <>
 struct Packet<GateKind::kChannel> {
-  uint8_t k[kTile];  // k exp(G)
-  uint8_t q[kTile];  // q exp(G)
-  struct alignas(1024) Rest {
-    uint8_t kr[kTile];  // k exp(G_last - G)
+  uint8_t k[kTileBytes];  // k exp(G)
+  uint8_t q[kTileBytes];  // q exp(G)
+  struct alignas(1024) Body {
+    uint8_t kr[kTileBytes];  // k exp(G_last - G)
     Solved solved;
     float decay[kWidth];       // exp(G_last)
     float v_factor[kChunk];    // |k|; fp16: 1/|k|, of k S and of v_new for the state
     float new_factor[kChunk];  // D; not in fp16
-  } rest;
-  alignas(16) float o_factor[kChunk];  // scale/|q|; needed longer than the rest
+  } body;
+  alignas(16) float o_factor[kChunk];  // scale/|q|; needed longer than the body
 };
 // Gates per head, or none: the carrier takes k and q as they are and multiplies accumulators. Aqk
 // is that of spec.md, all norms and scales in it; T = (I + M beta)^-1 with M = L/beta by rows, so
@@ -82,15 +82,16 @@ struct alignas(16) HeadFactors {
 };
 template <>
 struct Packet<GateKind::kHead> {
-  struct alignas(1024) Rest {
+  struct alignas(1024) Body {
     Solved solved;
     HeadFactors factors;
-  } rest;
+  } body;
 };
 template <GateKind kGate>
-constexpr int kRestBytes = kGate == GateKind::kChannel ? sizeof(Packet<GateKind::kChannel>::Rest)
+constexpr int kBodyBytes = kGate == GateKind::kChannel ? sizeof(Packet<GateKind::kChannel>::Body)
                                                        : sizeof(Solved) + sizeof(HeadFactors);
-static_assert(offsetof(Packet<GateKind::kChannel>::Rest, solved) == kTile, "kr and T in one copy");
+static_assert(offsetof(Packet<GateKind::kChannel>::Body, solved) == kTileBytes,
+              "kr and T in one copy");
 static_assert(sizeof(Packet<GateKind::kChannel>) == 66 * 1024);
 static_assert(sizeof(Packet<GateKind::kHead>) == 18 * 1024);
 static_assert(sizeof(HeadFactors) == 1040);
@@ -132,7 +133,7 @@ struct Checkpoints {
   int count;         // M
   int num_slots;     // of the destination
   int* chunk_stash;  // [chunks of all sequences] whose place takes the state before the chunk; -1
-  gpu::Span* spans;  // [M] the tokens that are left
+  Span* spans;       // [M] the tokens that are left
   int *from, *to;    // [M] place in `stash`, slot of the destination; -1: unused
   float* stash;      // [M][HV][V,K]
 };
@@ -156,7 +157,7 @@ struct Params {
   IndexList cu_seqlens, read_index, write_index;
   int num_read_slots, num_write_slots;
   const uint64_t* record;  // of checked mode: all ones, or there is no work; null: not checked
-  int segment_chunks;      // of a piece; 0: sequences stay whole
+  int split_chunks;        // of a piece; 0: sequences stay whole
   Checkpoints ckpt;
   void* saved;  // for backward; null: nothing is kept
   SavedLayout saved_layout;

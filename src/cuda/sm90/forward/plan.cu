@@ -82,7 +82,7 @@ __device__ inline int chunks_of(int tokens) { return (tokens + kChunk - 1) / kCh
 // A checkpoint: who keeps the state that it starts from, and the tokens from there on.
 struct CheckpointPlace {
   int* holder;  // null: unused
-  int slot, batch, token, rest;
+  int slot, batch, token, tokens_left;
 };
 // After the pieces are known. Lists that make no sense give unused checkpoints.
 __device__ inline CheckpointPlace checkpoint_at(const Params& p, int m) {
@@ -105,8 +105,8 @@ __device__ inline CheckpointPlace checkpoint_at(const Params& p, int m) {
   const bool is_skipped = p.is_pool && begin.read_slot < 0 && begin.write_slot < 0;
   if (is_skipped || count < 0 || count > length) return at;
   at.batch = begin.batch;
-  at.rest = count < length ? int(count) % kChunk : 0;
-  at.token = begin.token + int(count) - at.rest;
+  at.tokens_left = count < length ? int(count) % kChunk : 0;
+  at.token = begin.token + int(count) - at.tokens_left;
   at.holder = count < length ? p.ckpt.chunk_stash + p.chunk_prefix[first] + int(count) / kChunk
                              : &p.pieces[last].end_stash;
   return at;
@@ -124,7 +124,7 @@ __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
     const CheckpointPlace at = checkpoint_at(p, m);
     p.ckpt.from[m] = at.holder ? *at.holder : -1;
     p.ckpt.to[m] = at.holder ? at.slot : -1;
-    p.ckpt.spans[m] = {at.batch, at.token, at.rest};
+    p.ckpt.spans[m] = {at.batch, at.token, at.tokens_left};
   }
 }
 
@@ -133,7 +133,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   __shared__ int s_pieces[kPlanThreads], s_chunks[kPlanThreads], s_longest, s_shortest, s_short;
   __shared__ float s_time[kPlanThreads / 32];
   __shared__ int s_best[kPlanThreads / 32];
-  const int tid = threadIdx.x, n = params.num_sequences, cut = params.segment_chunks;
+  const int tid = threadIdx.x, n = params.num_sequences, cut = params.split_chunks;
   grid_wait();     // nobody reads the workspace any more
   grid_release();  // the launch of the kernel is under way meanwhile
   if (blockIdx.x > 0) {
@@ -253,7 +253,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
 
 void launch_plan(const Params& params, GateKind gate, int num_sms, cudaStream_t stream) {
   unsigned row_ctas = 0;  // of a split forward the transfer has made them
-  if (gate == GateKind::kHead && (params.is_transfer || params.segment_chunks == 0)) {
+  if (gate == GateKind::kHead && (params.is_transfer || params.split_chunks == 0)) {
     const int64_t items = (int64_t(params.num_batches) * params.num_tokens + 31) / 32 *
                           ((params.num_value_heads + kRowHeads - 1) / kRowHeads);
     const int64_t per_cta = kPlanThreads / 32;

@@ -11,8 +11,8 @@ namespace deltic::gpu::forward {
 // Preparing CTA, gates per channel: warpgroups 0, 1 form operands; 2, 3 (every other chunk each)
 // load, scores, inverse. Gates per head: 0, 1 form scores, every other chunk each; every warp of 2,
 // 3 loads and solves chunks of its own.
-constexpr int kThreads = 512;
-constexpr int kRowThreads = 256, kScoreThreads = 128;
+constexpr int kThreads = 512, kWarpgroup = 128, kWarpgroupWarps = 4;
+constexpr int kRowThreads = 2 * kWarpgroup, kScoreThreads = kWarpgroup;
 // setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
 // fifth of that: registers belong to the four quarters of an SM, and 17 warps leave 96 to each.
 constexpr int kRowRegs = 168, kScoreRegs = 88, kCarryRegs = 224, kLoadRegs = 32;
@@ -20,6 +20,12 @@ static_assert(2 * kRowRegs + 2 * kScoreRegs <= 512 && 2 * kCarryRegs + 2 * kLoad
 
 constexpr int kRawStages = 2;
 constexpr int kLevels = 6, kLevelBuffers = 3;  // operands of three levels of scores are under way
+// At raw_full of a preparing CTA: the lanes of the warp that brought numbers, and the thread that
+// expects the tiles' bytes.
+constexpr int kRawArrivals = 32 + 1;
+// Gates per channel: of a scoring warpgroup two warps invert, one looks up items and loads numbers,
+// one moves tiles, by its first thread.
+constexpr int kNumberWarp = 2, kTileWarp = 3, kTileThread = 32 * kTileWarp;
 // Named barriers of a preparing CTA, gates per channel. A warp arrives at these as one; at an
 // mbarrier each lane does. Of row threads; of a scoring warpgroup (+ which), of its two warps that
 // invert; + buffer: row threads have filled a level's buffer (they arrive, one scoring warpgroup
@@ -36,15 +42,15 @@ struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
   uint8_t rows[2 * 64 * 128];
   uint8_t columns[2 * 32 * 128];
 };
-struct Item {               // one chunk of one head to prepare
-  int rest, step, carrier;  // tokens in the chunk; which of its carrier's packets it is
-  const void* g;            // the chunk's first row of gates, where they come by ordinary loads
+struct Item {                      // one chunk of one head to prepare
+  int tokens_left, step, carrier;  // in the chunk; which of its carrier's packets it is
+  const void* g;  // the chunk's first row of gates, where they come by ordinary loads
 };
-struct Span {  // of a piece
+struct PieceSpan {  // of a piece
   int token, length, batch;
 };
 struct Where {  // is that chunk
-  int token, batch, rest, head, qk_head, step, carrier;
+  int token, batch, tokens_left, head, qk_head, step, carrier;
 };
 struct Stage {
   Item item;
@@ -55,9 +61,9 @@ struct Stage {
 struct Scores {
   union {
     float l[kChunk * kPitch];  // L, then its inverse block by block in place
-    uint8_t tile[kHalf];       // then T, until the copy out has read it
+    uint8_t tile[kHalfBytes];  // then T, until the copy out has read it
   };
-  uint8_t aqk[kHalf];       // above the diagonal zero
+  uint8_t aqk[kHalfBytes];  // above the diagonal zero
   float row_scale[kChunk];  // beta/|k|^2: of columns of L; fp16: of rows, and of T's columns
   float v_scale[kChunk];    // |k|
   float k_scale[kChunk];    // 1/|k|; fp16
@@ -68,7 +74,8 @@ static_assert(offsetof(Scores, aqk) % 128 == 0 && sizeof(Scores) % 128 == 0, "pu
 // Raw tiles leave as the packet's operands: of k exp(G), q exp(G), k exp(G_last - G), in the places
 // of k, q and g.
 struct PrepareSmem {
-  alignas(1024) uint8_t k[kRawStages][kTile], q[kRawStages][kTile], g[kRawStages][kTile];
+  alignas(1024) uint8_t k[kRawStages][kTileBytes], q[kRawStages][kTileBytes],
+      g[kRawStages][kTileBytes];
   alignas(1024) Level level[kLevelBuffers];
   alignas(1024) Scores scores[2];
   float total[2][4][kWidth];  // decay of 16 tokens
@@ -83,14 +90,15 @@ struct PrepareSmem {
 };
 static_assert(sizeof(PrepareSmem) <= 232448);
 
-// Gates per head, or none.
+// Gates per head, or none. Named barrier + which: of a scoring warpgroup.
+constexpr int kHeadScoreBarrier = 1;
 constexpr int kScorers = 2, kSolvers = 8, kRawTiles = 3;
 static_assert(kSolvers % kScorers == 0, "a solver's chunks have one scorer, in order");
 constexpr int kTablePieces = 127;  // pieces whose place is kept in shared memory
 struct alignas(128) HeadWork {     // of one solver's chunk
   union {
     float l[10 * 16 * kBlockPitch];  // L, then its inverse: blocks of 16 x 16 (Stairs)
-    uint8_t tile[kHalf];             // then T, until the copy out has read it
+    uint8_t tile[kHalfBytes];        // then T, until the copy out has read it
   };
   float g_sum[kChunk];    // cumulative log2 decay
   float beta[kChunk];     // 0 past the end
@@ -100,11 +108,11 @@ struct alignas(128) HeadWork {     // of one solver's chunk
   Where where[2];         // the chunk, and the one before until it is published or the next
 };
 struct HeadSmem {
-  alignas(1024) uint8_t raw[kRawTiles][2 * kTile];  // halves of k and q in turn
+  alignas(1024) uint8_t raw[kRawTiles][2 * kTileBytes];  // halves of k and q in turn
   HeadWork work[kSolvers];
-  alignas(128) uint8_t aqk[kScorers][kHalf];
+  alignas(128) uint8_t aqk[kScorers][kHalfBytes];
   int prefix[kTablePieces + 1];
-  Span spans[kTablePieces + 1];
+  PieceSpan spans[kTablePieces + 1];
   Plan plan;
   int num_loaded;  // chunks
   uint64_t raw_full[kRawTiles], raw_empty[kRawTiles], l_full[kSolvers];
@@ -121,32 +129,37 @@ struct Part {  // of a job, in places of the carrier's positions
   // not a whole one, the first. Read together, in a step before they are needed.
   alignas(16) int end;
   int stop, short_one, first;
-  int token;  // first token of the chunk at position 0 if the job began there
-  int rest;   // tokens of the job from there on
+  int token;        // first token of the chunk at position 0 if the job began there
+  int tokens_left;  // of the job from there on
   int head, batch;
   int chunk;      // of all sequences, at position 0
   int own_chunk;  // of the sequence, likewise
 };
+// Named barriers of a carrying CTA, + warpgroup: its own; gates per head, it is through with the
+// first half of a step. Of all that carry: the tail is clean.
+constexpr int kCarryBarrier = 1, kTurnBarrier = 3, kCleanBarrier = 5;
+// Warps of which one thread works beside those that carry.
+enum class Mover { kPackets = 8, kInputs, kOutputs, kPlaces };
 // Carrying CTA. v also takes o: a chunk's values are read early, its outputs leave from their
 // place.
 constexpr int kKeyStages = 3, kValueStages = 4;
 template <GateKind kGate>
 struct CarrySmem {
-  static constexpr int kRestStages = kGate == GateKind::kChannel ? 2 : 3;
-  // Per channel k and q are with decays, and q, which is not needed at once, comes with the rest.
-  static constexpr int kQueryStages = kGate == GateKind::kChannel ? kRestStages : kKeyStages;
-  alignas(1024) uint8_t k[kKeyStages][kTile], q[kQueryStages][kTile];
-  alignas(1024) uint8_t v[kValueStages][2][kHalf];  // [warpgroup]
-  alignas(1024) typename Packet<kGate>::Rest rest[kRestStages];
+  static constexpr int kBodyStages = kGate == GateKind::kChannel ? 2 : 3;
+  // Per channel k and q are with decays, and q, which is not needed at once, comes with the body.
+  static constexpr int kQueryStages = kGate == GateKind::kChannel ? kBodyStages : kKeyStages;
+  alignas(1024) uint8_t k[kKeyStages][kTileBytes], q[kQueryStages][kTileBytes];
+  alignas(1024) uint8_t v[kValueStages][2][kHalfBytes];  // [warpgroup]
+  alignas(1024) typename Packet<kGate>::Body body[kBodyStages];
   // Per channel: of a chunk whose o leaves in the step after it.
-  alignas(16) float o_factor[kGate == GateKind::kChannel ? kRestStages + 1 : 1][kChunk];
+  alignas(16) float o_factor[kGate == GateKind::kChannel ? kBodyStages + 1 : 1][kChunk];
   // Jobs that are known ahead: loads are at most four chunks and a job ahead.
   static constexpr int kJobs = 8;
   Job job[kJobs];
   Part part[2];
   int parts, first_half;  // CTAs to a state; which half of the values the first warpgroup has
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];  // keys_empty: per head
-  uint64_t rest_full[kRestStages], rest_empty[kRestStages];
+  uint64_t body_full[kBodyStages], body_empty[kBodyStages];
   uint64_t job_full[kJobs];
   uint64_t v_full[kValueStages], v_empty[kValueStages], o_full[kValueStages];
 };

@@ -13,6 +13,9 @@ __device__ inline void warp_arrive(uint64_t* barrier) {
   __syncwarp();
   if (carry_tid() % 32 == 0) barrier_arrive(barrier);
 }
+__device__ inline void sync_warpgroup(int tid) {
+  named_sync(kCarryBarrier + tid / kWarpgroup, kWarpgroup);
+}
 // Lane's byte offset for ldmatrix / stmatrix of token groups 0, 1 in a 64 x 64 half tile of v or o.
 __device__ inline uint32_t fragment_offset(int tid) {
   const int lane = tid % 32, token = (lane >> 4) * 8 + lane % 8;
@@ -37,7 +40,7 @@ __device__ inline Factors load_factors(const float* table) {
 // Which 64 value columns are this warpgroup's.
 template <class Smem>
 __device__ inline int value_half(const Smem& s) {
-  return reread(s.first_half) + carry_tid() / 128;
+  return reread(s.first_half) + carry_tid() / kWarpgroup;
 }
 // Is the warpgroup the only one of its CTA that carries?
 template <class Smem>
@@ -48,28 +51,30 @@ __device__ inline bool is_alone(const Smem& s, const Params& params) {
 // Rows past the sequence's end belong to someone else: replaced by zeros, not multiplied away. Of
 // keys (per head) each of two warpgroups clears one half of the channels, and both wait.
 template <GateKind kGate>
-__device__ inline void clear_tail(CarrySmem<kGate>& s, const Params& params, int n, int rest) {
-  const int tid = carry_tid(), row = tid % 128 / 2;
+__device__ inline void clear_tail(CarrySmem<kGate>& s, const Params& params, int n,
+                                  int tokens_left) {
+  const int tid = carry_tid(), row = tid % kWarpgroup / 2;
   const bool alone = is_alone(s, params);
   if constexpr (kGate == GateKind::kChannel)
     barrier_wait(&s.v_full[n % kValueStages], (n / kValueStages) & 1);
-  if (row >= rest) {
-    auto* v = reinterpret_cast<uint4*>(s.v[n % kValueStages][tid / 128] + row * 128);
-    auto* k = reinterpret_cast<uint4*>(s.k[n % kKeyStages] + tid / 128 * kHalf + row * 128);
+  if (row >= tokens_left) {
+    auto* v = reinterpret_cast<uint4*>(s.v[n % kValueStages][tid / kWarpgroup] + row * 128);
+    auto* k =
+        reinterpret_cast<uint4*>(s.k[n % kKeyStages] + tid / kWarpgroup * kHalfBytes + row * 128);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       v[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
       if constexpr (kGate == GateKind::kHead) {
         k[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
-        if (alone) k[kHalf / 16 + 4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
+        if (alone) k[kHalfBytes / 16 + 4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
       }
     }
   }
   if constexpr (kGate == GateKind::kHead) {
     fence_async_proxy();
-    named_sync(5, alone ? 128 : 256);  // k and v are clean
+    named_sync(kCleanBarrier, alone ? kWarpgroup : 2 * kWarpgroup);  // k and v are clean
   } else {
-    named_sync(1 + tid / 128, 128);  // v of the warpgroup is clean
+    sync_warpgroup(tid);  // v of the warpgroup is clean
   }
 }
 
@@ -81,7 +86,7 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
     if constexpr (kGate == GateKind::kChannel)
-      f = factors_at(s.o_factor[n % (s.kRestStages + 1)], i);
+      f = factors_at(s.o_factor[n % (s.kBodyStages + 1)], i);
     r[4 * i] = pack_result<E>(o[8 * i] * f.x, o[8 * i + 1] * f.y);
     r[4 * i + 1] = pack_result<E>(o[8 * i + 2] * f.x, o[8 * i + 3] * f.y);
     r[4 * i + 2] = pack_result<E>(o[8 * i + 4] * f.z, o[8 * i + 5] * f.w);
@@ -92,21 +97,21 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
 template <GateKind kGate>
 __device__ inline void put_output(CarrySmem<kGate>& s, int n, const uint32_t (&r)[16]) {
   const uint32_t to =
-      smem_u32(s.v[n % kValueStages][carry_tid() / 128]) + fragment_offset(carry_tid());
+      smem_u32(s.v[n % kValueStages][carry_tid() / kWarpgroup]) + fragment_offset(carry_tid());
 #pragma unroll
   for (int i = 0; i < 4; i++)
     stmatrix_x4_trans(to + i * 2048, *reinterpret_cast<const uint32_t(*)[4]>(&r[4 * i]));
 }
 // Whence it is copied out; a chunk that is not whole leaves from here.
 template <GateKind kGate>
-__device__ inline void release_output(CarrySmem<kGate>& s, int n, int rest, const Part& part,
+__device__ inline void release_output(CarrySmem<kGate>& s, int n, int tokens_left, const Part& part,
                                       const Params& params) {
-  if (rest < kChunk) {
-    const int tid = carry_tid(), wg = tid / 128;
+  if (tokens_left < kChunk) {
+    const int tid = carry_tid(), wg = tid / kWarpgroup;
     const uint8_t* const tile = s.v[n % kValueStages][wg];
-    named_sync(1 + wg, 128);  // the tile is complete
-    const int row = tid % 128 / 2, first = 64 * value_half(s);
-    if (row < rest) {
+    sync_warpgroup(tid);  // the tile is complete
+    const int row = tid % kWarpgroup / 2, first = 64 * value_half(s);
+    if (row < tokens_left) {
       const Output& o = params.o;
       auto* dst = o.data + part.batch * o.sb + int64_t(part.token + n * kChunk + row) * o.st +
                   part.head * o.sh + first;
@@ -256,9 +261,9 @@ __device__ inline void keep_state(Part& part, const Params& params, int n, int h
       store_rows(to, half, is_saved ? layout.rows : kWidth, is_saved ? layout.width : kWidth, S);
   }
   const int next = next_stop(params, chunk, own_chunk, n + 1, reread(part.end));
-  named_sync(1 + carry_tid() / 128, 128);  // all have seen this stop
-  if (carry_tid() % 128 == 0) part.stop = next;
-  named_sync(1 + carry_tid() / 128, 128);  // the next one is known
+  sync_warpgroup(carry_tid());  // all have seen this stop
+  if (carry_tid() % kWarpgroup == 0) part.stop = next;
+  sync_warpgroup(carry_tid());  // the next one is known
 }
 
 // What is special about position n.
@@ -278,25 +283,25 @@ template <GateKind kGate, bool kTransfer>
 __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int job, int n,
                                   float (&S)[64]) {
   const int parts = reread(s.parts), group = group_of(params, parts), half = value_half(s);
-  Part& part = s.part[carry_tid() / 128];
+  Part& part = s.part[carry_tid() / kWarpgroup];
   const auto [p, piece] = job_at(s, job);
   const int end = n + p.end - p.begin, chunk = p.first_chunk + p.begin - n;
   const int own_chunk = piece.first_chunk + p.begin - n;
   const int stop = kTransfer ? end : next_stop(params, chunk, own_chunk, n, end);
-  named_sync(1 + carry_tid() / 128, 128);  // nobody reads the part before any more
-  if (carry_tid() % 128 == 0) {
+  sync_warpgroup(carry_tid());  // nobody reads the part before any more
+  if (carry_tid() % kWarpgroup == 0) {
     if (p.begin > 0)
       wait_flag(handoff_flag(params, blockIdx.x + group), num_carrying(params, parts));
-    const int rest = piece.length - (p.begin - n) * kChunk;
-    part = {end,  stop,   rest / kChunk, n,     piece.token + (p.begin - n) * kChunk,
-            rest, p.head, piece.batch,   chunk, own_chunk};
+    const int tokens_left = piece.length - (p.begin - n) * kChunk;
+    part = {end,         stop,   tokens_left / kChunk, n,     piece.token + (p.begin - n) * kChunk,
+            tokens_left, p.head, piece.batch,          chunk, own_chunk};
   }
-  named_sync(1 + carry_tid() / 128, 128);  // the part is known
-  if (p.begin > 0)                         // the state comes from the next carrier
+  sync_warpgroup(carry_tid());  // the part is known
+  if (p.begin > 0)              // the state comes from the next carrier
     load_state(params.handoff + int64_t(blockIdx.x + group) * kStateSize, half, S);
   else if (kTransfer)
     start_state(half, is_identity<kTransfer>(parts), S);
-  else if (params.segment_chunks > 0)
+  else if (params.split_chunks > 0)
     load_state(
         params.segment_state + (int64_t(p.piece) * params.num_value_heads + p.head) * kStateSize,
         half, S);
@@ -313,8 +318,8 @@ __device__ inline void end_part(CarrySmem<kGate>& s, const Params& params, int j
   const auto [p, piece] = job_at(s, job);
   if (p.end < p.count) {
     store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, half, S);
-    named_sync(1 + carry_tid() / 128, 128);  // all of the warpgroup's rows are written
-    if (carry_tid() % 128 == 0) add_release(handoff_flag(params, blockIdx.x), 1u);
+    sync_warpgroup(carry_tid());  // all of the warpgroup's rows are written
+    if (carry_tid() % kWarpgroup == 0) add_release(handoff_flag(params, blockIdx.x), 1u);
   } else if (kTransfer) {
     const int64_t which = is_identity<kTransfer>(parts) ? params.max_pieces : 0;
     store_state(
@@ -345,17 +350,17 @@ __device__ inline void subtract_from_values(const Factors& factors, const uint32
     }
   }
 }
-__device__ inline const float* v_factor(const Packet<GateKind::kHead>::Rest& rest) {
-  return rest.factors.ks_factor;
+__device__ inline const float* v_factor(const Packet<GateKind::kHead>::Body& body) {
+  return body.factors.ks_factor;
 }
-__device__ inline const float* v_factor(const Packet<GateKind::kChannel>::Rest& rest) {
-  return rest.v_factor;
+__device__ inline const float* v_factor(const Packet<GateKind::kChannel>::Body& body) {
+  return body.v_factor;
 }
-__device__ inline const float* new_factor(const Packet<GateKind::kHead>::Rest& rest) {
-  return rest.factors.new_factor;
+__device__ inline const float* new_factor(const Packet<GateKind::kHead>::Body& body) {
+  return body.factors.new_factor;
 }
-__device__ inline const float* new_factor(const Packet<GateKind::kChannel>::Rest& rest) {
-  return rest.new_factor;
+__device__ inline const float* new_factor(const Packet<GateKind::kChannel>::Body& body) {
+  return body.new_factor;
 }
 // Columns (tokens) times their factors.
 __device__ inline void multiply_columns(const Factors& factors, float (&x)[32]) {
@@ -371,34 +376,34 @@ template <GateKind kGate>
 __device__ inline uint64_t update_keys(CarrySmem<kGate>& s, int ks, int rs) {
   const uint8_t* tile;
   if constexpr (kGate == GateKind::kChannel)
-    tile = s.rest[rs].kr;
+    tile = s.body[rs].kr;
   else
     tile = s.k[ks];
-  return tile_desc(smem_u32(tile), kHalf, 1024);
+  return tile_desc(smem_u32(tile), kHalfBytes, 1024);
 }
-__device__ inline void decay_state(const Packet<GateKind::kChannel>::Rest& rest, float (&S)[64]) {
+__device__ inline void decay_state(const Packet<GateKind::kChannel>::Body& body, float (&S)[64]) {
   const int x = carry_tid() % 4;
 #pragma unroll
   for (int j = 0; j < 8; j++) {
-    const float4 d = *reinterpret_cast<const float4*>(rest.decay + 32 * x + ((4 * j) ^ (4 * x)));
+    const float4 d = *reinterpret_cast<const float4*>(body.decay + 32 * x + ((4 * j) ^ (4 * x)));
     S[8 * j] *= d.x, S[8 * j + 1] *= d.y, S[8 * j + 2] *= d.x, S[8 * j + 3] *= d.y;
     S[8 * j + 4] *= d.z, S[8 * j + 5] *= d.w, S[8 * j + 6] *= d.z, S[8 * j + 7] *= d.w;
   }
 }
-__device__ inline void decay_state(const Packet<GateKind::kHead>::Rest& rest, float (&S)[64]) {
-  const float d = rest.factors.decay;
+__device__ inline void decay_state(const Packet<GateKind::kHead>::Body& body, float (&S)[64]) {
+  const float d = body.factors.decay;
 #pragma unroll
   for (int j = 0; j < 64; j++) S[j] *= d;
 }
 
 // Rounded values with the decays to the chunk's end (bf16), as if the factors had fp32's precision.
-__device__ inline void decay_values(const Packet<GateKind::kHead>::Rest& rest,
+__device__ inline void decay_values(const Packet<GateKind::kHead>::Body& body,
                                     const uint32_t (&av)[16], uint32_t (&ah)[16]) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int at = 2 * (carry_tid() % 4) + i;
-    const uint4 high = reinterpret_cast<const uint4*>(rest.factors.v_new_factor[0])[at];
-    const uint4 low = reinterpret_cast<const uint4*>(rest.factors.v_new_factor[1])[at];
+    const uint4 high = reinterpret_cast<const uint4*>(body.factors.v_new_factor[0])[at];
+    const uint4 low = reinterpret_cast<const uint4*>(body.factors.v_new_factor[1])[at];
     const uint32_t h[4] = {high.x, high.y, high.z, high.w}, l[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
     for (int j = 0; j < 8; j++)
@@ -407,11 +412,11 @@ __device__ inline void decay_values(const Packet<GateKind::kHead>::Rest& rest,
   }
 }
 // fp16: what v_new is multiplied with for the state, 1/|k| and perhaps decays to the chunk's end.
-__device__ inline const float* update_factor(const Packet<GateKind::kHead>::Rest& rest) {
-  return reinterpret_cast<const float*>(rest.factors.v_new_factor);
+__device__ inline const float* update_factor(const Packet<GateKind::kHead>::Body& body) {
+  return reinterpret_cast<const float*>(body.factors.v_new_factor);
 }
-__device__ inline const float* update_factor(const Packet<GateKind::kChannel>::Rest& rest) {
-  return rest.v_factor;
+__device__ inline const float* update_factor(const Packet<GateKind::kChannel>::Body& body) {
+  return body.v_factor;
 }
 // fp16: rounded values times their factors, rounded again.
 __device__ inline void decay_values(const float* factor, const uint32_t (&av)[16],
@@ -428,15 +433,16 @@ __device__ inline void decay_values(const float* factor, const uint32_t (&av)[16
 }
 
 // Gates per head: the two warpgroups take turns with the first half of a step (to the products with
-// T and q): one has the tensor cores while the other converts. Named barriers 3 and 4: warpgroup 0,
-// 1 is through.
+// T and q): one has the tensor cores while the other converts.
 __device__ inline void wait_turn(int n) {
-  if (carry_tid() >= 128)
-    named_sync(3, 256);
+  if (carry_tid() >= kWarpgroup)
+    named_sync(kTurnBarrier, 2 * kWarpgroup);
   else if (n > 0)
-    named_sync(4, 256);
+    named_sync(kTurnBarrier + 1, 2 * kWarpgroup);
 }
-__device__ inline void pass_turn() { named_arrive(carry_tid() >= 128 ? 4 : 3, 256); }
+__device__ inline void pass_turn() {
+  named_arrive(carry_tid() >= kWarpgroup ? kTurnBarrier + 1 : kTurnBarrier, 2 * kWarpgroup);
+}
 
 // acc = S (as operand) times a tile of keys or queries, under way on return.
 template <class E>
@@ -447,7 +453,7 @@ __device__ inline void multiply_state(const uint32_t (&as)[32], const uint8_t* t
   wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++)
-    wgmma<E, Major::k>(acc, &as[4 * j], desc_at(desc, (j / 4) * kHalf + (j % 4) * 32), j > 0);
+    wgmma<E, Major::k>(acc, &as[4 * j], desc_at(desc, (j / 4) * kHalfBytes + (j % 4) * 32), j > 0);
   wgmma_commit();
 }
 // acc (+)= a times a 64 x 64 tile, under way on return.
@@ -472,10 +478,10 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
 template <class E, GateKind kGate, bool kTransfer>
 __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
   constexpr bool kIsHead = kGate == GateKind::kHead, kHasOutput = !kTransfer;
-  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
+  constexpr int kBodyStages = CarrySmem<kGate>::kBodyStages;
   float S[64], acc[32], O[32] = {};
   uint32_t av[16];
-  auto part = [&]() -> const Part& { return s.part[carry_tid() / 128]; };
+  auto part = [&]() -> const Part& { return s.part[carry_tid() / kWarpgroup]; };
   const bool alone = is_alone(s, params);
   int n = 0, job = 0;
 #pragma unroll 1
@@ -484,11 +490,11 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
     int kind = step_kind(part(), n);
 #pragma unroll 1
     do {
-      const int ks = n % kKeyStages, rs = n % kRestStages, vs = n % kValueStages;
+      const int ks = n % kKeyStages, rs = n % kBodyStages, vs = n % kValueStages;
       if (!kTransfer && kind & kIsStop)
-        keep_state(s.part[carry_tid() / 128], params, n, value_half(s), S);
+        keep_state(s.part[carry_tid() / kWarpgroup], params, n, value_half(s), S);
       barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
-      if (kind & kIsShort) clear_tail(s, params, n, reread(part().rest) - n * kChunk);
+      if (kind & kIsShort) clear_tail(s, params, n, reread(part().tokens_left) - n * kChunk);
       uint32_t as[32];
 #pragma unroll
       for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
@@ -497,7 +503,8 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       if constexpr (!kIsHead) barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
       {
-        const uint32_t at = smem_u32(s.v[vs][carry_tid() / 128]) + fragment_offset(carry_tid());
+        const uint32_t at =
+            smem_u32(s.v[vs][carry_tid() / kWarpgroup]) + fragment_offset(carry_tid());
 #pragma unroll
         for (int i = 0; i < 4; i++)
           ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), at + i * 2048);
@@ -508,25 +515,25 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
         round_output<E>(s, n - 1, O, ob);
         put_output(s, n - 1, ob);
       }
-      barrier_wait(&s.rest_full[rs], (n / kRestStages) & 1);
-      auto& rest = s.rest[rs];
+      barrier_wait(&s.body_full[rs], (n / kBodyStages) & 1);
+      auto& body = s.body[rs];
       {
-        const Factors factors = load_factors(v_factor(rest));
+        const Factors factors = load_factors(v_factor(body));
         wgmma_wait<0>();
         fence_operands(acc);
         subtract_from_values<E, !kIsHead && !kIsHalf<E>>(factors, v, acc, av);
       }
-      multiply_tokens<E>(av, rest.solved.t, false, acc);  // v_new
+      multiply_tokens<E>(av, body.solved.t, false, acc);  // v_new
       if constexpr (kHasOutput) multiply_state<E>(as, s.q[n % s.kQueryStages], O);
       if (kIsHead && !alone) pass_turn();
       if constexpr (kHasOutput) {
         if (!(kind & kIsFirst)) release_output(s, n - 1, kChunk, part(), params);
       }
-      decay_state(rest, S);
+      decay_state(body, S);
       {
         constexpr bool kHasFactor = kIsHead || !kIsHalf<E>;
         Factors factors;
-        if constexpr (kHasFactor) factors = load_factors(new_factor(rest));
+        if constexpr (kHasFactor) factors = load_factors(new_factor(body));
         wgmma_wait<kHasOutput ? 1 : 0>();
         fence_operands(acc);
         if constexpr (kHasFactor) multiply_columns(factors, acc);
@@ -535,9 +542,9 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       for (int i = 0; i < 16; i++) av[i] = pack<E>(acc[2 * i], acc[2 * i + 1]);
       uint32_t ah[16];  // v_new with the decays to the chunk's end
       if constexpr (kIsHalf<E>) {
-        decay_values(update_factor(rest), av, ah);
+        decay_values(update_factor(body), av, ah);
       } else if constexpr (kIsHead) {
-        decay_values(rest, av, ah);
+        decay_values(body, av, ah);
       } else {
 #pragma unroll
         for (int i = 0; i < 16; i++) ah[i] = av[i];
@@ -551,12 +558,12 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       wgmma_commit();
       if constexpr (kHasOutput) {
         if constexpr (kIsHead) {
-          const Factors factors = load_factors(rest.factors.qs_factor);
+          const Factors factors = load_factors(body.factors.qs_factor);
           wgmma_wait<1>();
           fence_operands(O);
           multiply_columns(factors, O);
         }
-        multiply_tokens<E>(av, rest.solved.aqk, true, O);
+        multiply_tokens<E>(av, body.solved.aqk, true, O);
       }
       n++;
       kind = step_kind(part(), n);
@@ -564,18 +571,18 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       fence_operands(S);
       fence_operands(O);
       if constexpr (kIsHead) warp_arrive(&s.keys_empty[ks]);
-      warp_arrive(&s.rest_empty[rs]);
+      warp_arrive(&s.body_empty[rs]);
     } while (kind & kIsInside);
     if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
       uint32_t ob[16];
       round_output<E>(s, n - 1, O, ob);
       put_output(s, n - 1, ob);
-      release_output(s, n - 1, part().rest - (n - 1) * kChunk, part(), params);
+      release_output(s, n - 1, part().tokens_left - (n - 1) * kChunk, part(), params);
     }
     end_part<kGate, kTransfer>(s, params, job++, S);
   }
-  if (kIsHead && !alone && n > 0 && carry_tid() < 128)
-    named_sync(4, 256);  // what the other warpgroup passed last
+  if (kIsHead && !alone && n > 0 && carry_tid() < kWarpgroup)
+    named_sync(kTurnBarrier + 1, 2 * kWarpgroup);  // what the other warpgroup passed last
 }
 
 }  // namespace deltic::gpu::forward

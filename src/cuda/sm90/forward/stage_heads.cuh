@@ -19,22 +19,22 @@ __device__ inline void multiply_pairs(const uint8_t* tiles, float (&pairs)[64]) 
   wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++) {
-    const uint64_t at = desc_at(k, (j / 4) * 2 * kHalf + (j % 4) * 32);
+    const uint64_t at = desc_at(k, (j / 4) * 2 * kHalfBytes + (j % 4) * 32);
     wgmma<E, Major::k, Major::k>(pairs, at, at, j > 0);
   }
   wgmma_commit();
 }
 
 // Rows past the sequence's end belong to someone else: zeros instead. All threads.
-__device__ inline void clear_tail(uint8_t* tiles, int rest, int barrier) {
-  const int tid = thread_index() % 128, row = tid / 2;
-  if (row >= rest)
+__device__ inline void clear_tail(uint8_t* tiles, int tokens_left, int barrier) {
+  const int tid = thread_index() % kWarpgroup, row = tid / 2;
+  if (row >= tokens_left)
 #pragma unroll
     for (int i = 0; i < 16; i++)
-      *reinterpret_cast<uint4*>(tiles + (i / 4) * kHalf + row * 128 + 64 * (tid % 2) +
+      *reinterpret_cast<uint4*>(tiles + (i / 4) * kHalfBytes + row * 128 + 64 * (tid % 2) +
                                 16 * (i % 4)) = uint4{0, 0, 0, 0};
   fence_async_proxy();
-  named_sync(barrier, 128);  // the tiles are clean
+  named_sync(barrier, kWarpgroup);  // the tiles are clean
 }
 
 // |q|^2 of the warp's 16 tokens; use(token, square) runs in the lane that has it.
@@ -48,7 +48,7 @@ __device__ inline void query_squares(const uint8_t* tiles, int warp, const Lane&
 #pragma unroll
     for (int n = 0; n < 4; n++) {
       uint32_t x[4];
-      ldmatrix_x4(x, smem_u32(tiles) + base + (2 * (n >> 1) + 1) * kHalf +
+      ldmatrix_x4(x, smem_u32(tiles) + base + (2 * (n >> 1) + 1) * kHalfBytes +
                          (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4));
 #pragma unroll
       for (int j = 0; j < 4; j += 2) mma_pairs<E>(xx, x[j], 0, x[j + 1], 0, x[j], x[j + 1]);
@@ -58,8 +58,8 @@ __device__ inline void query_squares(const uint8_t* tiles, int warp, const Lane&
 }
 
 // Of the warp's tokens, from the diagonal of k k^T: 1/|k|, and the columns' exponents.
-__device__ inline void put_norms(HeadWork& s, int rest, const float (&pairs)[64]) {
-  const int tid = thread_index() % 128, warp = tid / 32;
+__device__ inline void put_norms(HeadWork& s, int tokens_left, const float (&pairs)[64]) {
+  const int tid = thread_index() % kWarpgroup, warp = tid / 32;
   const Lane ln(tid);
 #pragma unroll
   for (int i = 0; i < 2; i++) {
@@ -68,7 +68,7 @@ __device__ inline void put_norms(HeadWork& s, int rest, const float (&pairs)[64]
     for (int w = 0; w < 4; w++)
       if (w == warp) x = ln.g & 1 ? pairs[8 * w + 6 * i + 1] : pairs[8 * w + 6 * i];
     const int token = 16 * warp + 8 * i + ln.g;
-    x = token < rest ? x + 1e-6f : 1.f;
+    x = token < tokens_left ? x + 1e-6f : 1.f;
     if (ln.x == ln.g >> 1) {
       s.k_scale[token] = rsqrtf(x);
       s.column[token] = s.g_sum[token] + .5f * log2_approx(x);
@@ -81,7 +81,7 @@ __device__ inline void put_norms(HeadWork& s, int rest, const float (&pairs)[64]
 // the same few instructions serve every block: those of both roles should stay in the SM's
 // instruction cache (32 KB or so).
 __device__ inline void put_keys(HeadWork& s, float (&kk)[64]) {
-  const int warp = thread_index() % 128 / 32;
+  const int warp = thread_index() % kWarpgroup / 32;
   const Lane ln(thread_index());
   float row[2];
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ inline void put_keys(HeadWork& s, float (&kk)[64]) {
 // Aqk to the packet, from its transpose: warp a has the columns of block column a.
 template <class E>
 __device__ inline void put_queries(const HeadWork& s, uint8_t* tile, const float (&pairs)[64]) {
-  const int warp = thread_index() % 128 / 32;
+  const int warp = thread_index() % kWarpgroup / 32;
   const Lane ln(thread_index());
   const float* const columns = &s.column[16 * warp + ln.g];
   const float column[2] = {columns[0], columns[8]};
@@ -231,14 +231,15 @@ __device__ inline void write_factors(const HeadWork& s, HeadFactors& f) {
 template <class E>
 __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_items) {
   // Read anew: else addresses that depend on it are kept, and spilled.
-  auto this_one = [] { return int(thread_index()) / 128; };
-  for (int i = thread_index() % 128; i < kHalf / 16; i += 128)  // above the diagonal it stays zero
+  auto this_one = [] { return int(thread_index()) / kWarpgroup; };
+  for (int i = thread_index() % kWarpgroup; i < kHalfBytes / 16;
+       i += kWarpgroup)  // above the diagonal it stays zero
     reinterpret_cast<uint4*>(s.aqk[this_one()])[i] = uint4{0, 0, 0, 0};
-  named_sync(1 + this_one(), 128);
+  named_sync(kHeadScoreBarrier + this_one(), kWarpgroup);
 #pragma unroll 1
   for (int n = this_one(); n < num_items; n += kScorers) {
-    const int st = n % kRawTiles, tid = thread_index() % 128;
-    const int which = this_one(), barrier = 1 + which;
+    const int st = n % kRawTiles, tid = thread_index() % kWarpgroup;
+    const int which = this_one(), barrier = kHeadScoreBarrier + which;
     HeadWork& work = s.work[n % kSolvers];
     // All warps of the other warpgroup have seen its chunk, so raw_full is not more than a phase
     // behind.
@@ -246,21 +247,21 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
     barrier_wait(&s.raw_full[st], n / kRawTiles & 1);
     __syncwarp();  // all lanes have seen it
     if (tid % 32 == 0) barrier_arrive(&s.turn[which ^ 1]);
-    const int rest = work.where[n / kSolvers & 1].rest;
-    if (rest < kChunk) clear_tail(s.raw[st], rest, barrier);
+    const int tokens_left = work.where[n / kSolvers & 1].tokens_left;
+    if (tokens_left < kChunk) clear_tail(s.raw[st], tokens_left, barrier);
     float pairs[64];
     multiply_pairs<E>(s.raw[st], pairs);
     if (params.has_norm && !params.is_transfer)
       query_squares<E>(s.raw[st], tid / 32, Lane(tid), [&](int token, float x) {
-        work.q_scale[token] = token < rest ? params.scale * rsqrtf(x + 1e-6f) : params.scale;
+        work.q_scale[token] = token < tokens_left ? params.scale * rsqrtf(x + 1e-6f) : params.scale;
       });
     wgmma_wait<0>();
     fence_operands(pairs);
     if (tid % 32 == 0) barrier_arrive(&s.raw_empty[st]);
     __syncwarp();
     if (params.has_norm) {
-      put_norms(work, rest, pairs);
-      named_sync(barrier, 128);  // scales of all tokens
+      put_norms(work, tokens_left, pairs);
+      named_sync(barrier, kWarpgroup);  // scales of all tokens
     }
     put_keys(work, pairs);
     if (!params.is_transfer) {  // a transfer has no o
@@ -277,7 +278,7 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
 template <class E>
 __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps maps,
                                    int num_items) {
-  auto which = [] { return int(thread_index()) / 32 - 4 * kScorers; };
+  auto which = [] { return int(thread_index()) / 32 - kWarpgroupWarps * kScorers; };
   auto work = [&]() -> HeadWork& { return s.work[which()]; };
   auto is_first = [] { return thread_index() % 32 == 0; };
   auto load_tiles = [&](int n, const Where& w) {  // the carrier reads them again
@@ -286,13 +287,13 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     }
     barrier_wait(&s.raw_empty[st], (n / kRawTiles & 1) ^ 1);
     uint64_t* const bar = &s.raw_full[st];
-    barrier_expect(bar, params.is_transfer ? kTile : 2 * kTile);
+    barrier_expect(bar, params.is_transfer ? kTileBytes : 2 * kTileBytes);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      tensor_load<kEvictNormal>(s.raw[st] + 2 * h * kHalf, maps.k, 64 * h, w.qk_head, w.token,
+      tensor_load<kEvictNormal>(s.raw[st] + 2 * h * kHalfBytes, maps.k, 64 * h, w.qk_head, w.token,
                                 w.batch, bar);
       if (!params.is_transfer)
-        tensor_load<kEvictNormal>(s.raw[st] + (2 * h + 1) * kHalf, maps.q, 64 * h, w.qk_head,
+        tensor_load<kEvictNormal>(s.raw[st] + (2 * h + 1) * kHalfBytes, maps.q, 64 * h, w.qk_head,
                                   w.token, w.batch, bar);
     }
     *const_cast<volatile int*>(&s.num_loaded) = n + 1;
@@ -313,7 +314,7 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
           w.token + 2 * lane;
 #pragma unroll
       for (int j = 0; j < 2; j++)  // past the end: no decay, beta 0
-        if (2 * lane + j < w.rest) row[j] = __ldcg(from + j);
+        if (2 * lane + j < w.tokens_left) row[j] = __ldcg(from + j);
       if (is_first()) work().where[i & 1] = w;
     }
     if (is_first()) {
@@ -349,11 +350,11 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     const Lane ln(thread_index());
     const int scorer = which() % kScorers;
     const Where& where = work().where[i & 1];
-    auto& packet = packet_at<GateKind::kHead>(params, where.carrier, where.step)->rest;
+    auto& packet = packet_at<GateKind::kHead>(params, where.carrier, where.step)->body;
     wait_place(params, s.plan, where.carrier, where.step,  // while the tiles are on their way
                packets_read(params, s.plan, where.carrier));
     barrier_wait(&s.l_full[which()], i & 1);
-    if (is_first() && !params.is_transfer) bulk_store(packet.solved.aqk, s.aqk[scorer], kHalf);
+    if (is_first() && !params.is_transfer) bulk_store(packet.solved.aqk, s.aqk[scorer], kHalfBytes);
     __syncwarp();
     write_factors<E>(work(), packet.factors);
     if (is_first() && !params.is_transfer) {
@@ -365,7 +366,7 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     put_solved<E>(work(), ln);
     fence_async_proxy();
     __syncwarp();  // T is complete
-    if (is_first()) bulk_store(packet.solved.t, work().tile, kHalf);
+    if (is_first()) bulk_store(packet.solved.t, work().tile, kHalfBytes);
     __syncwarp();
     begin(i + 1);
   }

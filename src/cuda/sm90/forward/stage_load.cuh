@@ -29,7 +29,7 @@ __device__ inline Where where_is(Smem& s, const Params& params, const int* prefi
   const schedule::StepOf item = item_at(plan, blockIdx.x - carriers + n * (grid_size() - carriers));
   const int hv = opaque(params.num_value_heads);
   const Place p = locate(plan, prefix, hv, item.carrier * plan.steps + item.step);
-  const Span span = span_of(p.piece);
+  const PieceSpan span = span_of(p.piece);
   return {span.token + p.chunk * kChunk,
           span.batch,
           min(span.length - p.chunk * kChunk, kChunk),
@@ -38,7 +38,7 @@ __device__ inline Where where_is(Smem& s, const Params& params, const int* prefi
           item.step,
           item.carrier};
 }
-__device__ inline Span span_in_memory(const Params& params, int piece) {
+__device__ inline PieceSpan span_in_memory(const Params& params, int piece) {
   const Piece* p = params.pieces + piece;
   return {p->token, p->length, p->batch};
 }
@@ -46,14 +46,14 @@ __device__ inline Span span_in_memory(const Params& params, int piece) {
 template <bool kWideGate, bool kQueries>
 __device__ inline void load_tiles(PrepareSmem& s, const InputMaps& maps, const Where& w, int st) {
   uint64_t* bar = &s.raw_full[st];
-  barrier_expect(bar, (1 + !kWideGate + kQueries) * kTile);
+  barrier_expect(bar, (1 + !kWideGate + kQueries) * kTileBytes);
 #pragma unroll 1
   for (int h = 0; h < 2; h++) {
     if constexpr (!kWideGate)
-      tensor_load(s.g[st] + h * kHalf, maps.g, 64 * h, w.head, w.token, w.batch, bar);
-    tensor_load(s.k[st] + h * kHalf, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
+      tensor_load(s.g[st] + h * kHalfBytes, maps.g, 64 * h, w.head, w.token, w.batch, bar);
+    tensor_load(s.k[st] + h * kHalfBytes, maps.k, 64 * h, w.qk_head, w.token, w.batch, bar);
     if constexpr (kQueries)
-      tensor_load(s.q[st] + h * kHalf, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
+      tensor_load(s.q[st] + h * kHalfBytes, maps.q, 64 * h, w.qk_head, w.token, w.batch, bar);
   }
 }
 // A warp: packets that the CTAs of a carrier have read, a lane for each CTA.
@@ -81,7 +81,7 @@ __device__ inline void publish(const Params& params, int carrier, int step) {
 __device__ inline void begin_item(Stage& stage, const Params& params, const Where& w, Fetched& f) {
   const int lane = threadIdx.x % 32;
   if (lane == 0) {
-    stage.item = {w.rest, w.step, w.carrier, nullptr};
+    stage.item = {w.tokens_left, w.step, w.carrier, nullptr};
     const Values& g = params.g_channel;
     if (g.data)
       stage.item.g =
@@ -102,14 +102,14 @@ __device__ inline void begin_item(Stage& stage, const Params& params, const Wher
     const int t = 2 * lane + i;
     const Values& v = params.beta;
     f.beta[i] =
-        v.data && t < w.rest
+        v.data && t < w.tokens_left
             ? load_bits(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh)
             : 0;
   }
   __syncwarp();  // all lanes see the item
 }
-__device__ inline float beta_of(const Params& params, const Fetched& f, int i, int rest) {
-  if (2 * int(threadIdx.x % 32) + i >= rest) return 0.f;
+__device__ inline float beta_of(const Params& params, const Fetched& f, int i, int tokens_left) {
+  if (2 * int(threadIdx.x % 32) + i >= tokens_left) return 0.f;
   return params.beta.data ? beta_value(params, number_of(f.beta[i], params.beta.type)) : 1.f;
 }
 // The same warp, later: beta and the parameters of gates per channel.
@@ -127,8 +127,8 @@ __device__ inline void finish_item(Stage& stage, const Params& params, const Fet
                     number_of(f.bias[2], params.dt_bias.type) * by,
                     number_of(f.bias[3], params.dt_bias.type) * by);
   }
-  *reinterpret_cast<float2*>(&stage.beta[2 * lane]) =
-      make_float2(beta_of(params, f, 0, stage.item.rest), beta_of(params, f, 1, stage.item.rest));
+  *reinterpret_cast<float2*>(&stage.beta[2 * lane]) = make_float2(
+      beta_of(params, f, 0, stage.item.tokens_left), beta_of(params, f, 1, stage.item.tokens_left));
 }
 // All lanes: what they wrote is there.
 __device__ inline void arrive_item(uint64_t* raw_full) {

@@ -14,12 +14,14 @@ __device__ inline bool is_identity(int parts) {
 template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
   for (int i = 0; i < kKeyStages; i++)
-    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], 4 * warpgroups);
-  for (int i = 0; i < s.kRestStages; i++)  // read by warps, and seen by the thread of free_places
-    barrier_init(&s.rest_full[i], 1), barrier_init(&s.rest_empty[i], 4 * warpgroups + 1);
+    barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], kWarpgroupWarps * warpgroups);
+  for (int i = 0; i < s.kBodyStages; i++)  // read by warps, and seen by the thread of free_places
+    barrier_init(&s.body_full[i], 1),
+        barrier_init(&s.body_empty[i], kWarpgroupWarps * warpgroups + 1);
   for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
-    barrier_init(&s.v_full[i], 1), barrier_init(&s.v_empty[i], kTransfer ? 4 * warpgroups : 1),
-        barrier_init(&s.o_full[i], 4 * warpgroups);
+    barrier_init(&s.v_full[i], 1),
+        barrier_init(&s.v_empty[i], kTransfer ? kWarpgroupWarps * warpgroups : 1),
+        barrier_init(&s.o_full[i], kWarpgroupWarps * warpgroups);
   for (int i = 0; i < s.kJobs; i++) barrier_init(&s.job_full[i], 1);
 }
 
@@ -61,7 +63,7 @@ __device__ inline int find_job(CarrySmem<kGate>& s, const Params& params, const 
   j.piece = params.pieces[j.place.piece];
   barrier_arrive(&s.job_full[job % s.kJobs]);
   const StateView& view = params.state_in;
-  if (!kTransfer && j.place.begin == 0 && j.piece.read_slot >= 0 && params.segment_chunks == 0 &&
+  if (!kTransfer && j.place.begin == 0 && j.piece.read_slot >= 0 && params.split_chunks == 0 &&
       is_plain(view, params)) {
     const float* const state = static_cast<const float*>(view.data) +
                                j.piece.read_slot * view.s_slot + j.place.head * view.s_head;
@@ -72,21 +74,21 @@ __device__ inline int find_job(CarrySmem<kGate>& s, const Params& params, const 
 // The carrier's positions one after the other, for a thread that follows them.
 template <GateKind kGate>
 struct Walk {
-  int token = 0, rest = 0, batch = 0, head = 0;  // rest: tokens of the job from here on
+  int token = 0, tokens_left = 0, batch = 0, head = 0;  // tokens_left: of the job from here on
   int left = 0, job = 0;
   __device__ void step(CarrySmem<kGate>& s) {
-    token += kChunk, rest -= kChunk;
+    token += kChunk, tokens_left -= kChunk;
     if (left-- > 0) return;
     const Job& j = job_at(s, job++);
     token = j.piece.token + j.place.begin * kChunk, batch = j.piece.batch;
-    rest = j.piece.length - j.place.begin * kChunk;
+    tokens_left = j.piece.length - j.place.begin * kChunk;
     head = j.place.head, left = j.place.end - j.place.begin - 1;
   }
 };
 
 // Keys, and queries where there is an o.
 template <bool kTransfer>
-constexpr int kKeyBytes = kTransfer ? kTile : 2 * kTile;
+constexpr int kKeyBytes = kTransfer ? kTileBytes : 2 * kTileBytes;
 
 // One thread: values, and per head keys and queries, of every position. It also finds the jobs for
 // the other threads.
@@ -104,7 +106,7 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
   for (int n = 0; n < count; n++) {
     const int job = at.job;
     at.step(s);
-    const int value_bytes = warpgroups * kHalf;
+    const int value_bytes = warpgroups * kHalfBytes;
     barrier_wait(&s.v_empty[n % kValueStages], (n / kValueStages & 1) ^ 1);
     if constexpr (kGate == GateKind::kHead) {
       const int ks = n % kKeyStages;
@@ -113,10 +115,10 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
       barrier_expect(&s.keys_full[ks], kKeyBytes<kTransfer> + value_bytes);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        tensor_load<kEvictNormal>(s.k[ks] + h * kHalf, maps.k, 64 * h, qk_head, at.token, at.batch,
-                                  &s.keys_full[ks]);
+        tensor_load<kEvictNormal>(s.k[ks] + h * kHalfBytes, maps.k, 64 * h, qk_head, at.token,
+                                  at.batch, &s.keys_full[ks]);
         if constexpr (!kTransfer)
-          tensor_load<kEvictNormal>(s.q[ks] + h * kHalf, maps.q, 64 * h, qk_head, at.token,
+          tensor_load<kEvictNormal>(s.q[ks] + h * kHalfBytes, maps.q, 64 * h, qk_head, at.token,
                                     at.batch, &s.keys_full[ks]);
       }
     } else {
@@ -132,14 +134,14 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
 template <GateKind kGate>
 __device__ inline void free_places(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
                                    int carrier) {
-  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
+  constexpr int kBodyStages = CarrySmem<kGate>::kBodyStages;
   const int count = num_positions(plan, carrier);
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     if constexpr (kGate == GateKind::kChannel)
       barrier_wait(&s.keys_full[n % kKeyStages], (n / kKeyStages) & 1);
-    barrier_wait(&s.rest_full[n % kRestStages], (n / kRestStages) & 1);
-    barrier_arrive(&s.rest_empty[n % kRestStages]);  // both phases seen: the next ones may begin
+    barrier_wait(&s.body_full[n % kBodyStages], (n / kBodyStages) & 1);
+    barrier_arrive(&s.body_empty[n % kBodyStages]);  // both phases seen: the next ones may begin
     store_release(consumed_flag(params, blockIdx.x), n + 1);
   }
 }
@@ -148,7 +150,7 @@ __device__ inline void free_places(CarrySmem<kGate>& s, const Params& params, co
 template <GateKind kGate, bool kTransfer>
 __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
                                     int carrier) {
-  constexpr int kRestStages = CarrySmem<kGate>::kRestStages;
+  constexpr int kBodyStages = CarrySmem<kGate>::kBodyStages;
   const int count = num_positions(plan, carrier);
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
@@ -157,32 +159,32 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
     fence_async_proxy_global();  // parts of packets are written by ordinary stores
     if constexpr (kGate == GateKind::kChannel) {
       const int ks = n % kKeyStages;
-      static_assert(kKeyStages == kRestStages + 1);  // free since the rest before has its place
-      barrier_expect(&s.keys_full[ks], kTile);
-      bulk_load(s.k[ks], packet->k, kTile, &s.keys_full[ks]);
+      static_assert(kKeyStages == kBodyStages + 1);  // free since the body before has its place
+      barrier_expect(&s.keys_full[ks], kTileBytes);
+      bulk_load(s.k[ks], packet->k, kTileBytes, &s.keys_full[ks]);
     }
-    const int rs = n % kRestStages;
-    barrier_wait(&s.rest_empty[rs], (n / kRestStages & 1) ^ 1);
-    auto& to = s.rest[rs];
-    uint64_t* const full = &s.rest_full[rs];
+    const int rs = n % kBodyStages;
+    barrier_wait(&s.body_empty[rs], (n / kBodyStages & 1) ^ 1);
+    auto& to = s.body[rs];
+    uint64_t* const full = &s.body_full[rs];
     if constexpr (kGate == GateKind::kChannel && kTransfer) {  // neither queries nor Aqk
       constexpr int kFactors = sizeof(to.decay) + sizeof(to.v_factor) + sizeof(to.new_factor);
-      barrier_expect(full, kTile + kHalf + kFactors);
-      bulk_load(to.kr, packet->rest.kr, kTile + kHalf, full);  // with T
-      bulk_load(to.decay, packet->rest.decay, kFactors, full);
+      barrier_expect(full, kTileBytes + kHalfBytes + kFactors);
+      bulk_load(to.kr, packet->body.kr, kTileBytes + kHalfBytes, full);  // with T
+      bulk_load(to.decay, packet->body.decay, kFactors, full);
     } else if constexpr (kGate == GateKind::kChannel) {
       constexpr int kMore = sizeof(s.o_factor[0]);
-      barrier_expect(full, kTile + kRestBytes<kGate> + kMore);
-      bulk_load(s.q[rs], packet->q, kTile, full);
-      bulk_load(&to, &packet->rest, kRestBytes<kGate>, full);
-      bulk_load(s.o_factor[n % (kRestStages + 1)], packet->o_factor, kMore, full);
+      barrier_expect(full, kTileBytes + kBodyBytes<kGate> + kMore);
+      bulk_load(s.q[rs], packet->q, kTileBytes, full);
+      bulk_load(&to, &packet->body, kBodyBytes<kGate>, full);
+      bulk_load(s.o_factor[n % (kBodyStages + 1)], packet->o_factor, kMore, full);
     } else if constexpr (kTransfer) {  // no Aqk
-      barrier_expect(full, kHalf + sizeof(HeadFactors));
-      bulk_load(to.solved.t, packet->rest.solved.t, kHalf, full);
-      bulk_load(&to.factors, &packet->rest.factors, sizeof(HeadFactors), full);
+      barrier_expect(full, kHalfBytes + sizeof(HeadFactors));
+      bulk_load(to.solved.t, packet->body.solved.t, kHalfBytes, full);
+      bulk_load(&to.factors, &packet->body.factors, sizeof(HeadFactors), full);
     } else {
-      barrier_expect(full, kRestBytes<kGate>);
-      bulk_load(&to, &packet->rest, kRestBytes<kGate>, full);
+      barrier_expect(full, kBodyBytes<kGate>);
+      bulk_load(&to, &packet->body, kBodyBytes<kGate>, full);
     }
   }
 }
@@ -197,7 +199,7 @@ __device__ inline void store_outputs(CarrySmem<kGate>& s, const Params& params, 
     const int vs = n % kValueStages;
     at.step(s);
     barrier_wait(&s.o_full[vs], (n / kValueStages) & 1);
-    if (at.rest >= kChunk)
+    if (at.tokens_left >= kChunk)
       for (int i = 0; i < warpgroups; i++)
         tensor_store(map, s.v[vs][i], 64 * (s.first_half + i), at.head, at.token, at.batch);
     bulk_store_wait_read();

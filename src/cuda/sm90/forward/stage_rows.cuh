@@ -104,10 +104,10 @@ __device__ inline void put_operands(const Rows& r, float2 before, float2 after, 
   }
 }
 // Past the end: k = q = 0, decay 1.
-__device__ inline void clear_rows(Rows& r, int rest) {
+__device__ inline void clear_rows(Rows& r, int tokens_left) {
 #pragma unroll
   for (int t = 0; t < 16; t++)
-    if (t >= rest) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
+    if (t >= tokens_left) r.k[t] = r.q[t] = 0, r.fs[t][0] = r.fs[t][1] = 1.f;
 }
 
 // Two channels' gates of 16 tokens, fp32 or a 16-bit type, zeros from `count` on. All loads are
@@ -143,16 +143,16 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
   }
 }
 
-// Keys, queries and decays of 16 tokens from block b on, `rest` of them there, from the raw tiles;
-// kWideGate: gates come by ordinary loads.
+// Keys, queries and decays of 16 tokens from block b on, `tokens_left` of them there, from the raw
+// tiles; kWideGate: gates come by ordinary loads.
 template <GateForm kForm, bool kWideGate, bool kQueries>
 __device__ inline void load_rows(Rows& r, const Stage& stage, const Params& params, int b,
-                                 int channel, int rest, RawTiles from, uint32_t lane4) {
+                                 int channel, int tokens_left, RawTiles from, uint32_t lane4) {
   const float slope = stage.slope, bound = params.lower_bound * kLog2e;
   const float2 bias = *reinterpret_cast<const float2*>(&stage.bias[channel]);
   if constexpr (kWideGate)
     load_gates(params.g_channel, stage.item.g, 16 * b, channel,
-               channel < params.key_width ? rest : 0, r.fs);
+               channel < params.key_width ? tokens_left : 0, r.fs);
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
@@ -185,13 +185,13 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     const int st = n % kRawStages;
     barrier_wait(&s.raw_full[st], (n / kRawStages) & 1);
     const Stage& stage = s.stage[st];
-    const int rest = stage.item.rest - 16 * b;
-    const uint32_t raw = half * kHalf + 16 * b * 128;
+    const int tokens_left = stage.item.tokens_left - 16 * b;
+    const uint32_t raw = half * kHalfBytes + 16 * b * 128;
     const RawTiles tiles = {smem_u32(s.k[st]) + raw, smem_u32(s.q[st]) + raw,
                             smem_u32(s.g[st]) + raw};
     Rows r;
-    load_rows<kForm, kWideGate, kQueries>(r, stage, params, b, channel, rest, tiles, lane4);
-    if (rest < 16) clear_rows(r, rest);
+    load_rows<kForm, kWideGate, kQueries>(r, stage, params, b, channel, tokens_left, tiles, lane4);
+    if (tokens_left < 16) clear_rows(r, tokens_left);
     auto rows_at = [&](Level& l, int row) { return smem_u32(l.rows) + half * 8192 + row * 128; };
     auto cols_at = [&](Level& l, int row) { return smem_u32(l.columns) + half * 4096 + row * 128; };
     fill_level(Index<0>{}, n, [&](Level& l, uint32_t lane4) {

@@ -24,7 +24,7 @@ __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_t
 #pragma unroll
     for (int n = 0; n < 4; n++) {
       const uint32_t at =
-          base + (n >> 1) * kHalf + (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4);
+          base + (n >> 1) * kHalfBytes + (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4);
       uint32_t k[4], q[4];
       ldmatrix_x4(k, smem_u32(k_tile) + at);
       ldmatrix_x4(q, smem_u32(q_tile) + at);
@@ -47,7 +47,7 @@ __device__ inline void token_norms(Scores& s, const Stage& stage, const uint8_t*
                                    const uint8_t* q_tile, const Params& params, int warp,
                                    const Lane& ln) {
   token_diagonals<E>(k_tile, q_tile, warp, ln, [&](int token, float kk, float qq, float qk) {
-    const bool is_in = token < stage.item.rest, has_norm = is_in && params.has_norm;
+    const bool is_in = token < stage.item.tokens_left, has_norm = is_in && params.has_norm;
     const float rk = has_norm ? rsqrtf(kk + 1e-6f) : 1.f;
     s.v_scale[token] = has_norm ? (kk + 1e-6f) * rk : 1.f;
     s.row_scale[token] = stage.beta[token] * rk * rk;
@@ -128,8 +128,8 @@ __device__ inline void put_level32(Scores& s, const float (&acc)[16], int warp, 
 template <class E>
 __device__ inline void write_factors(const Scores& s, const float (&total)[4][kWidth],
                                      Packet<GateKind::kChannel>& packet) {
-  const int tid = thread_index() % 128;
-  auto& out = packet.rest;
+  const int tid = thread_index() % kWarpgroup;
+  auto& out = packet.body;
   out.decay[decay_place(tid)] = total[0][tid] * (total[1][tid] * total[2][tid] * total[3][tid]);
   if (tid < kChunk) {
     out.v_factor[factor_place(tid)] = kIsHalf<E> ? s.k_scale[tid] : s.v_scale[tid];
@@ -143,7 +143,7 @@ __device__ inline void write_factors(const Scores& s, const float (&total)[4][kW
 // these reads and writes (bench/probes/racecheck).
 template <class E>
 __device__ inline void put_inverse(Scores& s, uint64_t* read, int parity) {
-  const int tid = thread_index() % 128, col = 4 * (tid % 16);
+  const int tid = thread_index() % kWarpgroup, col = 4 * (tid % 16);
   uint2 packed[8];
   float4 c = make_float4(1.f, 1.f, 1.f, 1.f);
   if constexpr (kIsHalf<E>) {
@@ -214,9 +214,9 @@ __device__ inline void load_item(PrepareSmem& s, const Params& params, int n, in
 // One thread: operands of an item from place st to their packet; the place is free then.
 template <bool kQueries>
 __device__ inline void send_operands(PrepareSmem& s, Packet<GateKind::kChannel>& to, int st) {
-  bulk_store(to.k, s.k[st], kTile);
-  if constexpr (kQueries) bulk_store(to.q, s.q[st], kTile);
-  bulk_store(to.rest.kr, s.g[st], kTile);
+  bulk_store(to.k, s.k[st], kTileBytes);
+  if constexpr (kQueries) bulk_store(to.q, s.q[st], kTileBytes);
+  bulk_store(to.body.kr, s.g[st], kTileBytes);
   bulk_store_wait_read();
 }
 
@@ -226,15 +226,15 @@ __device__ inline void send_operands(PrepareSmem& s, Packet<GateKind::kChannel>&
 template <class E, GateForm kForm, bool kWideGate, bool kQueries>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
-  const int which = threadIdx.x / 128 - 2;
+  const int which = threadIdx.x / kWarpgroup - 2;
   Scores& sc = s.scores[which];
-  for (int i = threadIdx.x % 128; i < kHalf / 16; i += kScoreThreads)
+  for (int i = threadIdx.x % kWarpgroup; i < kHalfBytes / 16; i += kScoreThreads)
     reinterpret_cast<uint4*>(sc.aqk)[i] = uint4{0, 0, 0, 0};
   if (which >= num_items) return;
   auto load_tiles_of = [&](int n) {
     load_tiles<kWideGate, kQueries>(s, maps, s.where[which][n / 2 & 1], which);
   };
-  if (threadIdx.x % 128 >= 96) {
+  if (threadIdx.x % kWarpgroup >= kTileThread) {
     find_item(s, params, which);
     if (threadIdx.x % 32 == 0) load_tiles_of(which);
     __syncwarp();
@@ -243,14 +243,14 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
   sync_scores(which);  // Aqk is zero, the next item is known
 #pragma unroll 1
   for (int n = which; n < num_items; n += 2) {
-    const int tid = thread_index() % 128, warp = tid / 32;
+    const int tid = thread_index() % kWarpgroup, warp = tid / 32;
     const Lane ln(tid);
     const Stage& stage = s.stage[which];
     barrier_wait(&s.raw_full[which], (n / kRawStages) & 1);
     token_norms<E>(sc, stage, s.k[which], s.q[which], params, warp, ln);
     sync_scores(which);  // scales of all tokens; places of T and Aqk are free
     const int carrier = stage.item.carrier, step = stage.item.step;
-    const int count = warp == 3 ? packets_read(params, s.plan, carrier) : 0;
+    const int count = warp == kTileWarp ? packets_read(params, s.plan, carrier) : 0;
     if (warp >= 2) {
       const int token = tid - 64;
       *reinterpret_cast<uint16_t*>(sc.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
@@ -275,12 +275,12 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     auto& out = *packet_at<GateKind::kChannel>(params, carrier, step);
     if (warp < 2) {
       invert_in_place(sc.l, which);
-    } else if (warp == 2) {
+    } else if (warp == kNumberWarp) {
       if (n + 2 < num_items) load_item<kForm>(s, params, n + 2, num_items);
     } else {
       barrier_wait(&s.rows_done[which], n / 2 & 1);
       wait_place(params, s.plan, carrier, step, count);
-      if (tid == 96) {
+      if (tid == kTileThread) {
         send_operands<kQueries>(s, out, which);
         if (n + 2 < num_items) load_tiles_of(n + 2);
       }
@@ -291,9 +291,9 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     put_inverse<E>(sc, &s.inverse_read[which], n / 2 & 1);
     fence_async_proxy();
     sync_scores(which);  // T is complete
-    if (tid == 96) {
-      bulk_store(out.rest.solved.t, sc.tile, kHalf);
-      if constexpr (kQueries) bulk_store(out.rest.solved.aqk, sc.aqk, kHalf);
+    if (tid == kTileThread) {
+      bulk_store(out.body.solved.t, sc.tile, kHalfBytes);
+      if constexpr (kQueries) bulk_store(out.body.solved.aqk, sc.aqk, kHalfBytes);
       publish(params, carrier, step);
     }
     __syncwarp();
