@@ -1,6 +1,6 @@
 // The header of what forward keeps for backward, written on the stream.
 #include "cuda/device.h"
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/launch_order.cuh"
 #include "cuda/saved.h"
 #include "cuda/tile/launch.h"
 

@@ -7,7 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/bulk.cuh"
 
 using namespace deltic::gpu;
 

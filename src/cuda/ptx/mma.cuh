@@ -11,9 +11,28 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/numbers.cuh"
+
 namespace deltic::gpu {
 
-// c += a b: 16 x 8 x 16. a: upper and lower eight rows; b: eight columns.
+// d += a b: 16 x 8 x 16, words of two bf16 or fp16. Rows 0..7 of a are (k_lo, k_hi), rows 8..15
+// (q_lo, q_hi); lo / hi are contraction indices 0..7 / 8..15.
+template <class E>
+__device__ inline void mma_pairs(float (&d)[4], uint32_t k_lo, uint32_t q_lo, uint32_t k_hi,
+                                 uint32_t q_hi, uint32_t b_lo, uint32_t b_hi) {
+  if constexpr (kIsHalf<E>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
+}
+
+// The same: a, upper and lower eight rows; b, eight columns.
 struct alignas(8) HalfFragment {
   uint32_t x[2];
 };
@@ -21,19 +40,7 @@ struct alignas(8) HalfFragment {
 template <class E>
 __device__ void mma(float (&c)[4], const HalfFragment& upper, const HalfFragment& lower,
                     const HalfFragment& b) {
-  if constexpr (__is_same(E, __half)) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(upper.x[0]), "r"(lower.x[0]), "r"(upper.x[1]), "r"(lower.x[1]), "r"(b.x[0]),
-          "r"(b.x[1]));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
-        "{%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(upper.x[0]), "r"(lower.x[0]), "r"(upper.x[1]), "r"(lower.x[1]), "r"(b.x[0]),
-          "r"(b.x[1]));
-  }
+  mma_pairs<E>(c, upper.x[0], lower.x[0], upper.x[1], lower.x[1], b.x[0], b.x[1]);
 }
 
 // 16 x 8 x 8; operands are cut to tf32 by the unit (the low 13 bits are not read).
@@ -82,6 +89,13 @@ __device__ inline void mma_3xtf32(float (&c)[4], const FloatFragment& upper,
                {split(upper.x[i]), split(lower.x[i]), split(upper.x[i + 1]), split(lower.x[i + 1])},
                {split(b.x[i]), split(b.x[i + 1])});
   }
+}
+
+// d (16 x 8) += a (16 x 8) b (8 x 8), operands rounded before; contraction index 2x, 2x + 1 of lane
+// x stands for x, x + 4, in both operands, so that an accumulator is an operand as it stands.
+__device__ inline void mma_accumulator_tf32(float (&d)[4], const float (&a)[4], float b0,
+                                            float b1) {
+  mma_tf32(d, a[0], a[2], a[1], a[3], b0, b1);
 }
 
 }  // namespace deltic::gpu

@@ -3,7 +3,8 @@
 
 #include <type_traits>
 
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/launch_order.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/tile/chunks.cuh"
 
 namespace deltic::gpu::inverse {

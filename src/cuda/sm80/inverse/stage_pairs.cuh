@@ -2,8 +2,9 @@
 // bf16 products. The high parts are the result.
 #pragma once
 
-#include "cuda/ptx/async.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/numbers.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::inverse {

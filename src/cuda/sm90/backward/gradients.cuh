@@ -2,6 +2,7 @@
 // head) and goes over the head's value heads, whose dq and dk it adds up.
 #pragma once
 
+#include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/prefetch.cuh"
 #include "cuda/sm90/backward/stage_gates.cuh"
 #include "cuda/sm90/backward/stage_states.cuh"

@@ -1,7 +1,7 @@
 // Shared memory of a CTA of the gradients, and who has what of a chunk.
 #pragma once
 
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/backward/params.h"
 
 namespace deltic::gpu::gradient {

@@ -5,7 +5,9 @@
 // of pieces are in different banks. The workspace holds the same bytes: copies need no addresses.
 #pragma once
 
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/numbers.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::gradient {

@@ -1,6 +1,6 @@
 // Gates per head and beta of a token, as base-2 logarithms and by approximate instructions.
 #pragma once
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/numbers.cuh"
 #include "cuda/sm90/forward/params.h"
 #include "cuda/tile/gates.cuh"
 

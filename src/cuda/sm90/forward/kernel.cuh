@@ -1,6 +1,9 @@
 // Delta-rule forward, K and V up to 128: one persistent launch, one CTA per SM. The first CTAs
 // carry states, the others prepare packets for them; README.md has the schedule.
 #pragma once
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/launch_order.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/forward/stage_carry.cuh"
 #include "cuda/sm90/forward/stage_heads.cuh"
 #include "cuda/sm90/forward/stage_rows.cuh"
@@ -80,7 +83,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
       for (int i = 0; i < kScorers; i++)
         barrier_init(&sh.turn[i], kWarpgroupWarps), barrier_init(&sh.aqk_empty[i], 1);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;");
+    fence_barrier_init();
   }
   if constexpr (kGate == GateKind::kHead)
     if (!is_carrier && plan.num_pieces <= kTablePieces)

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/saved.h"
 #include "cuda/schedule/order.cuh"
 

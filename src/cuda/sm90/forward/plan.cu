@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/device.h"
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/launch_order.cuh"
 #include "cuda/schedule/roles.h"
 #include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/instantiate.h"

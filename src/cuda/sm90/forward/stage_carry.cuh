@@ -3,6 +3,11 @@
 // a column's. Packets arrive by bulk copy from the ring; with gates per head k and q come as they
 // are.
 #pragma once
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/flags.cuh"
+#include "cuda/ptx/numbers.cuh"
+#include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward/stage_move.cuh"
 

@@ -2,6 +2,12 @@
 // other chunk each; each warp of 2 and 3 loads and solves chunks of its own, so that eight
 // inverses, chains of small products, are under way side by side and nothing waits for one.
 #pragma once
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/numbers.cuh"
+#include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward/stage_invert.cuh"
 #include "cuda/sm90/forward/stage_load.cuh"

@@ -5,7 +5,10 @@
 // stay so. One code and loops: instructions of all roles together should stay in the SM's cache (32
 // KB or so).
 #pragma once
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/numbers.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/forward/smem.h"
 
 namespace deltic::gpu::forward {
@@ -52,7 +55,7 @@ __device__ inline void multiply(Block& d, const Block& a, const float* b, const 
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       const float* p = b + (8 * k + 2 * ln.x) * P + 8 * j + ln.g;
-      mma_tf32(d.m[j], a.m[k], p[0], p[P]);
+      mma_accumulator_tf32(d.m[j], a.m[k], p[0], p[P]);
     }
 }
 // An accumulator as operand.
@@ -111,8 +114,8 @@ __device__ inline void invert_half(float* l, int half, const Lane& ln) {
     const float* const b = lower + 2 * ln.x * P + ln.g;
     const float* const c = upper + 2 * ln.x * P + ln.g;
     float y[4] = {}, z[4] = {};
-    mma_tf32(y, {f.x, f.y, 0.f, 0.f}, round_tf32(b[0]), round_tf32(b[P]));
-    mma_tf32(z, {round_tf32(y[0]), round_tf32(y[1]), 0.f, 0.f}, c[0], c[P]);
+    mma_accumulator_tf32(y, {f.x, f.y, 0.f, 0.f}, round_tf32(b[0]), round_tf32(b[P]));
+    mma_accumulator_tf32(z, {round_tf32(y[0]), round_tf32(y[1]), 0.f, 0.f}, c[0], c[P]);
     __syncwarp();  // L has been read
     *reinterpret_cast<float2*>(lower + ln.g * P + 2 * ln.x) =
         make_float2(round_tf32(-z[0]), round_tf32(-z[1]));

@@ -1,5 +1,9 @@
 // What a preparing CTA reads.
 #pragma once
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/flags.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/stage_rows.cuh"
 

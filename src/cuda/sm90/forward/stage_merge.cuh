@@ -2,7 +2,9 @@
 // from these, and then all segments as sequences of their own. Exact for every gate; differs from
 // one pass by rounding.
 #pragma once
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm90/forward/params.h"
 
 namespace deltic::gpu::forward {
@@ -26,7 +28,7 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
   const float* const m = p.transfer + p.max_pieces * hv * size;
   if (tid == 0) {
     barrier_init(&s.full[0], 1), barrier_init(&s.full[1], 1);
-    asm volatile("fence.mbarrier_init.release.cluster;");
+    fence_barrier_init();
   }
   __syncthreads();
   uint32_t phase[2] = {};

@@ -1,7 +1,10 @@
 // What a carrying CTA's other threads do: one brings packets, one frees their places in the ring,
 // one brings inputs, one takes o away. Barriers of the carrier, and its jobs as they come.
 #pragma once
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/flags.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/forward/smem.h"
 
 namespace deltic::gpu::forward {

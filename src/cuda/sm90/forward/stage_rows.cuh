@@ -8,7 +8,10 @@
 #pragma once
 #include <type_traits>
 
-#include "cuda/ptx/async.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/numbers.cuh"
+#include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/forward/smem.h"
 
 namespace deltic::gpu::forward {

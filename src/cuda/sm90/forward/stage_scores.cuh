@@ -3,6 +3,12 @@
 #pragma once
 #include <cstddef>
 
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/numbers.cuh"
+#include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward/stage_invert.cuh"
 #include "cuda/sm90/forward/stage_load.cuh"

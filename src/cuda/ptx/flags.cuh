@@ -1,0 +1,37 @@
+// Flags in global memory between CTAs of a launch.
+#pragma once
+
+#include <cstdint>
+
+namespace deltic::gpu {
+
+// Orders nothing by itself: a look that succeeded is followed by fence_acquire.
+__device__ inline uint32_t load_relaxed(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+// After a relaxed load, an acquire: L1 forgets what it has. The load may be long under way, where
+// an acquiring load is waited for at once; the older fence is a trip to L2.
+__device__ inline void fence_acquire() {
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8)
+  asm volatile("fence.acquire.gpu;" ::: "memory");
+#else
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
+__device__ inline void store_release(uint32_t* p, uint32_t v) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+// All threads that a barrier put before this one have written too.
+__device__ inline void add_release(uint32_t* p, uint32_t v) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+// Whoever sets the flag runs: all CTAs of the grid do (launch_after of tile/launch.h, kTogether).
+__device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
+  while (load_relaxed(p) < at_least) {
+  }
+  fence_acquire();
+}
+
+}  // namespace deltic::gpu
