@@ -142,7 +142,8 @@ int run(int argc, char** argv, bool is_quick) {
   ExplainOptions explain;
   CLI::App* explain_command = app.add_subcommand(
       "explain", "Which implementation would run a case, and why not the others");
-  explain_command->add_option("case", explain.line, "The case, as one argument")->required();
+  std::vector<std::string> words;
+  explain_command->add_option("case", words, "The case, quoted or not")->required();
   explain_command->add_option("--impl", explain.impl, "Ask for this implementation")
       ->type_name("NAME");
   add_number(explain_command, "--sms", explain.sms, 4, 1024, "a whole number from 4 to 1024",
@@ -241,7 +242,11 @@ int run(int argc, char** argv, bool is_quick) {
     }
     deltic::check_abi();
     if (info_command->parsed()) return run_info(info);
-    if (explain_command->parsed()) return run_explain(explain);
+    if (explain_command->parsed()) {
+      for (const std::string& word : words)
+        explain.line += (explain.line.empty() ? "" : " ") + word;
+      return run_explain(explain);
+    }
     if (verify_command->parsed()) return run_verify(verify);
     if (demo_command->parsed()) return run_demo(demo);
     if (threshold->count() > 0) {

@@ -401,6 +401,16 @@ TEST_F(Program, UnknownFilterKeysAreNamed) {
   EXPECT_EQ(run("bench --list --filter T=4096").status, 0) << "a piece of a label";
 }
 
+// A case without quotes is several arguments of a shell.
+TEST_F(Program, ExplainTakesACaseInPieces) {
+  const Outcome whole = run("explain 'decode gate=channel K=32' --impl cpu.plain");
+  const Outcome pieces = run("explain decode gate=channel K=32 --impl cpu.plain");
+  EXPECT_EQ(whole.status, 0) << whole.text;
+  EXPECT_EQ(whole.text, pieces.text);
+  expect_usage_error("explain decode --sms 5",
+                     "--sms: expected it with --device cuda, got --device cpu");
+}
+
 TEST_F(Program, ExplainsBackward) {
   const Outcome r = run("explain 'backward dense=1x4096 H=2 K=128 V=128 save=all'");
   EXPECT_EQ(r.status, 0);

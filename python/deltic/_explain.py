@@ -393,7 +393,7 @@ def _explain_case(
     ask.restype = ctypes.c_int32
     # The number of SMs is the program's own choice: those of the GPU here, or of an H200.
     if ask(line.encode(), (impl or "").encode(), int(device == "cuda"), 0, take) == 0:
-        raise ValueError(f"explain: {answers[0]}")
+        raise ValueError(f"explain: {answers[0].removeprefix('--')}")
     found = json.loads(answers[0])
     return _of_json(line, found["cases"], found["summary"])
 

@@ -212,11 +212,14 @@ def refused_layout(error: RuntimeError, args: tuple[Any, ...]) -> Exception | No
     operator, function = match["op"], function_of(match["op"], args)
     schema = getattr(OPS, operator).default._schema
     for argument, x in zip(schema.arguments, args, strict=False):
-        if isinstance(x, torch.Tensor) and x.layout != torch.strided:
-            name, layout = argument_name(operator, argument.name), str(x.layout)
-            return TypeError(
-                f"{function}: {name}: expected a dense tensor, got {layout.removeprefix('torch.')}"
-            )
+        if not isinstance(x, torch.Tensor):
+            continue
+        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else ""
+        if x.layout != torch.strided:
+            kind = str(x.layout).removeprefix("torch.")
+        if kind:
+            name = argument_name(operator, argument.name)
+            return TypeError(f"{function}: {name}: expected a dense tensor, got {kind}")
     return None
 
 

@@ -94,7 +94,7 @@ def name_word(op: str, impl: str | None) -> str:
 def size_word(op: str, argument: str, word: str, value: int) -> str:
     """The word for a number of tokens."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{op}: {argument}: expected an int, got {value!r}")
+        raise TypeError(f"{op}: {argument}: expected a name or a number of tokens, got {value!r}")
     if not -(2**31) <= value < 2**31:
         raise ValueError(f"{op}: {argument}: expected a number of tokens, got {value}")
     return f" {word}={value}"

@@ -42,3 +42,13 @@ def test_page(page):
             exec(compile(block, page, "exec"), names)
     finally:
         deltic.integrations.transformers.disable()
+
+
+def test_citation():
+    """What the format requires, and no version that somebody would forget to change."""
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    keys = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines}
+    assert keys["cff-version"] == "1.2.0" and keys["type"] == "software"
+    assert {"message", "title", "authors", "license"} <= keys.keys() and "version" not in keys
+    assert keys["license"] == "Apache-2.0" and keys["title"].strip('"').startswith("deltic: ")
+    assert any(line.startswith("  - name: ") for line in lines)

@@ -6,6 +6,11 @@ import deltic
 import deltic.integrations.transformers
 import pytest
 import torch
+from deltic.fla.ops.gated_delta_rule import (
+    chunk_gated_delta_rule,
+    fused_recurrent_gated_delta_rule,
+)
+from deltic.fla.ops.kda import chunk_kda, fused_recurrent_kda
 from deltic.layers import (
     Cache,
     DeltaNet,
@@ -20,6 +25,12 @@ X = torch.zeros(1, 8, 2, 16)
 HAS_PROGRAM = hasattr(deltic._library.LIBRARY, "deltic_torch_program")
 needs_program = pytest.mark.skipif(not HAS_PROGRAM, reason="built without CLI11 or nlohmann-json")
 
+FLA = (
+    chunk_gated_delta_rule,
+    chunk_kda,
+    fused_recurrent_gated_delta_rule,
+    fused_recurrent_kda,
+)
 FIRST = {
     "chunk_cumsum": ("g", 1),
     "log_decay": ("g", 1),
@@ -72,6 +83,31 @@ def test_chunk_sizes():
                 call()
     with pytest.raises(TypeError, match="^kkt: chunk_size: expected an int, got True$"):
         deltic.kkt(X, chunk_size=True)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_other_kinds_of_tensors():
+    nested = torch.nested.nested_tensor([X[0], X[0]])
+    for wrong, kind in ((nested, "nested"), (X.to_sparse(), "sparse_coo")):
+        with pytest.raises(TypeError, match=f"^delta_rule: q: expected a dense tensor, got {kind}"):
+            deltic.delta_rule(wrong, X, X)
+    with pytest.raises(TypeError, match="^delta_rule: split: expected a name or a number of tok"):
+        deltic.delta_rule(X, X, X, split=None)
+
+
+@pytest.mark.parametrize("function", FLA)
+def test_functions_of_flash_linear_attention(function):
+    name = function.__name__
+    with pytest.raises(TypeError, match=f"^{name}: q: expected a tensor, got list$"):
+        function([1.0], X, X, X, beta=X[..., 0])
+    with pytest.raises(TypeError, match=f"^{name}: v: expected a tensor, got none$"):
+        function(X, X, None, X, beta=X[..., 0])
+
+
+def test_the_gate_of_the_other_operator():
+    """One per channel would be computed, as another operator than the one that was asked for."""
+    with pytest.raises(ValueError, match=r"^`g` must have the shape \[B, T, HV\], got \[1, 8"):
+        chunk_gated_delta_rule(X, X, X, g=X, beta=X[..., 0])
 
 
 def test_names_of_the_package():
@@ -168,6 +204,7 @@ def test_rows_of_another_dtype(kind):
         (dict(expand_v="a"), TypeError, "expand_v: expected a float, got 'a'"),
         (dict(conv_size=4.0), TypeError, "conv_size: expected an int, got 4.0"),
         (dict(layer_idx="a"), TypeError, "layer_idx: expected an int, got 'a'"),
+        (dict(layer_idx=-1), ValueError, "layer_idx: expected at least 0, got -1"),
         (dict(norm_eps="a"), TypeError, "eps: expected a float, got 'a'"),
     ],
 )
@@ -190,6 +227,16 @@ def test_arguments_of_layers(kind, wrong, error, text):
         (lambda: RMSNorm(16)(X.int()), TypeError, "x: expected a float dtype, got int32"),
         (lambda: RMSNorm(15)(X), ValueError, r"x: expected shape \[..., 15\], got \[1, 8, 2, 16\]"),
         (lambda: GatedRMSNorm(16, activation="relu"), ValueError, "activation: expected 'swish', "),
+        (
+            lambda: KimiDeltaAttention(hidden_size=32, lower_bound="a"),
+            TypeError,
+            "lower_bound: expected a float, got 'a'",
+        ),
+        (
+            lambda: DeltaNet(hidden_size=32)(torch.zeros(1, 2, 32), use_cache="no"),
+            TypeError,
+            "use_cache: expected a bool, got 'no'",
+        ),
         (lambda: GatedRMSNorm(16)(X, None), TypeError, "gate: expected a tensor, got none"),
         (lambda: GatedRMSNorm(16)(X, X[:, :1]), ValueError, "gate: expected x's shape"),
     ],

@@ -26,6 +26,19 @@ def test_signatures():
         deltic.delta_rule(*rows(make()), unknown=1)
 
 
+def test_results_have_names():
+    x = torch.randn(1, 20, 2, 16)
+    y = deltic.l2norm(x)
+    assert y._fields == ("y", "rstd") and torch.equal(y.y, y[0]) and y.rstd.shape == (1, 20, 2)
+    both = deltic.scores_inverse(y.y, y.y)
+    assert both._fields == ("scores", "inverse")
+    torch.testing.assert_close(both.scores, deltic.scores(y.y, y.y))
+    torch.testing.assert_close(both.inverse, deltic.inverse(deltic.kkt(y.y)))
+    pair = deltic.wy(x, both.inverse, v=x)
+    assert pair._fields == ("w", "u", "kg", "qg")
+    assert pair.w.shape == pair.u.shape == x.shape and pair.kg is None and pair.qg is None
+
+
 def test_decode_continues_prefill():
     case = make(T=80, gate="channel")
     x = case.tensors

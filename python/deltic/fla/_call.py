@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from .._library import got
 
 MAX_KEY_WIDTH = 256
 
@@ -19,6 +20,13 @@ def refuse_unknown(function: str, kwargs: dict[str, Any]) -> None:
     """A TypeError for keywords that nobody took."""
     for name in kwargs:
         raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+def check_tensors(function: str, q: Any, k: Any, v: Any) -> None:
+    """A TypeError where one of them is no tensor."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{function}: {name}: expected a tensor, got {got(x)}")
 
 
 def refuse_head_first(kwargs: dict[str, Any]) -> None:

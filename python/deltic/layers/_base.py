@@ -76,6 +76,7 @@ class DeltaRuleLayer(nn.Module):
         expect_int(name, "num_v_heads", num_v_heads)
         if layer_idx is not None:
             expect_int(name, "layer_idx", layer_idx)
+            expect(layer_idx >= 0, name, "layer_idx", "at least 0", layer_idx)
         expect(
             num_v_heads >= num_heads and num_v_heads % num_heads == 0,
             name,
@@ -204,6 +205,8 @@ class DeltaRuleLayer(nn.Module):
         for keyword in kwargs:
             if keyword not in _IGNORED:
                 raise TypeError(f"{name}: {keyword}: expected no such argument, got one")
+        if use_cache not in (True, False, None):
+            raise TypeError(f"{name}: use_cache: expected a bool, got {use_cache!r}")
         if output_attentions:
             raise ValueError(f"{name}: output_attentions: expected False, got {output_attentions}")
         packing = plan(

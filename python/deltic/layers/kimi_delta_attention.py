@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ._base import DeltaRuleLayer, step_size_bias, whole
-from ._checks import expect
+from ._checks import expect, expect_number
 from ._norms import GatedRMSNorm
 
 
@@ -52,6 +52,8 @@ class KimiDeltaAttention(DeltaRuleLayer):
     ) -> None:
         super().__init__()
         name = "KimiDeltaAttention"
+        if lower_bound is not None:
+            expect_number(name, "lower_bound", lower_bound)
         is_bound = lower_bound is not None and math.isfinite(lower_bound) and lower_bound < 0
         expect(
             is_bound or (lower_bound is None and not safe_gate),

@@ -7,6 +7,7 @@ from torch import Tensor
 from ..._call import (
     check_key_width,
     check_sequences,
+    check_tensors,
     chunk,
     make_options,
     refuse_head_first,
@@ -45,6 +46,7 @@ def chunk_delta_rule(
     Returns:
         ``o [B, T, HV, V]`` in q's dtype, and the final state or None.
     """
+    check_tensors("chunk_delta_rule", q, k, v)
     assert q.dtype == k.dtype == v.dtype, (
         f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}"
     )

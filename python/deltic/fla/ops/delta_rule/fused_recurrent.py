@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..._call import check_sequences, make_options, recurrent
+from ..._call import check_sequences, check_tensors, make_options, recurrent
 
 
 def fused_recurrent_delta_rule(
@@ -24,6 +24,7 @@ def fused_recurrent_delta_rule(
     Returns:
         ``o [B, T, HV, V]`` in v's dtype, and the final state (fp32) or None.
     """
+    check_tensors("fused_recurrent_delta_rule", q, k, v)
     check_sequences(q, cu_seqlens, initial_state)
     if scale is not None:
         assert scale > 0, f"scale must be positive, got {scale}"

@@ -8,6 +8,7 @@ from ..._call import (
     check_key_width,
     check_negative_eigenvalues,
     check_sequences,
+    check_tensors,
     chunk,
     make_options,
     refuse_context,
@@ -61,6 +62,11 @@ def chunk_gated_delta_rule(
     Returns:
         ``o [B, T, HV, V]`` in q's dtype, and the final state or None.
     """
+    check_tensors("chunk_gated_delta_rule", q, k, v)
+    if g is not None and g.dim() != 3:
+        raise ValueError(
+            f"`g` must have the shape [B, T, HV], got {list(g.shape)} (per channel: chunk_kda)"
+        )
     state_v_first = state_layout(state_v_first, kwargs)
     if q.shape[2] != k.shape[2]:
         raise ValueError(

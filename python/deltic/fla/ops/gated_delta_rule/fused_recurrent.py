@@ -8,6 +8,7 @@ from ...._blocks import gate
 from ..._call import (
     check_negative_eigenvalues,
     check_sequences,
+    check_tensors,
     make_options,
     recurrent,
     refuse_unknown,
@@ -51,6 +52,7 @@ def fused_recurrent_gated_delta_rule(
     Returns:
         ``o [B, T, HV, V]`` in v's dtype, and the final state (fp32) or None.
     """
+    check_tensors("fused_recurrent_gated_delta_rule", q, k, v)
     state_v_first = state_layout(state_v_first, kwargs)
     refuse_unknown("fused_recurrent_gated_delta_rule", kwargs)
     check_sequences(q, cu_seqlens, initial_state)

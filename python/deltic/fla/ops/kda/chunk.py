@@ -10,6 +10,7 @@ from ..._call import (
     check_key_width,
     check_negative_eigenvalues,
     check_sequences,
+    check_tensors,
     chunk,
     make_options,
     refuse_context,
@@ -121,6 +122,7 @@ def chunk_kda(
     Returns:
         ``o [B, T, HV, V]`` in q's dtype, the final state or None, and h where it was asked for.
     """
+    check_tensors("chunk_kda", q, k, v)
     state_v_first = state_layout(state_v_first, kwargs)
     refuse_context(cp_context)
     check_sequences(q, cu_seqlens, initial_state)

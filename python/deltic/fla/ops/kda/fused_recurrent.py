@@ -9,6 +9,7 @@ from ...._native import decode
 from ..._call import (
     check_negative_eigenvalues,
     check_sequences,
+    check_tensors,
     make_options,
     one_dtype,
     recurrent,
@@ -46,6 +47,7 @@ def fused_recurrent_kda(
     Returns:
         ``o [B, T, HV, V]`` in v's dtype, and the final state (fp32) or None.
     """
+    check_tensors("fused_recurrent_kda", q, k, v)
     state_v_first = state_layout(state_v_first, kwargs)
     refuse_unknown("fused_recurrent_kda", kwargs)
     check_sequences(q, cu_seqlens, initial_state)
