@@ -27,6 +27,15 @@ ALLOWED = {
     "examples": {"include"},
 }
 
+# Room of the GPU backend that kernels share -> rooms it may include besides itself. A kernel's
+# folder may include all of them, and other kernels' doors.
+ROOMS = {
+    "src/cuda/ptx": set(),
+    "src/cuda/tile": {"src/cuda/ptx"},
+    "src/cuda/schedule": set(),
+    "src/cuda/sm90/chunk": {"src/cuda/ptx", "src/cuda/tile", "src/cuda/schedule"},
+}
+
 # Header prefix -> layers that may include it. Everything else may not.
 FOREIGN = {
     "torch/": {"bindings"},
@@ -48,6 +57,14 @@ def layer_of(path):
     for layer in ALLOWED:
         if path.startswith(layer + "/"):
             return layer
+    return None
+
+
+def room_of(path):
+    """The shared room of the GPU backend a file is in, or None."""
+    for room in ROOMS:
+        if path.startswith(room + "/"):
+            return room
     return None
 
 
@@ -80,6 +97,9 @@ def offences(files):
                     seen = target.split("/", 1)[0]
                 if seen != layer and seen not in ALLOWED[layer]:
                     found.append(f"{path}:{number}: {layer} must not see {seen} ({header})")
+                room, other = room_of(path), room_of(target)
+                if room and seen == layer and other != room and other not in ROOMS[room]:
+                    found.append(f"{path}:{number}: {room} must not see {target} ({header})")
                 continue
             for prefix, layers in FOREIGN.items():
                 if header.startswith(prefix) and layer not in layers:
@@ -96,6 +116,10 @@ def self_check():
         "src/cpu/cpu.h": '#include "core/problem.h"\n#include <hwy/highway.h>\n',
         "src/reference/reference.h": '#include "core/problem.h"\n',
         "src/api/forward.cpp": '#include "cpu/cpu.h"\n#include "reference/reference.h"\n',
+        "src/cuda/ptx/mma.cuh": "",
+        "src/cuda/schedule/roles.h": '#include "core/problem.h"\n',
+        "src/cuda/sm90/chunk/rows.cuh": '#include "cuda/ptx/mma.cuh"\n',
+        "src/cuda/sm90/forward/kernel.cuh": '#include "cuda/sm90/chunk/rows.cuh"\n',
         "cli/main.cpp": '#include "deltic/deltic.h"\n#include <CLI/CLI.hpp>\n',
         "tests/all.cpp": '#include "cpu/cpu.h"\n',
     }
@@ -112,6 +136,10 @@ def self_check():
         "bindings/torch/g.cpp": '#include "core/problem.h"',
         "cli/h.cpp": '#include "../src/core/problem.h"',
         "cases/j.cpp": '#include "../cli/main.cpp"',
+        "src/cuda/ptx/k.cuh": '#include "cuda/sm90/chunk/rows.cuh"',
+        "src/cuda/tile/l.cuh": '#include "cuda/schedule/roles.h"',
+        "src/cuda/schedule/m.cpp": '#include "cuda/sm90/forward/kernel.cuh"',
+        "src/cuda/sm90/chunk/n.cuh": '#include "cuda/sm90/forward/kernel.cuh"',
         "src/api/i.cpp": '#include "tests/all.cpp"',
     }
     for path, text in bad.items():

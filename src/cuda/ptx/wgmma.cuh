@@ -15,6 +15,8 @@
 
 namespace deltic::gpu {
 
+inline constexpr int kWarpgroup = 128, kWarpgroupWarps = 4;  // threads, warps
+
 enum class Major { k = 0, mn = 1 };  // which dimension of a tile is contiguous
 
 __device__ inline void wgmma_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

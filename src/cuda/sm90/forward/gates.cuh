@@ -1,4 +1,5 @@
-// Gates per head and beta of a token, as base-2 logarithms and by approximate instructions.
+// Gates and beta of a token by approximate instructions: per head as base-2 logarithms, per channel
+// as decays.
 #pragma once
 #include "cuda/ptx/numbers.cuh"
 #include "cuda/sm90/forward/params.h"
@@ -21,6 +22,18 @@ __device__ inline float head_decay(const Params& p, float x, int head) {
       x = -rate * (fmaxf(x, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(x))));
   }
   return x < -151.f ? -151.f : x;  // 2^-151 is 0; the sums keep their precision; NaN stays
+}
+// exp(g) from raw g, one channel. slope and bias carry log2(e).
+template <GateForm kForm>
+__device__ inline float decay_of(float raw, float slope, float bias, float bound) {
+  if constexpr (kForm == GateForm::kBounded) {  // 2^inf = inf, 1/inf = 0: no clamp needed
+    return exp2_approx(bound * rcp_approx(1.f + exp2_approx(fmaf(raw, slope, bias))));
+  } else if constexpr (kForm == GateForm::kSoftplus) {
+    const float y = fmaf(raw, kLog2e, bias);
+    return exp2_approx(slope * (fmaxf(y, 0.f) + log2_approx(1.f + exp2_approx(-fabsf(y)))));
+  } else {
+    return exp2_approx(raw * kLog2e);
+  }
 }
 
 }  // namespace deltic::gpu::forward

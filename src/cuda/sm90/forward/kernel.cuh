@@ -4,6 +4,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward/stage_carry.cuh"
 #include "cuda/sm90/forward/stage_heads.cuh"
 #include "cuda/sm90/forward/stage_rows.cuh"

@@ -11,20 +11,20 @@
 #include "cuda/ptx/registers.cuh"
 #include "cuda/saved.h"
 #include "cuda/schedule/order.cuh"
+#include "cuda/sm90/chunk/tiles.h"
 
 namespace deltic::gpu {
 struct Span;
 }
 namespace deltic::gpu::forward {
 
+using chunk::kHalfBytes, chunk::kTileBytes;
 using schedule::divide, schedule::kChunk, schedule::kWidth, schedule::Place, schedule::Plan;
 
 enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
 enum class Number { kF32, kBf16, kF16 };
 
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kHalfBytes = kChunk * 64 * 2;  // 64 tokens x 64 channels, 128-byte rows and swizzle
-constexpr int kTileBytes = 2 * kHalfBytes;
 
 // Per-token factors of one chunk as the carrying threads read them: lane x of four needs columns
 // 8 j + 2 x and the next, j = 0 .. 7, in a row; blocks of four are exchanged between lanes so that

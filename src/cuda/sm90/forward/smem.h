@@ -2,6 +2,10 @@
 #pragma once
 #include <cstddef>
 
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/chunk/heads.cuh"
+#include "cuda/sm90/chunk/levels.cuh"
+#include "cuda/sm90/chunk/scores.cuh"
 #include "cuda/sm90/forward/params.h"
 
 namespace deltic::gpu::forward {
@@ -11,7 +15,7 @@ namespace deltic::gpu::forward {
 // Preparing CTA, gates per channel: warpgroups 0, 1 form operands; 2, 3 (every other chunk each)
 // load, scores, inverse. Gates per head: 0, 1 form scores, every other chunk each; every warp of 2,
 // 3 loads and solves chunks of its own.
-constexpr int kThreads = 512, kWarpgroup = 128, kWarpgroupWarps = 4;
+constexpr int kThreads = 512;
 constexpr int kRowThreads = 2 * kWarpgroup, kScoreThreads = kWarpgroup;
 // setmaxnreg values; 512 threads start with 128 registers. A separate loading warp would cost a
 // fifth of that: registers belong to the four quarters of an SM, and 17 warps leave 96 to each.
@@ -35,13 +39,7 @@ constexpr int kFullBarrier = 6, kEmptyBarrier = kFullBarrier + kLevelBuffers;
 static_assert(kLevels % kLevelBuffers == 0, "the last item's waits and arrivals go by it");
 static_assert(kLevelBuffers <= 4, "levels 4 and 5 always wait");
 static_assert(kEmptyBarrier + kLevelBuffers <= 16);
-// Floats per row of L, of 64 or of 16 columns: 2x-th rows fall on different banks.
-constexpr int kPitch = 68, kBlockPitch = 20;
 
-struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
-  uint8_t rows[2 * 64 * 128];
-  uint8_t columns[2 * 32 * 128];
-};
 struct Item {                      // one chunk of one head to prepare
   int tokens_left, step, carrier;  // in the chunk; which of its carrier's packets it is
   const void* g;  // the chunk's first row of gates, where they come by ordinary loads
@@ -58,26 +56,13 @@ struct Stage {
   alignas(16) float beta[kChunk];  // 0 past the end
   alignas(16) float bias[kWidth];  // slope times bias
 };
-struct Scores {
-  union {
-    float l[kChunk * kPitch];  // L, then its inverse block by block in place
-    uint8_t tile[kHalfBytes];  // then T, until the copy out has read it
-  };
-  uint8_t aqk[kHalfBytes];  // above the diagonal zero
-  float row_scale[kChunk];  // beta/|k|^2: of columns of L; fp16: of rows, and of T's columns
-  float v_scale[kChunk];    // |k|
-  float k_scale[kChunk];    // 1/|k|; fp16
-  float o_scale[kChunk];    // scale/|q|
-  float diagonal[kChunk];   // of Aqk
-};
-static_assert(offsetof(Scores, aqk) % 128 == 0 && sizeof(Scores) % 128 == 0, "put_local_level");
 // Raw tiles leave as the packet's operands: of k exp(G), q exp(G), k exp(G_last - G), in the places
 // of k, q and g.
 struct PrepareSmem {
   alignas(1024) uint8_t k[kRawStages][kTileBytes], q[kRawStages][kTileBytes],
       g[kRawStages][kTileBytes];
-  alignas(1024) Level level[kLevelBuffers];
-  alignas(1024) Scores scores[2];
+  alignas(1024) chunk::Level level[kLevelBuffers];
+  alignas(1024) chunk::Scores scores[2];
   float total[2][4][kWidth];  // decay of 16 tokens
   Stage stage[kRawStages];
   Where where[kRawStages][2];  // the item that comes next into the place, and the one after it
@@ -94,18 +79,9 @@ static_assert(sizeof(PrepareSmem) <= 232448);
 constexpr int kHeadScoreBarrier = 1;
 constexpr int kScorers = 2, kSolvers = 8, kRawTiles = 3;
 static_assert(kSolvers % kScorers == 0, "a solver's chunks have one scorer, in order");
-constexpr int kTablePieces = 127;  // pieces whose place is kept in shared memory
-struct alignas(128) HeadWork {     // of one solver's chunk
-  union {
-    float l[10 * 16 * kBlockPitch];  // L, then its inverse: blocks of 16 x 16 (Stairs)
-    uint8_t tile[kHalfBytes];        // then T, until the copy out has read it
-  };
-  float g_sum[kChunk];    // cumulative log2 decay
-  float beta[kChunk];     // 0 past the end
-  float k_scale[kChunk];  // 1/|k|
-  float q_scale[kChunk];  // scale/|q|
-  float column[kChunk];   // cumulative log2 decay and log2 |k|: a column's exponent, negative
-  Where where[2];         // the chunk, and the one before until it is published or the next
+constexpr int kTablePieces = 127;      // pieces whose place is kept in shared memory
+struct HeadWork : chunk::HeadScores {  // of one solver's chunk
+  Where where[2];  // the chunk, and the one before until it is published or the next
 };
 struct HeadSmem {
   alignas(1024) uint8_t raw[kRawTiles][2 * kTileBytes];  // halves of k and q in turn

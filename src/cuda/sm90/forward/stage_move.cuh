@@ -5,6 +5,7 @@
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/flags.cuh"
 #include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward/smem.h"
 
 namespace deltic::gpu::forward {

@@ -9,9 +9,12 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/numbers.cuh"
 #include "cuda/ptx/registers.cuh"
-#include "cuda/sm90/forward/smem.h"
+#include "cuda/sm90/chunk/tiles.h"
 
-namespace deltic::gpu::forward {
+namespace deltic::gpu::chunk {
+
+// Floats per row of L, of 64 or of 16 columns: 2x-th rows fall on different banks.
+constexpr int kPitch = 68, kBlockPitch = 20;
 
 struct Lane {
   int id, g, x;
@@ -157,15 +160,16 @@ __device__ inline void sync_own(int which) {
   else
     named_sync(kFirst, kCount);
 }
-// All of it in place, by two warps.
+// All of it in place, by two warps; kBarrier: a named one of theirs, + which.
+template <int kBarrier>
 __device__ inline void invert_in_place(float* l, int which) {
   const int warp = thread_index() / 32 % 2;
   const Lane ln(thread_index());
   invert_half<Square>(l, warp, ln);
-  sync_own<kInvertBarrier, 64>(which);  // both halves are inverted
+  sync_own<kBarrier, 64>(which);  // both halves are inverted
   Block z[2];
   invert_corner<Square>(l, 3 - warp, ln, z);
-  sync_own<kInvertBarrier, 64>(which);  // L of the lower half has been read
+  sync_own<kBarrier, 64>(which);  // L of the lower half has been read
   store_negative<Square::P>(l + Square::at(3 - warp, 0), z[0], ln);
   store_negative<Square::P>(l + Square::at(3 - warp, 1), z[1], ln);
 }
@@ -185,4 +189,4 @@ __device__ inline void invert_stairs(float* l, const Lane& ln) {
   __syncwarp();
 }
 
-}  // namespace deltic::gpu::forward
+}  // namespace deltic::gpu::chunk
