@@ -10,7 +10,7 @@
 #include "cuda/sm80/backward/collect.cuh"
 #include "cuda/sm80/backward/instantiate.h"
 #include "cuda/sm80/backward/launch.h"
-#include "cuda/tile/grid.h"
+#include "cuda/tile/gradient_call.h"
 
 namespace deltic::gpu::backward {
 namespace {
@@ -18,9 +18,9 @@ namespace {
 // Sizes of a call: what follows from shapes alone.
 struct Division {
   int width, columns;  // of Traits
-  int64_t slices, items, segment, num_segments, slots_per_batch, rows, gate_width;
+  int64_t slices, items, segment, num_segments, slots_per_batch, rows;
   unsigned ctas;
-  bool compact, wants_sums;
+  bool compact;
 };
 
 Division divide(const Problem& p) {
@@ -43,8 +43,6 @@ Division divide(const Problem& p) {
   const int64_t by_sequence = checked_product(p.N, x.segment);
   x.compact = by_sequence <= by_token;
   x.rows = std::min(by_sequence, by_token);
-  x.gate_width = p.gate == Gate::none ? 0 : p.gate == Gate::head ? 1 : p.K;
-  x.wants_sums = p.dA_log || p.ddt_bias;
   return x;
 }
 
@@ -59,54 +57,23 @@ Scratch lay_out(const Problem& p, const Division& x, std::byte* base, size_t& by
   s.scores = scratch.take<float>(x.ctas, chunks, 2 * kChunk * kChunk);
   s.dq = scratch.take<float>(x.rows, p.HV, x.slices, p.K);
   s.dk = scratch.take<float>(x.rows, p.HV, x.slices, p.K);
-  s.dg = scratch.take<float>(x.rows, p.HV, x.slices, x.gate_width);
+  s.dg = scratch.take<float>(x.rows, p.HV, x.slices, gate_width_of(p));
   s.dbeta = scratch.take<float>(x.rows, p.HV, x.slices);
-  s.sums = scratch.take<double>(x.wants_sums ? kCollectors : 0, p.HV, 1 + x.gate_width);
+  s.sums = scratch.take<double>(wants_sums(p) ? kCollectors : 0, p.HV, 1 + gate_width_of(p));
   bytes = scratch.used();
   return s;
 }
 
 Params params_of(const Problem& p, const Division& x, const Scratch& scratch) {
-  return {.tokens = tokens_of(p),
-          .V = p.V,
-          .H = static_cast<uint32_t>(p.H),
-          .HV = static_cast<uint32_t>(p.HV),
-          .group = static_cast<uint32_t>(p.HV / p.H),
-          .num_slices = static_cast<uint32_t>(x.slices),
-          .K = static_cast<int32_t>(p.K),
-          .gate_width = static_cast<int32_t>(x.gate_width),
-          .segment = static_cast<int32_t>(x.segment),
-          .slots_per_batch = x.slots_per_batch,
-          .rows = x.rows,
-          .compact = x.compact,
-          .num_items = static_cast<uint32_t>(x.items),
-          .gate = p.gate,
-          .gate_form = p.gate_form,
-          .beta_kind = p.beta_kind,
-          .beta_form = p.beta_form,
-          .l2norm = p.l2norm,
-          .wants_sums = x.wants_sums,
-          .scale = p.scale,
-          .lower_bound = p.lower_bound,
-          .q = p.q,
-          .k = p.k,
-          .v = p.v,
-          .d_o = p.d_o,
-          .beta = p.beta,
-          .g = p.g,
-          .dq = p.dq,
-          .dk = p.dk,
-          .dv = p.dv,
-          .dbeta = p.dbeta,
-          .dg = p.dg,
-          .A_log = p.A_log,
-          .dt_bias = p.dt_bias,
-          .dA_log = p.dA_log,
-          .ddt_bias = p.ddt_bias,
-          .initial = p.state_in,
-          .d_final = p.d_final,
-          .d_initial = p.d_initial,
-          .scratch = scratch};
+  Params params{};
+  set_call(p, params);
+  params.V = p.V, params.K = static_cast<int32_t>(p.K);
+  params.num_slices = static_cast<uint32_t>(x.slices);
+  params.segment = static_cast<int32_t>(x.segment), params.slots_per_batch = x.slots_per_batch;
+  params.rows = x.rows, params.compact = x.compact;
+  params.num_items = static_cast<uint32_t>(x.items);
+  params.scratch = scratch;
+  return params;
 }
 
 // width: keys, filled up.
@@ -164,8 +131,8 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
     padding_kernel<<<kPaddingCtas, kThreads, 0, stream>>>(params);
     check_launch("kernel that clears padding");
   }
-  if (x.wants_sums) {
-    const size_t sums = kCollectors * static_cast<size_t>(p.HV * (1 + x.gate_width));
+  if (wants_sums(p)) {
+    const size_t sums = kCollectors * static_cast<size_t>(p.HV * (1 + gate_width_of(p)));
     check_cuda(cudaMemsetAsync(params.scratch.sums, 0, sums * sizeof(double), stream),
                "clearing the sums of parameters");
   }
@@ -176,8 +143,8 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
       if (x.rows > 0) collect(params, m, stream);
     }
   }
-  if (x.wants_sums) {
-    const int64_t parameters = p.HV * (1 + x.gate_width);
+  if (wants_sums(p)) {
+    const int64_t parameters = p.HV * (1 + gate_width_of(p));
     sums_kernel<<<static_cast<unsigned>((parameters + kThreads - 1) / kThreads), kThreads, 0,
                   stream>>>(params);
     check_launch("kernel that adds up gradients of parameters");

@@ -31,34 +31,24 @@ struct ChainShared {
 template <class Tr>
 __device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c,
                                  ChainStage<Tr>& s) {
-  using E = typename Tr::E;
-  const int thread = static_cast<int>(threadIdx.x), count = at.count(c);
-  const int64_t item = at.item(p, c), token = at.token(c);
-  const auto copy = [&](void* to, const void* from, int bytes) {
-    copy_bytes(static_cast<unsigned char*>(to), static_cast<const char*>(from) + item * bytes,
-               bytes, thread, Tr::kThreads);
-  };
+  const ChunkCopy<Tr> copy(p, at, c);
+  const int64_t token = at.token(c);
   if constexpr (Tr::kPerChannel) {
-    copy(s.keys[0], p.work.kE, Tr::kKeyBytes);
-    copy(s.keys[1], p.work.kR, Tr::kKeyBytes);
-    copy(s.keys[2], p.work.qE, Tr::kKeyBytes);
+    copy.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
+    copy.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
+    copy.image(s.keys[2], p.work.qE, Tr::kKeyBytes);
   } else {
-    copy_rows<E, Tr::K>(s.keys[0], p.k, at.span.batch, token, key_head_of(p, at.head), 0, count,
-                        thread, Tr::kThreads);
-    copy_rows<E, Tr::K>(s.keys[1], p.q, at.span.batch, token, key_head_of(p, at.head), 0, count,
-                        thread, Tr::kThreads);
+    copy.keys(s.keys[0], p.k, token);
+    copy.keys(s.keys[1], p.q, token);
   }
-  copy(s.T, p.work.T, Tr::kSquareBytes);
-  copy(s.P, p.work.P, Tr::kSquareBytes);
-  copy_rows<E, Tr::kColumns>(s.values, p.d_o, at.span.batch, token, at.head,
-                             at.slice * Tr::kColumns, count, thread, Tr::kThreads);
+  copy.image(s.T, p.work.T, Tr::kSquareBytes);
+  copy.image(s.P, p.work.P, Tr::kSquareBytes);
+  copy.values(s.values, p.d_o, token);
   if (p.dbeta.present) {
-    const char* e = static_cast<const char*>(p.work.e) + item * (kChunk * Tr::V * 2);
-    copy_bytes(s.e, e + at.slice * Tr::kValueBytes, Tr::kValueBytes, thread, Tr::kThreads);
+    const char* e = static_cast<const char*>(p.work.e) + copy.item * (kChunk * Tr::V * 2);
+    copy_bytes(s.e, e + at.slice * Tr::kValueBytes, Tr::kValueBytes, copy.thread, Tr::kThreads);
   }
-  copy(s.last, p.work.last, Tr::K * 4);
-  copy(s.rows, p.work.rows, kRowKinds * kChunk * 4);
-  copies_commit();
+  copy.numbers(s.last, s.rows);
 }
 
 // c += a m for a lower triangular tile m of [64][64].

@@ -10,7 +10,7 @@
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/launch.h"
-#include "cuda/tile/grid.h"
+#include "cuda/tile/gradient_call.h"
 #include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::gradient {
@@ -42,10 +42,6 @@ const char* refuse(const Problem& p) {
   return nullptr;
 }
 
-int64_t gate_width(const Problem& p) {
-  return p.gate == Gate::none ? 0 : p.gate == Gate::head ? 1 : p.K;
-}
-bool wants_sums(const Problem& p) { return p.dA_log || p.ddt_bias; }
 int64_t tiles_of(const Problem& p) { return num_tiles(p.packed, p.N, p.T); }
 
 Workspace lay_out(const Problem& p, std::byte* base, size_t& bytes) {
@@ -65,7 +61,7 @@ Workspace lay_out(const Problem& p, std::byte* base, size_t& bytes) {
   w.e_rest = scratch.take<uint16_t>(p.dbeta.present ? p.N : 0, p.HV, kChunk, p.V);
   w.dbeta = scratch.take<float>(p.dbeta.present ? items : 0, p.V / 16, kChunk);
   w.group_sums = scratch.take<float>(p.HV > p.H ? kGradientCtas : 0, 2 * kChunk, p.K);
-  w.sums = scratch.take<float>(wants_sums(p) ? items : 0, 1 + gate_width(p));
+  w.sums = scratch.take<float>(wants_sums(p) ? items : 0, 1 + gate_width_of(p));
   bytes = scratch.used();
   return w;
 }
@@ -85,42 +81,12 @@ scores::Params scores_params(const Problem& p) {
 }
 
 Params params_of(const Problem& p, const Workspace& work) {
-  return {.tokens = tokens_of(p),
-          .scores = scores_params(p),
-          .num_tiles = tiles_of(p),
-          .N = static_cast<uint32_t>(p.N),
-          .H = static_cast<uint32_t>(p.H),
-          .HV = static_cast<uint32_t>(p.HV),
-          .group = static_cast<uint32_t>(p.HV / p.H),
-          .gate_width = static_cast<int32_t>(gate_width(p)),
-          .gate = p.gate,
-          .gate_form = p.gate_form,
-          .beta_kind = p.beta_kind,
-          .beta_form = p.beta_form,
-          .l2norm = p.l2norm,
-          .wants_sums = wants_sums(p),
-          .scale = p.scale,
-          .lower_bound = p.lower_bound,
-          .q = p.q,
-          .k = p.k,
-          .v = p.v,
-          .d_o = p.d_o,
-          .beta = p.beta,
-          .g = p.g,
-          .dq = p.dq,
-          .dk = p.dk,
-          .dv = p.dv,
-          .dbeta = p.dbeta,
-          .dg = p.dg,
-          .V = static_cast<int32_t>(p.V),
-          .A_log = p.A_log,
-          .dt_bias = p.dt_bias,
-          .dA_log = p.dA_log,
-          .ddt_bias = p.ddt_bias,
-          .initial = p.state_in,
-          .d_final = p.d_final,
-          .d_initial = p.d_initial,
-          .work = work};
+  Params x{};
+  set_call(p, x);
+  x.scores = scores_params(p), x.num_tiles = tiles_of(p);
+  x.N = static_cast<uint32_t>(p.N), x.V = static_cast<int32_t>(p.V);
+  x.work = work;
+  return x;
 }
 
 // Zero in the gradients of rows that belong to no sequence.

@@ -49,6 +49,41 @@ struct ChainItem {
   __device__ int64_t item(const Params& p, int c) const { return (first_tile + c) * p.HV + head; }
 };
 
+// All threads: what a chunk needs, on its way to shared memory.
+template <class Tr>
+struct ChunkCopy {
+  const Params& p;
+  const ChainItem<Tr>& at;
+  const int thread, count;
+  const int64_t item;
+  __device__ ChunkCopy(const Params& params, const ChainItem<Tr>& place, int c)
+      : p(params),
+        at(place),
+        thread(static_cast<int>(threadIdx.x)),
+        count(place.count(c)),
+        item(place.item(params, c)) {}
+  // A tile, or numbers, of the workspace.
+  __device__ void image(void* to, const void* from, int bytes) const {
+    copy_bytes(static_cast<unsigned char*>(to), static_cast<const char*>(from) + item * bytes,
+               bytes, thread, Tr::kThreads);
+  }
+  // Of the call's tensors, from the chunk's first token on.
+  __device__ void keys(unsigned char* to, const Rows& from, int64_t token) const {
+    copy_rows<typename Tr::E, Tr::K>(to, from, at.span.batch, token, key_head_of(p, at.head), 0,
+                                     count, thread, Tr::kThreads);
+  }
+  __device__ void values(unsigned char* to, const Rows& from, int64_t token) const {
+    copy_rows<typename Tr::E, Tr::kColumns>(to, from, at.span.batch, token, at.head,
+                                            at.slice * Tr::kColumns, count, thread, Tr::kThreads);
+  }
+  // Decays and factors, which come last.
+  __device__ void numbers(float* last, float* rows) const {
+    image(last, p.work.last, Tr::K * 4);
+    image(rows, p.work.rows, kRowKinds * kChunk * 4);
+    copies_commit();
+  }
+};
+
 // A state: [8 keys][4], as the matrix instruction lays out 16 values x 8 keys.
 template <class Tr>
 using State = float[Tr::K / 8][4];

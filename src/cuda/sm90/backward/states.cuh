@@ -25,26 +25,16 @@ struct StatesShared {
 template <class Tr>
 __device__ void load_states_stage(const Params& p, const ChainItem<Tr>& at, int c,
                                   StatesStage<Tr>& s) {
-  using E = typename Tr::E;
-  const int thread = static_cast<int>(threadIdx.x), count = at.count(c);
-  const int64_t item = at.item(p, c);
-  const auto copy = [&](void* to, const void* from, int bytes) {
-    copy_bytes(static_cast<unsigned char*>(to), static_cast<const char*>(from) + item * bytes,
-               bytes, thread, Tr::kThreads);
-  };
+  const ChunkCopy<Tr> copy(p, at, c);
   if constexpr (Tr::kPerChannel) {
-    copy(s.keys[0], p.work.kE, Tr::kKeyBytes);
-    copy(s.keys[1], p.work.kR, Tr::kKeyBytes);
+    copy.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
+    copy.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
   } else {
-    copy_rows<E, Tr::K>(s.keys[0], p.k, at.span.batch, at.token(c), key_head_of(p, at.head), 0,
-                        count, thread, Tr::kThreads);
+    copy.keys(s.keys[0], p.k, at.token(c));
   }
-  copy(s.T, p.work.T, Tr::kSquareBytes);
-  copy_rows<E, Tr::kColumns>(s.values, p.v, at.span.batch, at.token(c), at.head,
-                             at.slice * Tr::kColumns, count, thread, Tr::kThreads);
-  copy(s.last, p.work.last, Tr::K * 4);
-  copy(s.rows, p.work.rows, kRowKinds * kChunk * 4);
-  copies_commit();
+  copy.image(s.T, p.work.T, Tr::kSquareBytes);
+  copy.values(s.values, p.v, at.token(c));
+  copy.numbers(s.last, s.rows);
 }
 
 // One chunk by one warp.
