@@ -263,8 +263,17 @@ def test_info():
     assert {"compiler", "cuda", "cpu.found", "cpu.used", "threads"} <= facts.keys()
 
 
-def test_types_follow_the_arguments(tmp_path):
+def test_types_follow_the_arguments(tmp_path, monkeypatch):
     """What a type checker says of calls: the final state is there where it was asked for."""
+    # torch's own types take half a minute to read: two are enough, anything else may be anything.
+    rest = "from typing import Any\ndef __getattr__(name: str) -> Any: ...\n"
+    stubs = {"": rest + "class Tensor: ...\nclass dtype: ...\n"}
+    stubs |= dict.fromkeys(("autograd", "autograd/function", "nn", "nn/functional"), rest)
+    stubs |= dict.fromkeys(("utils", "utils/_python_dispatch"), rest)
+    for name, text in stubs.items():
+        (tmp_path / "torch" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "torch" / name / "__init__.pyi").write_text(text)
+    monkeypatch.setenv("MYPYPATH", str(tmp_path))
     api = pytest.importorskip("mypy.api")
     lines = {
         "deltic.delta_rule(x, x, x)": "tuple[Tensor, None]",
@@ -286,11 +295,13 @@ def test_types_follow_the_arguments(tmp_path):
             "--no-incremental",
             "--config-file=",
             "--follow-imports=silent",
+            "--ignore-missing-imports",
+            "--allow-subclassing-any",
             str(tmp_path / "calls.py"),
         ]
     )
     said = [line.partition('Revealed type is "')[2] for line in found.splitlines()]
-    said = [text.rstrip('"').replace("torch._tensor.", "") for text in said if text]
+    said = [text.rstrip('"').replace("torch.", "") for text in said if text]
     assert len(said) == len(lines), found
     for text, expected in zip(said, lines.values(), strict=True):
         assert text.startswith(expected), found
