@@ -58,5 +58,17 @@ __device__ inline void zero_padding(const Tokens& tokens, const Rows& x, int64_t
   }
 }
 inline constexpr int kPaddingCtas = 128;  // enough to write at memory speed, few enough to be free
+// CTAs beyond those of all (sequence, value head, slice) write padding: whether this is one, and
+// has.
+template <class Params>
+__device__ bool is_past_slices(const Params& p) {
+  const int64_t num_slices = p.tokens.N * p.HV * p.num_slices;
+  const unsigned index = blockIdx.x;
+  if (index >= num_slices) {
+    zero_padding(p.tokens, p.o, p.HV, p.V, index - num_slices, kPaddingCtas);
+    return true;
+  }
+  return false;
+}
 
 }  // namespace deltic::gpu

@@ -10,7 +10,7 @@
 #include "cuda/sm80/backward/collect.cuh"
 #include "cuda/sm80/backward/instantiate.h"
 #include "cuda/sm80/backward/launch.h"
-#include "cuda/tile/gradient_call.h"
+#include "cuda/tile/call.h"
 
 namespace deltic::gpu::backward {
 namespace {
@@ -66,7 +66,7 @@ Scratch lay_out(const Problem& p, const Division& x, std::byte* base, size_t& by
 
 Params params_of(const Problem& p, const Division& x, const Scratch& scratch) {
   Params params{};
-  set_call(p, params);
+  set_call(p, params), set_gradients(p, params);
   params.V = p.V, params.K = static_cast<int32_t>(p.K);
   params.num_slices = static_cast<uint32_t>(x.slices);
   params.segment = static_cast<int32_t>(x.segment), params.slots_per_batch = x.slots_per_batch;

@@ -109,13 +109,8 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     decode_kernel(const __grid_constant__ Params p) {
   __shared__ Stage<Tr> s;
   if (is_wrong(p.tokens)) return;
-  const int64_t num_slices = p.tokens.N * p.HV * p.num_slices;
-  const unsigned index = blockIdx.x;
-  if (index >= num_slices) {
-    zero_padding(p.tokens, p.o, p.HV, p.V, index - num_slices, kPaddingCtas);
-    return;
-  }
-  const Slice at = find_slice<Tr>(p, index);
+  if (is_past_slices(p)) return;
+  const Slice at = find_slice<Tr>(p, blockIdx.x);
   const Part part = part_of<Tr>(threadIdx.x);
   // Everything is under way before anything is looked at: lengths and slots first, on which the
   // others wait, then the first tokens, then the state.

@@ -10,7 +10,7 @@
 #include "cuda/sm80/decode/launch.h"
 #include "cuda/sm80/decode/params.h"
 #include "cuda/sm80/decode/traits.h"
-#include "cuda/tile/grid.h"
+#include "cuda/tile/call.h"
 
 namespace deltic::gpu::decode {
 
@@ -78,33 +78,14 @@ const char* refuse(const Problem& p) {
 size_t workspace_bytes(const Problem&) { return 0; }
 
 // One list serves both directions where there is one.
-Params params_of(const Problem& p) {
-  return {.tokens = tokens_of(p),
-          .V = p.V,
-          .HV = static_cast<uint32_t>(p.HV),
-          .num_slices = 0,
-          .group = static_cast<uint32_t>(p.HV / p.H),
-          .gate = p.gate,
-          .gate_form = p.gate_form,
-          .beta_kind = p.beta_kind,
-          .beta_form = p.beta_form,
-          .l2norm = p.l2norm,
-          .is_pool = p.is_pool,
-          .per_token = p.write_index.n1 > 0,
-          .scale = p.scale,
-          .lower_bound = p.lower_bound,
-          .q = p.q,
-          .k = p.k,
-          .v = p.v,
-          .o = p.o,
-          .beta = p.beta,
-          .g = p.g,
-          .A_log = p.A_log,
-          .dt_bias = p.dt_bias,
-          .state_in = p.state_in,
-          .state_out = p.state_out,
-          .read_index = p.read_index ? p.read_index : p.write_index,
-          .write_index = p.write_index ? p.write_index : p.read_index};
+Params params_of(const Problem& p, int64_t slices) {
+  Params x{};
+  set_call(p, x), set_results(p, x);
+  x.num_slices = static_cast<uint32_t>(slices);
+  x.per_token = p.write_index.n1 > 0;
+  x.read_index = p.read_index ? p.read_index : p.write_index;
+  x.write_index = p.write_index ? p.write_index : p.read_index;
+  return x;
 }
 
 template <class E, int kWidth, bool kVFirst>
@@ -115,8 +96,7 @@ void launch_gate(const Problem& p, cudaStream_t stream) {
   static_cast<void>(checked_ctas(std::max(p.HV, slices), "cuda.decode"));
   const unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.decode");
   if (ctas == 0) return;
-  Params params = params_of(p);
-  params.num_slices = static_cast<uint32_t>(slices);
+  const Params params = params_of(p, slices);
   p.gate == Gate::channel ? launch<E, kWidth, kVFirst, true>(params, ctas, stream)
                           : launch<E, kWidth, kVFirst, false>(params, ctas, stream);
 }

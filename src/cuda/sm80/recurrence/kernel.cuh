@@ -174,13 +174,8 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
     recurrence_kernel(const __grid_constant__ Params p) {
   __shared__ Stage<Tr> s;
   if (is_wrong(p.tokens)) return;
-  const int64_t num_slices = p.tokens.N * p.HV * p.num_slices;
-  const unsigned index = blockIdx.x;
-  if (index >= num_slices) {
-    zero_padding(p.tokens, p.o, p.HV, p.V, index - num_slices, kPaddingCtas);
-    return;
-  }
-  const Slice slice = find_slice(p, index);
+  if (is_past_slices(p)) return;
+  const Slice slice = find_slice(p, blockIdx.x);
   const int lane = threadIdx.x % 32;
   const int column =
       static_cast<int>(threadIdx.x) / 32 * kWarpColumns + lane / kLanesK * kThreadColumns;

@@ -7,7 +7,7 @@
 #include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm80/recurrence/params.h"
 #include "cuda/sm80/recurrence/traits.h"
-#include "cuda/tile/grid.h"
+#include "cuda/tile/call.h"
 
 namespace deltic::gpu::recurrence {
 
@@ -26,42 +26,17 @@ bool is_whole(const Problem& p, const States& x) {
 }
 
 Params params_of(const Problem& p) {
-  return {.tokens = tokens_of(p),
-          .V = p.V,
-          .HV = static_cast<uint32_t>(p.HV),
-          .num_slices = static_cast<uint32_t>((p.V + kColumns - 1) / kColumns),
-          .group = static_cast<uint32_t>(p.HV / p.H),
-          .K = static_cast<int32_t>(p.K),
-          .gate = p.gate,
-          .gate_form = p.gate_form,
-          .beta_kind = p.beta_kind,
-          .beta_form = p.beta_form,
-          .l2norm = p.l2norm,
-          .is_pool = p.is_pool,
-          .rounds_tokens = rounds_tokens(p),
-          .scale = p.scale,
-          .lower_bound = p.lower_bound,
-          .q = p.q,
-          .k = p.k,
-          .v = p.v,
-          .o = p.o,
-          .beta = p.beta,
-          .g = p.g,
-          .gv = p.gv,
-          .A_log = p.A_log,
-          .dt_bias = p.dt_bias,
-          .state_in = p.state_in,
-          .state_out = p.state_out,
-          .ckpt = p.ckpt,
-          .v_first = p.v_first,
-          .in_whole = is_whole(p, p.state_in),
-          .out_whole = is_whole(p, p.state_out),
-          .ckpt_whole = is_whole(p, p.ckpt),
-          .read_index = p.read_index,
-          .write_index = p.write_index,
-          .ckpt_cu = p.ckpt_cu,
-          .ckpt_tokens = p.ckpt_tokens,
-          .ckpt_slots = p.ckpt_slots};
+  Params x{};
+  set_call(p, x), set_results(p, x);
+  x.num_slices = static_cast<uint32_t>((p.V + kColumns - 1) / kColumns);
+  x.K = static_cast<int32_t>(p.K);
+  x.rounds_tokens = rounds_tokens(p), x.v_first = p.v_first;
+  x.gv = p.gv, x.ckpt = p.ckpt;
+  x.in_whole = is_whole(p, p.state_in), x.out_whole = is_whole(p, p.state_out);
+  x.ckpt_whole = is_whole(p, p.ckpt);
+  x.read_index = p.read_index, x.write_index = p.write_index;
+  x.ckpt_cu = p.ckpt_cu, x.ckpt_tokens = p.ckpt_tokens, x.ckpt_slots = p.ckpt_slots;
+  return x;
 }
 
 template <int kBlocks, bool kPerChannel>

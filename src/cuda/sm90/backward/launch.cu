@@ -10,7 +10,7 @@
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/launch.h"
-#include "cuda/tile/gradient_call.h"
+#include "cuda/tile/call.h"
 #include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::gradient {
@@ -82,7 +82,7 @@ scores::Params scores_params(const Problem& p) {
 
 Params params_of(const Problem& p, const Workspace& work) {
   Params x{};
-  set_call(p, x);
+  set_call(p, x), set_gradients(p, x);
   x.scores = scores_params(p), x.num_tiles = tiles_of(p);
   x.N = static_cast<uint32_t>(p.N), x.V = static_cast<int32_t>(p.V);
   x.work = work;
