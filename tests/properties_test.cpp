@@ -601,18 +601,25 @@ INSTANTIATE_TEST_SUITE_P(All, Together,
 class Decode : public testing::TestWithParam<std::string> {};
 
 TEST_P(Decode, VectorBetaAndValueGateAgreeWithTheOracle) {
-  for (GateKind gate : kGates) {
-    for (DType dtype : kDtypes) {
-      Layer layer{
-          .K = 32, .V = 40, .gate = gate, .beta = BetaKind::value, .gv = true, .dtype = dtype};
-      if (!accepts(Op::decode, GetParam(), layer)) continue;
-      const Batch batch{.sequences = {{.seed = 1, .length = 1}, {.seed = 2, .length = 9}}};
-      const Results got = run(Op::decode, GetParam(), layer, batch);
-      const Results want = run(Op::decode, "reference", layer, batch);
-      for (size_t n = 0; n < 2; ++n) {
-        EXPECT_LE(error(got[n].o, want[n].o, dtype), tolerance(layer)) << name(layer);
-        EXPECT_LE(error(got[n].final_state, want[n].final_state, DType::f32), 1e-4) << name(layer);
-      }
+  std::vector<Layer> layers;
+  for (GateKind gate : kGates)
+    for (DType dtype : kDtypes)
+      for (StateLayout layout : {StateLayout::kv, StateLayout::vk})
+        layers.push_back({.K = 32,
+                          .V = 40,
+                          .gate = gate,
+                          .beta = BetaKind::value,
+                          .gv = true,
+                          .dtype = dtype,
+                          .layout = layout});
+  for (const Layer& layer : layers) {
+    if (!accepts(Op::decode, GetParam(), layer)) continue;
+    const Batch batch{.sequences = {{.seed = 1, .length = 1}, {.seed = 2, .length = 9}}};
+    const Results got = run(Op::decode, GetParam(), layer, batch);
+    const Results want = run(Op::decode, "reference", layer, batch);
+    for (size_t n = 0; n < 2; ++n) {
+      EXPECT_LE(error(got[n].o, want[n].o, layer.dtype), tolerance(layer)) << name(layer);
+      EXPECT_LE(error(got[n].final_state, want[n].final_state, DType::f32), 1e-4) << name(layer);
     }
   }
 }
