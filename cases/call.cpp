@@ -33,7 +33,10 @@ constexpr std::array kSequence = {FIELD(Tensors, q),
                                   FIELD(Tensors, ckpt_cu),
                                   FIELD(Tensors, ckpt_tokens),
                                   FIELD(Tensors, ckpt_slots),
-                                  FIELD(Tensors, ckpt_states)};
+                                  FIELD(Tensors, ckpt_states),
+                                  FIELD(Tensors, write_pool),
+                                  FIELD(Tensors, has_initial_state),
+                                  FIELD(Tensors, accepted)};
 constexpr std::array kBackward = {FIELD(BackwardTensors, d_o),
                                   FIELD(BackwardTensors, d_final_state),
                                   FIELD(BackwardTensors, dq),
@@ -80,7 +83,10 @@ constexpr std::array kConv = {FIELD(ConvTensors, x),
                               FIELD(ConvTensors, state_pool),
                               FIELD(ConvTensors, read_index),
                               FIELD(ConvTensors, write_index),
-                              FIELD(ConvTensors, out)};
+                              FIELD(ConvTensors, out),
+                              FIELD(ConvTensors, write_pool),
+                              FIELD(ConvTensors, has_initial_state),
+                              FIELD(ConvTensors, accepted)};
 constexpr std::array kConvBackward = {
     FIELD(ConvBackwardTensors, d_out), FIELD(ConvBackwardTensors, d_final_state),
     FIELD(ConvBackwardTensors, dx),    FIELD(ConvBackwardTensors, dweight),

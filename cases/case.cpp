@@ -51,6 +51,7 @@ void apply_defaults(Case& c, const std::set<std::string, std::less<>>& given) {
   }
   if (c.op == Op::backward && !is_given("save")) c.save = Save::states;
   if (!is_given("S")) c.S = std::max<int64_t>(c.W - 1, 1);
+  if (!is_given("S") && c.pool == Pool::drafts) c.S = c.W + std::max<int64_t>(c.longest(), 1);
   if (c.pool != Pool::none) {
     c.init = false;
     c.final_state = Final::none;
@@ -68,9 +69,14 @@ void check_conv(const Case& c) {
     fail("S: expected at least W - 1 = " + std::to_string(c.W - 1) + ", got " +
          std::to_string(c.S));
   }
+  const int64_t window = c.W - 2 + std::max<int64_t>(c.longest(), 1);
+  if (c.pool == Pool::drafts && c.S < window) {
+    fail("S: expected at least W - 2 and the longest length, " + std::to_string(window) +
+         ", with pool=drafts, got " + std::to_string(c.S));
+  }
   if (c.strided == Layout::head_major || c.strided == Layout::expand) {
-    fail("strided: expected 0 or 1 for conv, which has no heads, got '" + *value_of(c, "strided") +
-         "'");
+    fail("strided: expected 0, 1 or pages for conv, which has no heads, got '" +
+         *value_of(c, "strided") + "'");
   }
 }
 
@@ -108,11 +114,14 @@ void check_conflicts(const Case& c) {
 }  // namespace
 
 const char* name_of(DType t) {
-  constexpr const char* names[] = {"f32", "bf16", "f16", "f64", "i32", "i64"};
+  constexpr const char* names[] = {"f32", "bf16", "f16", "f64", "i32", "i64", "u8"};
   return names[static_cast<int>(t)];
 }
 bool is_half(DType t) { return t == DType::bf16 || t == DType::f16; }
-int64_t size_of(DType t) { return is_half(t) ? 2 : t == DType::f32 || t == DType::i32 ? 4 : 8; }
+int64_t size_of(DType t) {
+  if (t == DType::u8) return 1;
+  return is_half(t) ? 2 : t == DType::f32 || t == DType::i32 ? 4 : 8;
+}
 
 int64_t Case::num_sequences() const { return packed ? static_cast<int64_t>(seqs.size()) : batch; }
 int64_t Case::num_batches() const { return packed ? 1 : batch; }

@@ -24,10 +24,25 @@ enum class Final { none, separate, inplace };
 // as the read or as the write list. move: read from one slot, write to another. start: read -1.
 // peek: write -1. mixed: these by turns, and skipped sequences (both -1). tokens (decode only): a
 // write slot for every token, every third -1. fork: all read one slot and write to their own.
-enum class Pool { none, identity, inplace, writelist, move, start, peek, mixed, tokens, fork };
+// drafts: read by accepted counts from a table of slots, which decode also writes, token by token;
+// conv: windows in place. Every fourth sequence is skipped.
+enum class Pool {
+  none,
+  identity,
+  inplace,
+  writelist,
+  move,
+  start,
+  peek,
+  mixed,
+  tokens,
+  fork,
+  drafts
+};
 // Memory of the tensors. packed: contiguous. wide: views into wider buffers. head_major: heads
 // outside of tokens. expand: as packed, but the inputs' head stride is 0 (all heads read one).
-enum class Layout { packed, wide, head_major, expand };
+// pages: rows as slices of longer rows, slots of states half as long again as what they hold.
+enum class Layout { packed, wide, head_major, expand, pages };
 
 // A line was wrong. The text names the key and what was expected.
 class CaseError : public std::runtime_error {
@@ -93,6 +108,9 @@ struct Case {
   bool init = false;
   Final final_state = Final::separate;
   Pool pool = Pool::none;
+  bool write_pool = false;    // a second pool is written instead
+  int64_t null_slot = -1;     // slots up to this one are none
+  bool has_init = false;      // has_initial_state is given, 0 for every third sequence
   DType idx = DType::i32;     // index lists of pool and checkpoints
   std::vector<int64_t> ckpt;  // token offsets, each for every sequence that is long enough
   bool ckptskip = false;      // every second checkpoint has slot -1
@@ -115,6 +133,10 @@ struct Case {
   bool is_sequence() const { return op == Op::forward || op == Op::decode || op == Op::backward; }
   bool is_block() const { return !is_sequence() && op != Op::conv; }
   bool is_gradient() const { return gradient || op == Op::backward; }
+  // Lists of servers beside the pool's own two, and those with another meaning.
+  bool has_servers_lists() const {
+    return null_slot >= 0 || has_init || write_pool || pool == Pool::drafts;
+  }
   int64_t num_sequences() const;    // N
   int64_t num_batches() const;      // B
   int64_t num_tokens() const;       // T, padding included
@@ -171,7 +193,7 @@ bool is_standard(const Case& c);
 // Repeated, correlated or zero keys, or beta above 1: what costs digits whatever the gates are.
 bool has_adversarial_keys(const Case& c);
 
-const char* name_of(DType t);  // as in a line: f32, bf16, f16, f64, i32, i64
+const char* name_of(DType t);  // as in a line: f32, bf16, f16, f64, i32, i64, u8
 bool is_half(DType t);         // bf16 or f16
 int64_t size_of(DType t);
 

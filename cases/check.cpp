@@ -66,7 +66,7 @@ double largest_plain(const Case& c, const std::string& name, bool half) {
 }
 
 bool is_state(const std::string& name) {
-  return is_any(name, {"final_state", "state_pool", "ckpt_states"});
+  return is_any(name, {"final_state", "state_pool", "write_pool", "ckpt_states"});
 }
 
 // Whether the rounding to the stored dtype is no error of the call. Gradients that are stored with
@@ -181,7 +181,7 @@ Values reference(const Instance& instance) {
   Values all;
   for (const std::string& name : oracle.outputs()) {
     std::vector<double> list = oracle.values(name);
-    if (name == "state_pool" || name == "ckpt_states") {
+    if (is_any(name, {"state_pool", "write_pool", "ckpt_states"})) {
       const auto& written = oracle.written_slots(name);
       const int64_t slots = oracle.tensor(name).view.shape[0];
       const int64_t per_slot = slots > 0 ? static_cast<int64_t>(list.size()) / slots : 0;

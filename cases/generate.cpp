@@ -79,20 +79,23 @@ void Instance::add_raw_gate() {
 }
 
 // Reads and writes of every sequence; returns the number of slots.
-int64_t Instance::assign_pool_slots(int64_t index_columns, std::vector<int64_t>& token_slots) {
+int64_t Instance::assign_pool_slots(int64_t index_columns) {
   const Case& c = spec_;
   const int64_t N = c.num_sequences();
   // Slots: sequence n may read slot 1 + 2m and write 2 + 2m, m counted from the end; slot 0 and the
   // last one belong to nobody (fork: all read slot 0). identity: slot n, one to spare. tokens:
-  // after the N read slots one for every token.
+  // after the N read slots one for every token. drafts of decode and forward: a row of the table
+  // each after slot 0. All of them after those that null_slot takes.
   int64_t slots = 2 * N + 3;
   read_slots_.assign(static_cast<size_t>(N), -1);
   write_slots_.assign(static_cast<size_t>(N), -1);
   if (c.pool == Pool::identity) slots = N + 1;
   if (c.pool == Pool::tokens) {
     slots = N + c.num_real_tokens() + 1;
-    token_slots.assign(static_cast<size_t>(N * index_columns), -1);
+    token_slots_.assign(static_cast<size_t>(N * index_columns), -1);
   }
+  if (c.pool == Pool::drafts && c.op != Op::conv) slots = N * index_columns + 2;
+  if (c.pool == Pool::drafts) assign_drafts(index_columns);
   int64_t token = 0;
   for (int64_t n = 0; n < N; ++n) {
     const auto i = static_cast<size_t>(n);
@@ -123,20 +126,71 @@ int64_t Instance::assign_pool_slots(int64_t index_columns, std::vector<int64_t>&
         if (n % 5 == 2) write_slots_[i] = even;
         if (n % 5 == 3) read_slots_[i] = odd;
         break;
+      case Pool::drafts:
+        break;
       default:
         read_slots_[i] = n % 3 == 2 ? -1 : n;
         for (int64_t t = 0; t < c.sequence_length(n); ++t, ++token) {
           if (t % 3 != 1) {
-            token_slots[static_cast<size_t>(n * index_columns + t)] = N + token;
-            pool_written_.push_back(N + token);
+            token_slots_[static_cast<size_t>(n * index_columns + t)] = N + token;
           }
         }
         break;
     }
-    if (c.pool != Pool::tokens && write_slots_[i] >= 0) pool_written_.push_back(write_slots_[i]);
   }
+  token_columns_ = token_slots_.empty() ? 0 : index_columns;
+  const int64_t first = c.null_slot + 1;
+  for (auto* list : {&read_slots_, &write_slots_, &token_slots_}) {
+    for (int64_t& slot : *list) slot += slot >= 0 ? first : 0;
+  }
+  for (int64_t n = 0; n < N; ++n) {
+    for (int64_t t = 0; t < c.sequence_length(n) && token_columns_ > 0; ++t) {
+      pool_written_.push_back(token_slots_[static_cast<size_t>(n * token_columns_ + t)]);
+    }
+    if (token_columns_ == 0) pool_written_.push_back(write_slots_[static_cast<size_t>(n)]);
+  }
+  std::erase(pool_written_, -1);
   std::sort(pool_written_.begin(), pool_written_.end());
-  return slots;
+  return slots + first;
+}
+
+// Tables of slots and accepted counts; conv: one slot each, and counts that the window has room
+// for.
+void Instance::assign_drafts(int64_t index_columns) {
+  const Case& c = spec_;
+  const int64_t N = c.num_sequences(), most = c.op == Op::conv ? c.S - c.W + 2 : index_columns;
+  if (c.op == Op::decode) token_slots_.assign(static_cast<size_t>(N * index_columns), -1);
+  for (int64_t n = 0; n < N; ++n) {
+    const auto i = static_cast<size_t>(n);
+    const bool is_skipped = n % 4 == 3;
+    accepted_.push_back(is_skipped ? 1 : 1 + (3 * n + 1) % most);
+    if (is_skipped) continue;
+    if (c.op == Op::conv) {
+      read_slots_[i] = 1 + 2 * (N - 1 - n);
+      write_slots_[i] = read_slots_[i] + (c.write_pool ? 1 : 0);
+      continue;
+    }
+    const int64_t row = 1 + (N - 1 - n) * index_columns;
+    read_slots_[i] = row + accepted_[i] - 1;
+    if (c.op == Op::forward) write_slots_[i] = row;
+    for (int64_t t = 0; t < index_columns && c.op == Op::decode; ++t) {
+      token_slots_[static_cast<size_t>(n * index_columns + t)] = row + t;
+    }
+  }
+}
+
+bool Instance::is_skipped(int64_t n) const {
+  const auto i = static_cast<size_t>(n);
+  if (read_slots_[i] >= 0 || write_slots_[i] >= 0) return false;
+  for (int64_t t = 0; t < spec_.sequence_length(n) && token_columns_ > 0; ++t) {
+    if (token_slots_[static_cast<size_t>(n * token_columns_ + t)] >= 0) return false;
+  }
+  return true;
+}
+
+int64_t Instance::window_of(int64_t n) const {
+  if (spec_.pool != Pool::drafts || spec_.sequence_length(n) == 0) return spec_.S;
+  return accepted_[static_cast<size_t>(n)] + spec_.W - 2;
 }
 
 // The shape of one sequence's state: [HV,K,V] in the case's layout, conv: [D,S].
@@ -152,6 +206,20 @@ std::vector<int64_t> Instance::states_shape(int64_t count) const {
   return shape;
 }
 
+// Every third sequence has none; what its slot or state holds must not be looked at: NaN.
+void Instance::add_has_initial_state() {
+  if (!spec_.has_init) return;
+  draw(add("has_initial_state", Role::input, DType::u8, {spec_.num_sequences()}, false),
+       [](int64_t n) { return n % 3 == 1 ? 0.0 : 1.0 + static_cast<double>(n % 5); });
+  if (!has("initial_state") || !draws()) return;
+  Tensor& state = find("initial_state");
+  const int64_t N = spec_.num_sequences(), each = N > 0 ? state.view.numel() / N : 0;
+  for (int64_t i = 0; i < N * each; ++i) {
+    if (i / each % 3 != 1) continue;
+    store(state.view.data, dtype_of(state.view), memory_offset(state.view, i), NAN);
+  }
+}
+
 void Instance::add_states() {
   const Case& c = spec_;
   const Random random(c.seed, "state"), random_d(c.seed, "d_final_state");
@@ -161,6 +229,7 @@ void Instance::add_states() {
     draw(add("initial_state", role, c.sdtype, shape, false),
          [&](int64_t i) { return 0.5 * random.normal(i); });
   }
+  add_has_initial_state();
   if (c.is_gradient()) {
     if (!c.dfinal) return;
     draw(add("d_final_state", Role::input, c.gradient ? c.odtype : DType::f32, shape, false),
@@ -173,27 +242,67 @@ void Instance::add_states() {
 
 void Instance::add_pool() {
   const Case& c = spec_;
-  const int64_t N = c.num_sequences();
-  std::vector<int64_t> token_slots;  // [N, index_columns]
   const int64_t index_columns = c.longest() + 2;
-  const int64_t slots = assign_pool_slots(index_columns, token_slots);
-  Tensor& pool = add("state_pool", Role::inout, c.sdtype, states_shape(slots), false);
-  std::vector<int64_t> read(read_slots_);
+  const int64_t slots = assign_pool_slots(index_columns);
+  const Role role = c.write_pool ? Role::input : Role::inout;
+  Tensor& pool = add("state_pool", role, c.sdtype, states_shape(slots), false);
+  std::vector<int64_t> read;  // all other slots stay NaN
+  for (int64_t n = 0; n < c.num_sequences(); ++n) {
+    const bool starts = !c.has_init || n % 3 != 1;
+    if (starts && read_slots_[static_cast<size_t>(n)] >= 0)
+      read.push_back(read_slots_[static_cast<size_t>(n)]);
+  }
   std::sort(read.begin(), read.end());
   read.erase(std::unique(read.begin(), read.end()), read.end());
-  for (int64_t slot : read) {  // all other slots stay NaN
-    if (slot >= 0 && draws()) fill_slot(pool, slot);
+  for (int64_t slot : read) {
+    if (draws()) fill_slot(pool, slot);
   }
-  const auto list = [](const std::vector<int64_t>& from) {
-    return [&from](int64_t i) { return static_cast<double>(from[static_cast<size_t>(i)]); };
+  if (c.op == Op::conv && c.pool == Pool::drafts && draws()) {
+    // Of a window only the accepted tokens, and the W - 1 before the last of them, are looked at.
+    for (int64_t n = 0; n < c.num_sequences(); ++n) {
+      const int64_t slot = read_slots_[static_cast<size_t>(n)], end = window_of(n);
+      for (int64_t i = 0; i < c.D * c.S && slot >= 0 && c.sequence_length(n) > 0; ++i) {
+        if (i % c.S >= end - c.W + 1 && i % c.S < end) continue;
+        store(pool.view.data, c.sdtype, memory_offset(pool.view, slot * c.D * c.S + i), NAN);
+      }
+    }
+  }
+  if (c.write_pool) add("write_pool", Role::output, c.sdtype, states_shape(slots), false);
+  add_pool_lists(index_columns);
+}
+
+// A list of slots as the call gets it: for none all the numbers that mean it, by turns.
+std::function<double(int64_t)> Instance::listed(const std::vector<int64_t>& slots) const {
+  return [&slots, nones = spec_.null_slot + 2](int64_t i) {
+    const int64_t slot = slots[static_cast<size_t>(i)];
+    return static_cast<double>(slot >= 0 ? slot : i % nones - 1);
   };
-  if (c.pool != Pool::identity && c.pool != Pool::writelist) {
-    draw(add("read_index", Role::input, c.idx, {N}, false), list(read_slots_));
+}
+
+void Instance::add_pool_lists(int64_t index_columns) {
+  const Case& c = spec_;
+  const int64_t N = c.num_sequences();
+  const bool is_table = c.pool == Pool::drafts && c.op != Op::conv;
+  if (is_table) {
+    // A row of the table is that of the slot that is read and those after and before it.
+    draw(add("read_index", Role::input, c.idx, {N, index_columns}, false), [&](int64_t i) {
+      const auto n = static_cast<size_t>(i / index_columns);
+      const int64_t column = i % index_columns, slot = read_slots_[n];
+      return static_cast<double>(slot >= 0 ? slot + column - (accepted_[n] - 1)
+                                           : i % (c.null_slot + 2) - 1);
+    });
+  } else if (c.pool != Pool::identity && c.pool != Pool::writelist) {
+    draw(add("read_index", Role::input, c.idx, {N}, false), listed(read_slots_));
   }
   if (c.pool == Pool::tokens) {
-    draw(add("write_index", Role::input, c.idx, {N, index_columns}, false), list(token_slots));
-  } else if (c.pool != Pool::identity && c.pool != Pool::inplace) {
-    draw(add("write_index", Role::input, c.idx, {N}, false), list(write_slots_));
+    draw(add("write_index", Role::input, c.idx, {N, index_columns}, false), listed(token_slots_));
+  } else if (c.pool == Pool::drafts ? c.write_pool || c.op == Op::forward
+                                    : c.pool != Pool::identity && c.pool != Pool::inplace) {
+    draw(add("write_index", Role::input, c.idx, {N}, false), listed(write_slots_));
+  }
+  if (c.pool == Pool::drafts) {
+    draw(add("accepted", Role::input, c.idx, {N}, false),
+         [&](int64_t n) { return static_cast<double>(accepted_[static_cast<size_t>(n)]); });
   }
 }
 
@@ -225,8 +334,8 @@ void Instance::add_checkpoints() {
   }
   const auto M = static_cast<int64_t>(tokens.size());
   for (int64_t m = 0; m < M; ++m) {  // from the end; slot 0 and the last belong to nobody
-    slots.push_back(c.ckptskip && m % 2 == 1 ? -1 : M - m);
-    if (slots.back() >= 0) ckpt_written_.push_back(slots.back());
+    slots.push_back(c.ckptskip && m % 2 == 1 ? c.null_slot : c.null_slot + 1 + M - m);
+    if (slots.back() > c.null_slot) ckpt_written_.push_back(slots.back());
   }
   std::sort(ckpt_written_.begin(), ckpt_written_.end());
   const auto add_list = [&](const char* name, const std::vector<int64_t>& list) {
@@ -236,7 +345,7 @@ void Instance::add_checkpoints() {
   add_list("ckpt_cu", cu);
   add_list("ckpt_tokens", tokens);
   add_list("ckpt_slots", slots);
-  add("ckpt_states", Role::output, c.cdtype, states_shape(M + 2), false);
+  add("ckpt_states", Role::output, c.cdtype, states_shape(M + 2 + c.null_slot + 1), false);
 }
 
 void Instance::generate_sequence_op() {
@@ -443,11 +552,9 @@ std::vector<std::pair<int64_t, int64_t>> Instance::unread_tokens() const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
   const int64_t tokens = c.num_batches() * c.num_tokens();
   if (c.packed && c.pad > 0) ranges.emplace_back(tokens - c.pad, tokens);
-  if (c.pool == Pool::none || c.pool == Pool::tokens)
-    return ranges;  // tokens: each writes its first
+  if (c.pool == Pool::none) return ranges;
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
-    const auto i = static_cast<size_t>(n);
-    if (read_slots_[i] >= 0 || write_slots_[i] >= 0) continue;
+    if (!is_skipped(n)) continue;
     const int64_t first = c.packed ? c.sequence_begin(n) : n * c.length;
     ranges.emplace_back(first, first + c.sequence_length(n));
   }

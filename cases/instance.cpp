@@ -17,7 +17,8 @@ struct MemoryLayout {
   int64_t elements = 0;  // to allocate
 };
 
-MemoryLayout make_layout(const std::vector<int64_t>& shape, Layout kind, bool is_input) {
+MemoryLayout make_layout(const std::vector<int64_t>& shape, Layout kind, bool is_input,
+                         bool is_row) {
   MemoryLayout m;
   const size_t rank = shape.size();
   m.strides.assign(rank, 1);
@@ -30,6 +31,21 @@ MemoryLayout make_layout(const std::vector<int64_t>& shape, Layout kind, bool is
     }
     m.offset = 1;
     m.elements = m.offset + stride + 2;
+    return m;
+  }
+  if (kind == Layout::pages && rank >= 3) {
+    // Multiples of 8 elements: 16 bytes of any float. Rows [B,T,...] are the second of three slices
+    // of a longer row; a state's slots are half as long again.
+    const size_t outer = is_row ? 1 : 0;
+    int64_t content = 1;
+    for (size_t i = rank; i-- > outer + 1;) {
+      m.strides[i] = content;
+      content *= shape[i];
+    }
+    m.strides[outer] = is_row ? 3 * content : (content * 3 / 2 + 7) / 8 * 8;
+    if (is_row) m.strides[0] = m.strides[1] * shape[1];
+    m.offset = is_row ? content : 0;
+    m.elements = m.strides[0] * shape[0];
     return m;
   }
   if (kind == Layout::head_major && rank == 4) {
@@ -105,8 +121,8 @@ void Buffer::download() const {
 Tensor& Instance::add(std::string name, Role role, DType dtype, std::vector<int64_t> shape,
                       bool rows) {
   Layout kind = spec_.strided;
-  if (!rows && kind != Layout::wide) kind = Layout::packed;
-  const MemoryLayout layout = make_layout(shape, kind, role == Role::input);
+  if (!rows && kind != Layout::wide && kind != Layout::pages) kind = Layout::packed;
+  const MemoryLayout layout = make_layout(shape, kind, role == Role::input, rows);
   auto t = std::make_unique<Tensor>();
   t->name = std::move(name);
   t->role = role;
@@ -150,7 +166,8 @@ void Instance::to_device() {
 
 namespace {
 bool is_carried(const std::string& name) {
-  return name == "initial_state" || name == "final_state" || name == "state_pool";
+  return name == "initial_state" || name == "final_state" || name == "state_pool" ||
+         name == "write_pool";
 }
 }  // namespace
 
@@ -164,10 +181,13 @@ Instance Instance::widened(const Instance& other, DType wide) {
   copy.read_slots_ = other.read_slots_;
   copy.write_slots_ = other.write_slots_;
   copy.pool_written_ = other.pool_written_;
+  copy.token_slots_ = other.token_slots_;
+  copy.token_columns_ = other.token_columns_;
+  copy.accepted_ = other.accepted_;
   copy.ckpt_written_ = other.ckpt_written_;
   for (const auto& t : other.list_) {
     const DType type = dtype_of(t->view);
-    const bool is_index = type == DType::i32 || type == DType::i64;
+    const bool is_index = type == DType::i32 || type == DType::i64 || type == DType::u8;
     const std::vector<int64_t> shape(t->view.shape, t->view.shape + t->view.rank);
     // A state of 16 bits is rounded after every token of decode, by the oracle too.
     const bool is_rounded = other.spec_.op == Op::decode && is_half(type) && is_carried(t->name);
@@ -220,6 +240,7 @@ Options Instance::options(const RunOptions& run) const {
   if (c.scale) o.scale = static_cast<float>(*c.scale);
   o.reverse = c.reverse;
   o.activation = c.activation;
+  if (c.null_slot >= 0) o.null_slot = static_cast<int32_t>(c.null_slot);
   if (!c.is_sequence()) return o;
   if (c.beta == Beta::sigmoid) o.beta_form = BetaForm::sigmoid;
   if (c.beta == Beta::two_sigmoid) o.beta_form = BetaForm::two_sigmoid;
@@ -447,7 +468,8 @@ std::string Instance::damage() const {
       continue;
     }
     // What may be written: all elements, or those of the written slots.
-    const bool by_slot = t->name == "state_pool" || t->name == "ckpt_states";
+    const bool by_slot =
+        t->name == "state_pool" || t->name == "write_pool" || t->name == "ckpt_states";
     const int64_t numel = t->view.numel();
     const auto element = static_cast<size_t>(size_of(dtype_of(t->view)));
     if (!by_slot && static_cast<size_t>(numel) * element == size) continue;
@@ -473,9 +495,9 @@ std::string Instance::damage() const {
 
 std::vector<std::pair<int64_t, int64_t>> Instance::zero_ranges(std::string_view name) const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
-  constexpr std::array kNotByToken = {"final_state", "state_pool",     "ckpt_states",
-                                      "dA_log",      "ddt_bias",       "dweight",
-                                      "dbias",       "d_initial_state"};
+  constexpr std::array kNotByToken = {"final_state", "state_pool",      "write_pool",
+                                      "ckpt_states", "dA_log",          "ddt_bias",
+                                      "dweight",     "d_initial_state", "dbias"};
   const bool by_token =
       std::find(kNotByToken.begin(), kNotByToken.end(), name) == kNotByToken.end();
   if (!has(name) || !by_token) return ranges;

@@ -180,6 +180,13 @@ class Instance {
   // Slots of the pool per sequence; -1 as in the call. Empty without a pool.
   const std::vector<int64_t>& read_slots() const { return read_slots_; }
   const std::vector<int64_t>& write_slots() const { return write_slots_; }
+  // Of the state after every token, token_columns() per sequence; empty where there are none.
+  const std::vector<int64_t>& token_slots() const { return token_slots_; }
+  int64_t token_columns() const { return token_columns_; }
+  // Whether sequence n reads and writes no slot.
+  bool is_skipped(int64_t n) const;
+  // conv with accepted counts: how many inputs of a state count; else all S.
+  int64_t window_of(int64_t n) const;
 
  private:
   // What is in the host's memory: nothing; the tensors of one dimension (lengths, indices,
@@ -204,7 +211,11 @@ class Instance {
   void add_gate_parameters();
   void add_raw_gate();
   std::vector<int64_t> gate_shape() const;
-  int64_t assign_pool_slots(int64_t index_columns, std::vector<int64_t>& token_slots);
+  int64_t assign_pool_slots(int64_t index_columns);
+  void assign_drafts(int64_t index_columns);
+  void add_pool_lists(int64_t index_columns);
+  void add_has_initial_state();
+  std::function<double(int64_t)> listed(const std::vector<int64_t>& slots) const;
   void add_states();
   void add_checkpoints();
   void generate_sequence_op();
@@ -234,6 +245,8 @@ class Instance {
   Buffer forward_o_, forward_workspace_, saved_;  // of a backward case's forward call
   std::vector<std::byte> saved_before_;           // as forward left it
   std::vector<int64_t> read_slots_, write_slots_, pool_written_, ckpt_written_;
+  std::vector<int64_t> token_slots_, accepted_;
+  int64_t token_columns_ = 0;
 };
 
 }  // namespace deltic::cases

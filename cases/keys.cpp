@@ -77,9 +77,9 @@ constexpr std::array kGates = {"none", "head", "channel"};
 constexpr std::array kForms = {"log_decay", "softplus", "bounded"};
 constexpr std::array kBetas = {"none", "value", "sigmoid", "2sigmoid"};
 constexpr std::array kFinals = {"0", "1", "inplace"};
-constexpr std::array kPools = {"none",  "identity", "inplace", "writelist", "move",
-                               "start", "peek",     "mixed",   "tokens",    "fork"};
-constexpr std::array kLayouts = {"0", "1", "headmajor", "expand"};
+constexpr std::array kPools = {"none", "identity", "inplace", "writelist", "move",  "start",
+                               "peek", "mixed",    "tokens",  "fork",      "drafts"};
+constexpr std::array kLayouts = {"0", "1", "headmajor", "expand", "pages"};
 constexpr std::array kStates = {"kv", "vk"};
 constexpr std::array kGateValues = {"random", "slow", "softplus", "mixed", "zero"};
 constexpr std::array kKeyValues = {"random", "repeated", "correlated", "zero"};
@@ -324,6 +324,13 @@ std::string index_lists(C c) {
   return need((c.pool != Pool::none && c.pool != Pool::identity) || !c.ckpt.empty(),
               "a pool with lists or ckpt");
 }
+std::string two_lists(C c) {
+  const bool has_one = c.pool == Pool::none || c.pool == Pool::inplace ||
+                       c.pool == Pool::writelist || c.pool == Pool::drafts;
+  return need(!has_one || (c.pool == Pool::drafts && c.op != Op::decode),
+              "a pool without lists, or with two");
+}
+std::string initial_state(C c) { return need(c.init || c.pool != Pool::none, "init=1 or a pool"); }
 std::string incoming(C c) {
   return need(c.op == Op::backward || (c.gradient && is_any(c.op, {Op::conv, Op::wy})),
               "backward, conv_backward or wy_backward as the operation");
@@ -407,8 +414,15 @@ constexpr Key kKeys[] = {
      kBackward},
     {"pool", one_of<&Case::pool, kPools>(), "none",
      "states in a pool: no lists; one list (read, write); two lists; read -1; write -1; all by "
-     "turns with skipped ones; decode: a slot per token; all read one slot",
+     "turns with skipped ones; decode: a slot per token; all read one slot; by accepted tokens",
      kPoolOp},
+    {"writepool", flag<&Case::write_pool>(), "0", "another pool is written than the one read",
+     both<kPoolOp, two_lists>},
+    {"null", whole<&Case::null_slot, -1, 1000>(), "-1", "slots up to this one are none",
+     both<kPoolOp, index_lists>},
+    {"hasinit", flag<&Case::has_init>(), "0",
+     "has_initial_state is given: every third sequence starts from zero",
+     both<kPoolOp, initial_state>},
     {"idx", index_dtype<&Case::idx>(), "i32", "dtype of the index lists of pool and checkpoints",
      both<kPoolOp, index_lists>},
     {"ckpt", kCheckpoints, "none",
@@ -426,7 +440,8 @@ constexpr Key kKeys[] = {
     {"result", flag<&Case::from_result>(), "0", "inverse_backward: from the result instead of A",
      inverse_gradient},
     {"strided", one_of<&Case::strided, kLayouts>(), "0",
-     "contiguous; views into wider buffers; heads outside of tokens; inputs with head stride 0",
+     "contiguous; views into wider buffers; heads outside of tokens; inputs with head stride 0; "
+     "slices of longer rows and gaps between states, all at multiples of 16 bytes",
      always},
     {"gates", kLogDecays, "random (form=softplus: softplus)",
      "log decays: -5 sigmoid(n); a quarter of heads and channels near -1e-4; -16..-1 times "

@@ -167,7 +167,7 @@ struct StateOutputs {
   Output final_state, pool, ckpt;
   StateOutputs(const Instance& i, Values& all)
       : final_state(make_output(i, all, "final_state", NAN)),
-        pool(make_output(i, all, "state_pool", NAN)),
+        pool(make_output(i, all, i.spec().write_pool ? "write_pool" : "state_pool", NAN)),
         ckpt(make_output(i, all, "ckpt_states", NAN)) {}
   static void put(const Problem& p, const Output& to, int64_t slot, int64_t h, const Floats& S) {
     for (int64_t d = 0; d < p.c.K; ++d) {
@@ -178,7 +178,7 @@ struct StateOutputs {
   }
   void put_final(const Problem& p, int64_t n, int64_t h, const Floats& S) const {
     if (final_state.values != nullptr) put(p, final_state, n, h, S);
-    if (p.c.pool == Pool::none || p.c.pool == Pool::tokens) return;
+    if (p.c.pool == Pool::none) return;
     const int64_t slot = p.instance.write_slots()[static_cast<size_t>(n)];
     if (slot >= 0) put(p, pool, slot, h, S);
   }
@@ -190,7 +190,7 @@ void keep_checkpoints(const Problem& p, const StateOutputs& out, int64_t n, int6
   for (int64_t m = p.ckpt_cu[static_cast<size_t>(n)]; m < p.ckpt_cu[static_cast<size_t>(n + 1)];
        ++m) {
     const auto i = static_cast<size_t>(m);
-    if (p.ckpt_tokens[i] == token && p.ckpt_slots[i] >= 0) {
+    if (p.ckpt_tokens[i] == token && p.ckpt_slots[i] > p.c.null_slot) {
       StateOutputs::put(p, out.ckpt, p.ckpt_slots[i], h, S);
     }
   }
@@ -296,8 +296,8 @@ Values decode(const Instance& instance) {
         o.put(static_cast<size_t>(row * V + j), p.scale() * result[static_cast<size_t>(j)]);
       }
       keep_checkpoints(p, out, n, h, t + 1, S);
-      if (c.pool == Pool::tokens) {
-        const int64_t slot = p.token_slots[static_cast<size_t>(n * p.index_columns + t)];
+      if (const int64_t columns = p.instance.token_columns(); columns > 0) {
+        const int64_t slot = p.instance.token_slots()[static_cast<size_t>(n * columns + t)];
         if (slot >= 0) StateOutputs::put(p, out.pool, slot, h, S);
       }
     }

@@ -22,8 +22,7 @@ struct Problem {
   const Instance& instance;
   const Case& c;
   Floats q, k, v, beta, g, gv, A_log, dt_bias, state, a, x, d_o, d_final;
-  std::vector<int64_t> ckpt_cu, ckpt_tokens, ckpt_slots, token_slots;
-  int64_t index_columns = 0;
+  std::vector<int64_t> ckpt_cu, ckpt_tokens, ckpt_slots, has_initial;
 
   explicit Problem(const Instance& i) : instance(i), c(i.spec()) {
     q = floats("q"), k = floats("k"), v = floats("v"), beta = floats("beta"), g = floats("g");
@@ -31,11 +30,7 @@ struct Problem {
     a = floats("a"), x = floats("x");
     d_o = floats("d_o"), d_final = floats("d_final_state");
     ckpt_cu = whole("ckpt_cu"), ckpt_tokens = whole("ckpt_tokens"),
-    ckpt_slots = whole("ckpt_slots");
-    if (c.pool == Pool::tokens) {
-      token_slots = whole("write_index");
-      index_columns = i.tensor("write_index").view.shape[1];
-    }
+    ckpt_slots = whole("ckpt_slots"), has_initial = whole("has_initial_state");
     if (c.init || c.pool != Pool::none) {  // values before any run
       const Tensor& t = i.tensor(c.init ? "initial_state" : "state_pool");
       state = first_values(t);
@@ -126,12 +121,10 @@ struct Problem {
                                (c.state == StateLayout::vk ? column * c.K + d : d * c.V + column));
   }
   int64_t read_slot(int64_t n) const {
+    if (!has_initial.empty() && has_initial[static_cast<size_t>(n)] == 0) return -1;
     return c.pool != Pool::none ? instance.read_slots()[static_cast<size_t>(n)] : c.init ? n : -1;
   }
-  bool is_skipped(int64_t n) const {
-    return c.pool != Pool::none && c.pool != Pool::tokens && read_slot(n) < 0 &&
-           instance.write_slots()[static_cast<size_t>(n)] < 0;
-  }
+  bool is_skipped(int64_t n) const { return c.pool != Pool::none && instance.is_skipped(n); }
 };
 
 struct Output {

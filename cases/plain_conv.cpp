@@ -21,7 +21,8 @@ struct ConvSequence {
   float input(int64_t t, int64_t d) const {
     if (t >= 0) return p.x[row_at(t, d)];
     const int64_t slot = p.read_slot(n);
-    return slot < 0 || p.c.S + t < 0 ? 0.0f : p.state[state_at(slot, d, p.c.S + t)];
+    const int64_t place = p.instance.window_of(n) + t;
+    return slot < 0 || place < 0 ? 0.0f : p.state[state_at(slot, d, place)];
   }
   float tap(int64_t d, int64_t j) const { return weight[static_cast<size_t>(d * p.c.W + j)]; }
   float sum(int64_t t, int64_t d) const {
@@ -40,7 +41,7 @@ Values conv(const Instance& instance) {
   Values all;
   const Output out = make_output(instance, all, "out", 0.0);
   const Output final_state = make_output(instance, all, "final_state", NAN);
-  const Output pool = make_output(instance, all, "state_pool", NAN);
+  const Output pool = make_output(instance, all, c.write_pool ? "write_pool" : "state_pool", NAN);
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
     if (p.is_skipped(n)) continue;
     const ConvSequence s{p, weight, bias, n};
@@ -50,9 +51,11 @@ Values conv(const Instance& instance) {
         const float y = s.sum(t, d);
         out.put(s.row_at(t, d), c.activation == Activation::silu ? y * sigmoid(y) : y);
       }
+      const bool is_window = c.pool == Pool::drafts && s.length() > 0;
+      const int64_t from = is_window ? 2 - c.W : s.length() - c.S;
       for (int64_t i = 0; i < c.S && slot >= 0; ++i) {
         (c.pool == Pool::none ? final_state : pool)
-            .put(s.state_at(slot, d, i), s.input(s.length() - c.S + i, d));
+            .put(s.state_at(slot, d, i), from + i < s.length() ? s.input(from + i, d) : 0.0f);
       }
     }
   }

@@ -66,6 +66,8 @@ inline double load(const void* data, DType type, int64_t i) {
       return static_cast<const double*>(data)[i];
     case DType::i32:
       return static_cast<const int32_t*>(data)[i];
+    case DType::u8:
+      return static_cast<const uint8_t*>(data)[i];
     default:
       return static_cast<double>(static_cast<const int64_t*>(data)[i]);
   }
@@ -86,6 +88,9 @@ inline void store(void* data, DType type, int64_t i, double x) {
       break;
     case DType::i32:
       static_cast<int32_t*>(data)[i] = static_cast<int32_t>(x);
+      break;
+    case DType::u8:
+      static_cast<uint8_t*>(data)[i] = static_cast<uint8_t>(x);
       break;
     default:
       static_cast<int64_t*>(data)[i] = static_cast<int64_t>(x);

@@ -110,10 +110,11 @@ double count_bytes(const Case& c) {
   using cases::Pool;
   const bool pool = c.pool != Pool::none;
   const bool reads = pool ? c.pool != Pool::start : c.init;
+  const bool per_token = c.pool == Pool::tokens || (c.pool == Pool::drafts && c.op == Op::decode);
   const bool writes =
-      pool ? c.pool != Pool::peek && c.pool != Pool::tokens : c.final_state != cases::Final::none;
+      pool ? c.pool != Pool::peek && !per_token : c.final_state != cases::Final::none;
   bytes += N * state * size(c.sdtype) * ((reads ? 1 : 0) + (writes ? 1 : 0));
-  if (c.pool == Pool::tokens) bytes += tokens * state * size(c.sdtype) * 2 / 3;
+  if (per_token) bytes += tokens * state * size(c.sdtype) * (c.pool == Pool::tokens ? 2.0 / 3 : 1);
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
     for (int64_t offset : c.ckpt) {
       if (offset <= c.sequence_length(n)) bytes += state * size(c.cdtype);

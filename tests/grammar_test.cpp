@@ -151,7 +151,7 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"conv W=4 S=2", "case: S: expected at least W - 1 = 3, got 2"},
       {"conv final=0 S=4", "case: S: expected a state"},
       {"conv dtype=f16 sdtype=bf16", "case: sdtype: expected f32 or dtype's f16, got 'bf16'"},
-      {"conv strided=expand", "case: strided: expected 0 or 1 for conv"},
+      {"conv strided=expand", "case: strided: expected 0, 1 or pages for conv"},
       {"conv pool=tokens", "case: pool: expected decode as the operation for tokens, got 'conv'"},
       {"conv_backward pool=move", "case: pool:"},
       {"conv act=relu", "case: act: expected none|silu, got 'relu'"},

@@ -447,6 +447,8 @@ void expect_surroundings(const Layer& layer, const Batch& batch, const Call& cal
 
 size_t element_bytes(DType type) {
   switch (type) {
+    case DType::u8:
+      return 1;
     case DType::bf16:
     case DType::f16:
       return 2;
@@ -472,6 +474,8 @@ const char* dtype_name(DType type) {
       return "i32";
     case DType::i64:
       return "i64";
+    case DType::u8:
+      return "u8";
   }
   return "?";
 }
@@ -497,6 +501,9 @@ void store(uint8_t* at, DType type, double x) {
     case DType::i64:
       put(static_cast<int64_t>(x));
       break;
+    case DType::u8:
+      put(static_cast<uint8_t>(x));
+      break;
   }
 }
 
@@ -518,6 +525,8 @@ double load(const uint8_t* at, DType type) {
       return get(int32_t{0});
     case DType::i64:
       return static_cast<double>(get(int64_t{0}));
+    case DType::u8:
+      return get(uint8_t{0});
   }
   return 0;
 }

@@ -49,7 +49,9 @@ constexpr std::pair<std::string_view, const char*> kArguments[] = {
     {"ckpt_tokens", "checkpoints.tokens"},
     {"ckpt_slots", "checkpoints.slots"},
     {"ckpt_states", "checkpoints.states"},
+    {"o", "out"},
     {"conv.state_pool", "state"},
+    {"conv.write_pool", "write_state"},
     {"conv.read_index", "state_index"}};
 
 const char* argument_name(std::string_view op, const char* name) {
@@ -76,7 +78,7 @@ bool names_operation(std::string_view word) {
 bool refuses_dtype(std::string_view operation, std::string_view argument, std::string_view rest) {
   const bool is_output =
       argument == "out" || argument == "w" || (operation == "scores_inverse" && argument == "a");
-  if (!is_output) return false;
+  if (!is_output || t_operator.ends_with("out_")) return false;
   const size_t got = rest.rfind("got ");
   if (got == std::string_view::npos) return false;
   const std::string_view found = rest.substr(got + 4);
@@ -116,6 +118,7 @@ const TypePair kTypes[] = {
 const int32_t kCpu = aoti_torch_device_type_cpu();
 const int32_t kCuda = aoti_torch_device_type_cuda();
 const int32_t kByte = aoti_torch_dtype_uint8();
+const int32_t kBool = aoti_torch_dtype_bool();
 
 const char* foreign_type_name(int32_t type) {
   const std::pair<int32_t, const char*> names[] = {
@@ -141,10 +144,12 @@ const char* foreign_type_name(int32_t type) {
 // numbers, indices and states.
 const char* types_of(std::string_view op, std::string_view name) {
   if (name.starts_with("cu_seqlens") || name.ends_with("_index") || name == "ckpt_cu" ||
-      name == "ckpt_tokens" || name == "ckpt_slots") {
+      name == "ckpt_tokens" || name == "ckpt_slots" || name == "accepted") {
     return "int32 or int64";
   }
-  const bool is_state = name == "initial_state" || name == "state_pool" || name == "ckpt_states";
+  if (name == "has_initial_state") return "bool or uint8";
+  const bool is_state = name == "initial_state" || name == "state_pool" || name == "ckpt_states" ||
+                        name == "write_pool";
   return is_state && !op.starts_with("conv") ? "fp32 or bf16" : "fp32, bf16 or fp16";
 }
 
@@ -166,7 +171,8 @@ void note_copy(const std::string& function, const char* name, int64_t stride) {
 }
 
 void note(const char* name, const deltic_tensor& t) {
-  const char* types[] = {"fp32", "bf16", "fp16", "fp64", "int32", "int64"};  // as kTypes
+  const char* types[] = {"fp32",  "bf16",  "fp16", "fp64",
+                         "int32", "int64", "uint8"};  // as deltic_dtype
   t_tensors += t_tensors.empty() ? "" : ", ";
   t_tensors += std::string(name) + " " + types[t.dtype] + " [";
   for (int32_t i = 0; i < std::min<int32_t>(t.rank, DELTIC_MAX_RANK); ++i) {
@@ -226,7 +232,9 @@ void check(deltic_status status) {
   if (status != DELTIC_OK) fail(status, deltic_last_error());
 }
 
-deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
+namespace {
+
+deltic_tensor view_of(const char* op, const char* name, const Tensor& tensor, bool may_be_flags) {
   const AtenTensorHandle handle = tensor.get();
   deltic_tensor t{};
   int32_t type = 0, device = 0;
@@ -244,12 +252,13 @@ deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
   DELTIC_TORCH_CHECK(aoti_torch_get_data_ptr(handle, &t.data));
   const TypePair* pair = std::find_if(std::begin(kTypes), std::end(kTypes),
                                       [&](const TypePair& p) { return p.torch == type; });
-  if (pair == std::end(kTypes)) {
+  const bool is_flags = may_be_flags && (type == kByte || type == kBool);
+  if (pair == std::end(kTypes) && !is_flags) {
     fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": " + name + ": expected " +
                                       types_of(t_operator, name) + ", got " +
                                       foreign_type_name(type));
   }
-  t.dtype = pair->deltic;
+  t.dtype = is_flags ? DELTIC_U8 : pair->deltic;
   if (device == kCuda) {
     t.device_type = DELTIC_CUDA;
     DELTIC_TORCH_CHECK(aoti_torch_get_device_index(handle, &t.device_index));
@@ -264,6 +273,16 @@ deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
   if (rank == 0) t.rank = 1, t.shape[0] = 1, t.strides[0] = 1;
   if (g_log.load(std::memory_order_relaxed) != nullptr) note(name, t);
   return t;
+}
+
+}  // namespace
+
+deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
+  return view_of(op, name, tensor, false);
+}
+
+deltic_tensor view_flags(const char* op, const char* name, const MaybeTensor& tensor) {
+  return tensor.has_value() ? view_of(op, name, *tensor, true) : deltic_tensor{};
 }
 
 deltic_tensor view(const char* op, const char* name, const MaybeTensor& tensor) {
@@ -419,6 +438,10 @@ bool Options::take(std::string_view key, std::string_view value) {
   if (key == "qk_l2norm") return flag(c.qk_l2norm);
   if (key == "reverse") return flag(c.reverse);
   if (key == "chunk") return number(c.chunk);
+  if (key == "null_slot") {
+    c.has_null_slot = 1;
+    return number(c.null_slot);
+  }
   if (key == "final") return final_state = true;
   if (key == "split") {
     if (choose(c.split, {"auto", "off", "by_length"})) return true;
@@ -438,7 +461,7 @@ bool Options::take(std::string_view key, std::string_view value) {
 }
 
 void plan_outputs(deltic_tensors& t, const Options& options) {
-  t.o = plan_like(t.v);
+  if (t.o.rank == 0) t.o = plan_like(t.v);
   if (!options.final_state) return;
   const bool is_packed = t.cu_seqlens.rank != 0;
   const int64_t N = is_packed ? t.cu_seqlens.shape[0] - 1 : t.q.shape[0];

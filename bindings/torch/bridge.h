@@ -57,6 +57,8 @@ void check(deltic_status status);
 // element, because rank 0 means absent.
 deltic_tensor view(const char* op, const char* name, const Tensor& tensor);
 deltic_tensor view(const char* op, const char* name, const MaybeTensor& tensor);
+// Of a tensor of yes and no: bool, or uint8.
+deltic_tensor view_flags(const char* op, const char* name, const MaybeTensor& tensor);
 
 // An output to be: shape, dtype and device, contiguous, no memory yet. Queries need no more.
 deltic_tensor plan(std::initializer_list<int64_t> shape, int32_t dtype, const deltic_tensor& where);
@@ -90,7 +92,7 @@ Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where);
 //
 //   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
 //   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
-//   activation=silu  as=FUNCTION
+//   activation=silu  null_slot=SLOT  as=FUNCTION
 //
 // `as` is the function that somebody called, which errors then name, in compiled graphs too;
 // without it they name the operator. Threads are those torch would use (in a forked child the
@@ -133,13 +135,16 @@ struct Call {
   deltic_tensor as_given(const char* name, const T& tensor) const {
     return view(function(), name, tensor);
   }
+  deltic_tensor flags(const char* name, const MaybeTensor& tensor) const {
+    return view_flags(function(), name, tensor);
+  }
 
  private:
   deltic_tensor packed(const char* name, const MaybeTensor& tensor, bool is_said);
   std::vector<Tensor> copies_;
 };
 
-// o, and the final state where asked for: as the initial state, else fp32.
+// o, where there is none yet, and the final state where asked for: as the initial state, else fp32.
 void plan_outputs(deltic_tensors& t, const Options& options);
 
 // Checks a forward call and says what it needs. An implementation that keeps nothing for backward

@@ -79,14 +79,47 @@ Tensor conv_(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
   deltic_tensor planned = plan_like(in.t.x);
   in.t.x = with_tokens(in.t.x);
   in.t.state_pool = in.as_given("state_pool", state_pool);
-  in.t.read_index = in.input("read_index", read_index);
-  in.t.write_index = in.input("write_index", write_index);
+  in.t.read_index = in.as_given("read_index", read_index);
+  in.t.write_index = in.as_given("write_index", write_index);
   in.t.out = with_tokens(planned);
   const uint64_t bytes = in.workspace_bytes();
   Tensor out = allocate(planned, in.t.x);
   in.t.out.data = planned.data;
   in.run(bytes);
   return out;
+}
+
+// With everything that servers have: y goes into `out` where that is given, and comes back empty
+// then.
+std::tuple<Tensor, Tensor> conv_out_(const Tensor& x, const Tensor& weight, const MaybeTensor& bias,
+                                     const MaybeTensor& initial_state,
+                                     const MaybeTensor& state_pool, const MaybeTensor& read_index,
+                                     const MaybeTensor& write_index, const MaybeTensor& write_pool,
+                                     const MaybeTensor& has_initial_state,
+                                     const MaybeTensor& accepted, const MaybeTensor& cu_seqlens,
+                                     const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& out,
+                                     const std::string& options) {
+  Inputs in("conv_out_", options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
+  deltic_tensor planned = plan_like(in.t.x);
+  const bool has_pool = state_pool.has_value();
+  if (has_pool) in.t.x = with_tokens(in.t.x);
+  in.t.initial_state = in.as_given("initial_state", initial_state);
+  in.t.state_pool = in.as_given("state_pool", state_pool);
+  in.t.read_index = in.as_given("read_index", read_index);
+  in.t.write_index = in.as_given("write_index", write_index);
+  in.t.write_pool = in.as_given("write_pool", write_pool);
+  in.t.has_initial_state = in.flags("has_initial_state", has_initial_state);
+  in.t.accepted = in.as_given("accepted", accepted);
+  if (out.has_value()) planned = in.as_given("out", *out);
+  in.t.out = has_pool ? with_tokens(planned) : planned;
+  in.plan_final_state();
+  const uint64_t bytes = in.workspace_bytes();
+  deltic_tensor none{};
+  Tensor y = allocate(out.has_value() ? none : planned, in.t.x);
+  Tensor final_state = allocate(in.t.final_state, in.t.x);
+  in.t.out.data = planned.data;
+  in.run(bytes);
+  return {y, final_state};
 }
 
 // Bit i of `want` asks for the i-th gradient; the others come back empty.
@@ -129,6 +162,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(
 void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("conv", TORCH_BOX(&conv));
   m.impl("conv_", TORCH_BOX(&conv_));
+  m.impl("conv_out_", TORCH_BOX(&conv_out_));
   m.impl("conv_backward", TORCH_BOX(&conv_backward));
 }
 
@@ -141,6 +175,11 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
   m.def("conv_(" DELTIC_INPUTS
         "Tensor(a!) state_pool, Tensor? read_index, Tensor? write_index, " DELTIC_SEQUENCES
         ") -> Tensor");
+  m.def("conv_out_(" DELTIC_INPUTS
+        "Tensor? initial_state, Tensor(a!)? state_pool, Tensor? read_index, Tensor? write_index, "
+        "Tensor(b!)? write_pool, Tensor? has_initial_state, Tensor? accepted, Tensor? cu_seqlens, "
+        "Tensor? cu_seqlens_cpu, Tensor(c!)? out, str options='') -> (Tensor out, Tensor "
+        "final_state)");
   m.def("conv_backward(Tensor? d_out, Tensor? d_final_state, " DELTIC_INPUTS
         "Tensor? initial_state, " DELTIC_SEQUENCES
         ", int want=15) -> (Tensor dx, Tensor dweight, Tensor dbias, Tensor d_initial_state)");

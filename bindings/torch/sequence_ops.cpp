@@ -33,8 +33,14 @@ struct Inputs : Call {
   void pool(const MaybeTensor& state_pool, const MaybeTensor& read_index,
             const MaybeTensor& write_index) {
     t.state_pool = as_given("state_pool", state_pool);
-    t.read_index = input("read_index", read_index);
-    t.write_index = input("write_index", write_index);
+    t.read_index = as_given("read_index", read_index);
+    t.write_index = as_given("write_index", write_index);
+  }
+  void servers_lists(const MaybeTensor& write_pool, const MaybeTensor& has_initial_state,
+                     const MaybeTensor& accepted) {
+    t.write_pool = as_given("write_pool", write_pool);
+    t.has_initial_state = flags("has_initial_state", has_initial_state);
+    t.accepted = as_given("accepted", accepted);
   }
   void checkpoints(const MaybeTensor& cu, const MaybeTensor& tokens, const MaybeTensor& slots,
                    const MaybeTensor& states) {
@@ -160,6 +166,55 @@ Tensor decode_(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTen
   return o;
 }
 
+// The rest of a call with everything that servers have: o goes into `out` where that is given, and
+// comes back empty then.
+std::tuple<Tensor, Tensor> run_out(Inputs& in, bool is_decode, const MaybeTensor& out) {
+  in.t.o = in.as_given("o", out);
+  plan_outputs(in.t, in.options);
+  const uint64_t bytes = in.workspace_bytes(is_decode);
+  deltic_tensor none{};
+  Tensor o = allocate(out.has_value() ? none : in.t.o, in.t.q);
+  Tensor final_state = allocate(in.t.final_state, in.t.q);
+  in.run(is_decode, bytes);
+  return {o, final_state};
+}
+
+std::tuple<Tensor, Tensor> forward_out_(
+    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+    const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+    const MaybeTensor& initial_state, const MaybeTensor& state_pool, const MaybeTensor& read_index,
+    const MaybeTensor& write_index, const MaybeTensor& write_pool,
+    const MaybeTensor& has_initial_state, const MaybeTensor& accepted,
+    const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu,
+    const MaybeTensor& ckpt_tokens, const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states,
+    const MaybeTensor& out, MaybeFloat scale, MaybeFloat lower_bound, const std::string& options) {
+  Inputs in("forward_out_", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.initial_state(initial_state);
+  in.pool(state_pool, read_index, write_index);
+  in.servers_lists(write_pool, has_initial_state, accepted);
+  in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  return run_out(in, false, out);
+}
+
+std::tuple<Tensor, Tensor> decode_out_(
+    const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+    const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
+    const MaybeTensor& dt_bias, const MaybeTensor& initial_state, const MaybeTensor& state_pool,
+    const MaybeTensor& read_index, const MaybeTensor& write_index, const MaybeTensor& write_pool,
+    const MaybeTensor& has_initial_state, const MaybeTensor& accepted,
+    const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& out,
+    MaybeFloat scale, MaybeFloat lower_bound, const std::string& options) {
+  Inputs in("decode_out_", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.initial_state(initial_state);
+  in.pool(state_pool, read_index, write_index);
+  in.servers_lists(write_pool, has_initial_state, accepted);
+  return run_out(in, true, out);
+}
+
 using Gradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -217,6 +272,8 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("backward", TORCH_BOX(&backward));
   m.impl("decode", TORCH_BOX(&decode));
   m.impl("decode_", TORCH_BOX(&decode_));
+  m.impl("forward_out_", TORCH_BOX(&forward_out_));
+  m.impl("decode_out_", TORCH_BOX(&decode_out_));
 }
 
 // Tensor arguments and options that operators share, in their order.
@@ -224,6 +281,9 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 #define DELTIC_GATE_PARAMS "Tensor? A_log, Tensor? dt_bias, "
 #define DELTIC_SEQUENCES "Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, "
 #define DELTIC_CHECKPOINTS "Tensor? ckpt_cu, Tensor? ckpt_tokens, Tensor? ckpt_slots, "
+#define DELTIC_POOLS                                                  \
+  "Tensor(a!)? state_pool, Tensor? read_index, Tensor? write_index, " \
+  "Tensor(b!)? write_pool, Tensor? has_initial_state, Tensor? accepted, "
 #define DELTIC_OPTIONS "float? scale=None, float? lower_bound=None, str options=''"
 
 DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
@@ -249,6 +309,13 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
   m.def("decode_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
         "Tensor(a!) state_pool, Tensor? read_index, Tensor? write_index, " DELTIC_SEQUENCES
             DELTIC_OPTIONS ") -> Tensor");
+  m.def("forward_out_(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_POOLS DELTIC_SEQUENCES DELTIC_CHECKPOINTS
+        "Tensor(c!)? ckpt_states, Tensor(d!)? out, " DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state)");
+  m.def("decode_out_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
+        "Tensor? initial_state, " DELTIC_POOLS DELTIC_SEQUENCES "Tensor(d!)? out, " DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state)");
 }
 
 DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CPU, m) { register_kernels(m); }

@@ -81,7 +81,8 @@ typedef enum deltic_dtype {
   DELTIC_F16 = 2,
   DELTIC_F64 = 3, /* the oracle (implementation `reference`) only */
   DELTIC_I32 = 4,
-  DELTIC_I64 = 5
+  DELTIC_I64 = 5,
+  DELTIC_U8 = 6 /* bytes, 0 or not, as bool tensors have them: has_initial_state only */
 } deltic_dtype;
 
 typedef enum deltic_device_type { DELTIC_CPU = 0, DELTIC_CUDA = 1 } deltic_device_type;
@@ -178,6 +179,8 @@ typedef struct deltic_options {
   const char* impl;   /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
   int32_t activation; /* deltic_activation, conv only */
   int32_t reserved;   /* 0. No struct ends in bytes that have no name: they may become a field */
+  int32_t has_null_slot; /* 0: -1 */
+  int32_t null_slot; /* slots from -1 up to this one are none, in every list of slots: -1 or more */
 } deltic_options;
 
 /* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
@@ -211,9 +214,10 @@ typedef struct deltic_tensors {
   /* Or a pool: sequence n starts from slot read_index[n] (-1: zero) and leaves its last state in
    * slot write_index[n] (-1: nowhere); both -1: the sequence is skipped and its o is 0. One list
    * serves for both if only one is given; none: slot n. decode also takes write_index [N,T'], T' at
-   * least the longest length: the slot of the state after every token. */
+   * least the longest length: the slot of the state after every token. Slots may lie apart by more
+   * than they hold (pages of a server). See also write_pool, has_initial_state and accepted. */
   deltic_tensor state_pool;  /* in and out [slots,HV,K,V] or [slots,HV,V,K] */
-  deltic_tensor read_index;  /* [N] int32 or int64 */
+  deltic_tensor read_index;  /* [N] int32 or int64, any stride; [N,T'] with `accepted` */
   deltic_tensor write_index; /* likewise */
   /* Checkpoints: entries ckpt_cu[n] .. ckpt_cu[n+1]-1 belong to sequence n; entry m stores the
    * state after the first ckpt_tokens[m] tokens of this call (0: the initial state) in slot
@@ -225,6 +229,15 @@ typedef struct deltic_tensors {
   /* out, with options.save: what backward needs, deltic_forward_saved bytes. It binds backward to
    * the same inputs, options and arithmetic (fp32 products, cpu.amx or cpu.plain). */
   deltic_buffer saved;
+  /* What servers need besides; not in backward, nor with options.save. */
+  deltic_tensor write_pool; /* out, as state_pool, its own slots and dtype: written instead of
+                               state_pool, which is then only read. Both index lists or none */
+  deltic_tensor has_initial_state; /* [N] DELTIC_U8: where 0 the sequence starts from zero, whatever
+                                      its read slot or initial state */
+  /* Drafted tokens: sequence n starts from slot read_index[n][accepted[n] - 1] of a table [N,T'],
+   * accepted from 1 to T'. decode writes the same table where it has no write_index: its next call
+   * finds the state after every drafted token. */
+  deltic_tensor accepted; /* [N] int32 or int64 */
 } deltic_tensors;
 
 /* Tensors of backward: those of the forward (or decode) call, what came back, and the gradients
@@ -309,6 +322,11 @@ typedef struct deltic_block_backward_tensors {
  * most recent last; a missing state is zero. S is at least W - 1; only the last W - 1 are read. The
  * state left behind is the last S inputs after this call, where the sequence is shorter with what
  * the state it started from still has to say.
+ * With `accepted` (drafted tokens of the last call, of which so many count) a state is a window: the
+ * W - 1 inputs from place accepted[n] - 1 on are those before this call's first token, and the state
+ * left behind is the W - 2 inputs before it, then the call's own, from place 0 on; 0 behind them (an
+ * empty sequence's window stays as it is). S is at least W - 2 plus the tokens of a sequence: W - 1 + drafts. A call without `accepted` on the first
+ * W - 1 places of each slot (a view) leaves what accepted = 1 reads.
  * x and out have unit stride in D; weights and states may have any strides. Arithmetic is fp32. */
 /* clang-format on */
 typedef struct deltic_conv_tensors {
@@ -321,8 +339,11 @@ typedef struct deltic_conv_tensors {
   deltic_tensor final_state; /* out, likewise; may be the initial state itself, updated in place */
   /* Or a pool [slots,D,S], read and written in place; indices as in deltic_tensors. */
   deltic_tensor state_pool;
-  deltic_tensor read_index, write_index; /* [N] int32 or int64 */
+  deltic_tensor read_index, write_index; /* [N] int32 or int64, any stride */
   deltic_tensor out;                     /* out [B,T,D], x's dtype */
+  deltic_tensor write_pool;              /* out, as in deltic_tensors; state_pool's S */
+  deltic_tensor has_initial_state;       /* [N] DELTIC_U8, as in deltic_tensors */
+  deltic_tensor accepted;                /* [N] int32 or int64, 1 to S - W + 2, with a pool */
 } deltic_conv_tensors;
 
 /* Tensors of its gradient: the inputs, what came back, and the gradients asked for (rank > 0), each

@@ -36,7 +36,8 @@ enum class DType : int32_t {
   f16 = DELTIC_F16,
   f64 = DELTIC_F64,
   i32 = DELTIC_I32,
-  i64 = DELTIC_I64
+  i64 = DELTIC_I64,
+  u8 = DELTIC_U8
 };
 enum class DeviceType : int32_t { cpu = DELTIC_CPU, cuda = DELTIC_CUDA };
 enum class Op : int32_t {
@@ -189,6 +190,7 @@ struct Options {
   Save save = Save::none;                    // forward only
   std::string impl{};                        // empty: best first
   Activation activation = Activation::none;  // conv only
+  std::optional<int32_t> null_slot{};        // slots up to this one are none
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -211,6 +213,8 @@ struct Options {
     o.save = static_cast<int32_t>(save);
     o.impl = impl.empty() ? nullptr : impl.c_str();
     o.activation = static_cast<int32_t>(activation);
+    o.has_null_slot = null_slot.has_value() ? 1 : 0;
+    o.null_slot = null_slot.value_or(0);
     return o;
   }
 };
@@ -221,6 +225,7 @@ struct Tensors {
       cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
       ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
   deltic_buffer saved{};  // with Options::save; Workspace::c() gives one
+  TensorView write_pool{}, has_initial_state{}, accepted{};
 
   deltic_tensors c() const {
     return {sizeof(deltic_tensors),
@@ -244,7 +249,10 @@ struct Tensors {
             ckpt_tokens,
             ckpt_slots,
             ckpt_states,
-            saved};
+            saved,
+            write_pool,
+            has_initial_state,
+            accepted};
   }
 };
 
@@ -331,7 +339,8 @@ struct BlockBackwardTensors {
 // Tensors of the causal depthwise convolution; see deltic_conv_tensors.
 struct ConvTensors {
   TensorView x{}, weight{}, bias{}, cu_seqlens{}, cu_seqlens_host{}, initial_state{}, final_state{},
-      state_pool{}, read_index{}, write_index{}, out{};
+      state_pool{}, read_index{}, write_index{}, out{}, write_pool{}, has_initial_state{},
+      accepted{};
 
   deltic_conv_tensors c() const {
     return {sizeof(deltic_conv_tensors),
@@ -345,7 +354,10 @@ struct ConvTensors {
             state_pool,
             read_index,
             write_index,
-            out};
+            out,
+            write_pool,
+            has_initial_state,
+            accepted};
   }
 };
 

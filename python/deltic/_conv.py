@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ._fakes import register_fake
 from ._library import OPS, call, qualified
-from ._native import autocast, flag_word, name_word, needs_grad
+from ._native import autocast, flag_word, name_word, needs_grad, null_word
 from ._sequence_ops import (
     below_autograd,
     is_transformed,
@@ -26,6 +26,7 @@ MOST_TAPS = 8
 
 _CONV = OPS.conv.default
 _CONV_ = OPS.conv_.default
+_CONV_OUT_ = OPS.conv_out_.default  # with everything that servers have
 _CONV_BACKWARD = OPS.conv_backward.default
 _ACTIVATIONS = {None: "", "silu": " activation=silu"}
 
@@ -51,6 +52,29 @@ def _conv_fake(
         return out, x.new_empty((sequences, x.shape[2], max(weight.shape[-1] - 1, 1)))
     shape = (sequences, x.shape[2], initial_state.shape[2])
     return out, x.new_empty(shape, dtype=initial_state.dtype)
+
+
+@register_fake("conv_out_")
+def _conv_out_fake(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial_state: Tensor | None,
+    state_pool: Tensor | None,
+    read_index: Tensor | None,
+    write_index: Tensor | None,
+    write_pool: Tensor | None,
+    has_initial_state: Tensor | None,
+    accepted: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    out: Tensor | None,
+    options: str = "",
+) -> tuple[Tensor, Tensor]:
+    y, final_state = _conv_fake(
+        x, weight, bias, initial_state, cu_seqlens, cu_seqlens_cpu, options
+    )
+    return y if out is None else nothing(x), final_state
 
 
 @register_fake("conv_")
@@ -107,7 +131,7 @@ def _backward(
 
 torch.library.register_autograd(qualified("conv"), _backward, setup_context=_setup)
 refuse_gradient("conv_backward")
-for _name in ("conv", "conv_", "conv_backward"):
+for _name in ("conv", "conv_", "conv_out_", "conv_backward"):
     refuse_vmap(_name)
 
 
@@ -124,6 +148,13 @@ class _Options(TypedDict, total=False):
     initial_state: Tensor | None
     cu_seqlens: Tensor | None
     cu_seqlens_cpu: Tensor | None
+    state: Tensor | None
+    state_index: Tensor | None
+    write_index: Tensor | None
+    write_state: Tensor | None
+    has_initial_state: Tensor | None
+    null_slot: int | None
+    out: Tensor | None
     impl: str | None
 
 
@@ -174,6 +205,13 @@ def causal_conv1d(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
+    state: Tensor | None = None,
+    state_index: Tensor | None = None,
+    write_index: Tensor | None = None,
+    write_state: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    null_slot: int | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """A causal depthwise convolution of a few taps: the short convolution of GDN and KDA layers.
@@ -196,6 +234,9 @@ def causal_conv1d(
         cu_seqlens: ``[N + 1]`` int32 or int64 offsets of packed sequences, with B = 1. Sequences do
             not see each other; rows past the last offset are padding: y is 0 there.
         cu_seqlens_cpu: a copy of ``cu_seqlens`` on the CPU, for tensors on a GPU.
+        state, state_index, write_index, write_state, has_initial_state, null_slot, out: as in
+            :func:`causal_conv1d_update`; ``state`` takes the place of initial and final state. Not
+            differentiable.
         impl: the name of an implementation, by default the best that takes the call. float64 runs
             in the oracle only, ``"reference"``.
 
@@ -217,9 +258,44 @@ def causal_conv1d(
     words = _words("causal_conv1d", activation, impl)
     words += flag_word("causal_conv1d", "output_final_state", " final", output_final_state)
     tensors = (x, weight, bias, initial_state)
+    pools = (state, state_index, write_index, write_state, has_initial_state)
+    if out is not None or null_slot is not None or any(t is not None for t in pools):
+        y, final_state = _in_place(
+            "causal_conv1d",
+            tensors,
+            (*pools, None),
+            (cu_seqlens, cu_seqlens_cpu),
+            out,
+            words + null_word("causal_conv1d", null_slot),
+        )
+        return y, final_state if output_final_state else None
     plain = needs_grad(tensors) and not is_transformed()
     y, final_state = call(_conv if plain else _CONV, *tensors, cu_seqlens, cu_seqlens_cpu, words)
     return y, final_state if output_final_state else None
+
+
+def _in_place(
+    function: str,
+    tensors: tuple[Tensor | None, ...],
+    pools: tuple[Tensor | None, ...],
+    sequences: tuple[Tensor | None, Tensor | None],
+    out: Tensor | None,
+    words: str,
+) -> tuple[Tensor, Tensor]:
+    """A call with what servers have, which has no gradient."""
+    if needs_grad((*tensors, *pools[:1], *pools[3:4], out)):
+        name = "state" if pools[0] is not None else "out" if out is not None else "null_slot"
+        if name == "null_slot" and pools[4] is not None:
+            name = "has_initial_state"
+        raise ValueError(
+            f"{function}: {name}: expected no gradients to be asked for (a state in place is not "
+            "differentiable: use torch.no_grad(), or causal_conv1d), got a tensor that needs one"
+            if name == "state"
+            else f"{function}: {name}: expected none where gradients are asked for (use "
+            "torch.no_grad()), got one"
+        )
+    y, final_state = call(_CONV_OUT_, *tensors, *pools, *sequences, out, words)
+    return y if out is None else out, final_state
 
 
 def causal_conv1d_update(
@@ -230,6 +306,13 @@ def causal_conv1d_update(
     *,
     activation: Activation = None,
     state_index: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    write_index: Tensor | None = None,
+    write_state: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    accepted: Tensor | None = None,
+    null_slot: int | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor:
     """The same for one or a few new tokens per sequence, the states updated in place.
@@ -241,6 +324,17 @@ def causal_conv1d_update(
         weight, bias, activation, impl: as in :func:`causal_conv1d`.
         state_index: ``[B]`` int32 or int64, the slot of each sequence; -1: the sequence is skipped
             and its y is 0.
+        cu_seqlens: as in :func:`causal_conv1d`, with x ``[1, T, D]``.
+        write_index: ``[B]``, the slot that is written where it is another one; -1: none.
+        write_state: a second pool that is written instead of ``state``.
+        has_initial_state: ``[B]`` bool: where False the sequence starts from zeros.
+        accepted: ``[B]`` int32 or int64: of the tokens of the last call, which were drafted, so
+            many count. A state is then a window of S = W - 1 + drafts inputs: those before this
+            call's tokens begin at place ``accepted - 1``, and what is left behind is W - 2 of them
+            and the call's own, from place 0 on. What :func:`causal_conv1d` leaves in
+            ``state[:, :, : W - 1]`` is read with ``accepted`` 1.
+        null_slot: slots from -1 up to this one are none; by default -1.
+        out: of x's shape and dtype, in which y is written and returned.
 
     Returns:
         y, of x's shape. Not differentiable: see :func:`causal_conv1d`.
@@ -259,5 +353,17 @@ def causal_conv1d_update(
             "needs one"
         )
     words = _words("causal_conv1d_update", activation, impl)
-    y: Tensor = call(_CONV_, x, weight, bias, state, state_index, None, None, None, words)
-    return y
+    servers = (write_state, has_initial_state, accepted)
+    if out is not None or null_slot is not None or any(t is not None for t in servers):
+        y, _ = _in_place(
+            "causal_conv1d_update",
+            (x, weight, bias, None),
+            (state, state_index, write_index, *servers),
+            (cu_seqlens, None),
+            out,
+            words + null_word("causal_conv1d_update", null_slot),
+        )
+        return y
+    args = (x, weight, bias, state, state_index, write_index, cu_seqlens, None, words)
+    result: Tensor = call(_CONV_, *args)
+    return result

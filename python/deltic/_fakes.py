@@ -119,11 +119,18 @@ def _check_sequences(c: _Shapes) -> None:
             c.sizes["slots"] = c.shapes[name][0]
             c.take(name, f"slots,{state}")
 
-    take_pool("state_pool")
-    c.index("read_index")
+    c.take("has_initial_state", "N")
+    if c.index("accepted"):
+        c.take("accepted", "N")
+    is_table = "accepted" in c.shapes
+    c.index("read_index", (1, 2) if is_table else (1,))
     c.index("write_index", (1, 2) if c.operator.startswith("decode") else (1,))
-    c.take("read_index", "N")
+    if not is_table:
+        c.take("read_index", "N")
     _check_writes(c)
+    take_pool("state_pool")
+    take_pool("write_pool")
+    c.take("out", "B,T,HV,V")
     c.take("initial_state", f"N,{state}")
     has_checkpoints = [c.index(f"ckpt_{name}") for name in ("cu", "tokens", "slots")]
     take_pool("ckpt_states")
@@ -179,7 +186,16 @@ def _check_conv(c: _Shapes) -> None:
     c.take("weight", "D,W")
     c.take("bias", "D")
     c.sequences()
+    c.take("has_initial_state", "N")
+    if c.index("accepted"):
+        c.take("accepted", "N")
+    if "out" in c.shapes and len(c.shapes["out"]) == 2 and "state_pool" in c.shapes:
+        c.shapes["out"].insert(1, 1)
+    c.take("out", "B,T,D")
     c.take("state_pool", "slots,D,S")
+    if "write_pool" in c.shapes:
+        c.sizes["slots"] = c.shapes["write_pool"][0]
+        c.take("write_pool", "slots,D,S")
     for name in ("read_index", "write_index"):
         c.index(name)
     for name in ("read_index", "write_index"):
@@ -191,13 +207,17 @@ def _check_conv(c: _Shapes) -> None:
 
 _CHECKS: dict[str, Callable[[_Shapes], None]] = {
     **dict.fromkeys(
-        ("forward", "forward_save", "forward_", "decode", "decode_", "backward"), _check_sequences
+        (
+            *("forward", "forward_save", "forward_", "forward_out_"),
+            *("decode", "decode_", "decode_out_", "backward"),
+        ),
+        _check_sequences,
     ),
     **dict.fromkeys(
         ("cumsum", "gate", "l2norm", "kkt", "scores", "inverse", "scores_inverse", "wy"),
         _check_block,
     ),
-    **dict.fromkeys(("conv", "conv_", "conv_backward"), _check_conv),
+    **dict.fromkeys(("conv", "conv_", "conv_out_", "conv_backward"), _check_conv),
 }
 
 

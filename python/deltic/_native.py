@@ -6,7 +6,16 @@ import torch
 from torch import Tensor
 
 from ._library import HAS_CUDA_BACKWARD, call
-from ._sequence_ops import DECODE, DECODE_, FORWARD, FORWARD_, FORWARD_SAVE, differentiable
+from ._sequence_ops import (
+    DECODE,
+    DECODE_,
+    DECODE_OUT_,
+    FORWARD,
+    FORWARD_,
+    FORWARD_OUT_,
+    FORWARD_SAVE,
+    differentiable,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,6 +66,8 @@ class _Options(TypedDict, total=False):
     beta_form: BetaForm
     qk_l2norm: bool
     state_layout: StateLayout
+    has_initial_state: Tensor | None
+    out: Tensor | None
     impl: str | None
 
 
@@ -68,6 +79,9 @@ class _ChunkOptions(_Options, total=False):
     state_pool: Tensor | None
     read_index: Tensor | None
     write_index: Tensor | None
+    write_pool: Tensor | None
+    accepted: Tensor | None
+    null_slot: int | None
 
 
 class _RecurrentOptions(_Options, total=False):
@@ -107,6 +121,11 @@ def chunk_word(op: str, value: int) -> str:
     if value not in (16, 32, 64):
         raise ValueError(f"{op}: chunk_size: expected 16, 32 or 64, got {value}")
     return f" chunk={value}" if value != 64 else ""
+
+
+def null_word(op: str, value: int | None) -> str:
+    """The word for the slots that are none."""
+    return "" if value is None else size_word(op, "null_slot", "null_slot", value)
 
 
 def flag_word(op: str, argument: str, word: str, value: bool) -> str:
@@ -249,6 +268,11 @@ def delta_rule(
     state_pool: Tensor | None = None,
     read_index: Tensor | None = None,
     write_index: Tensor | None = None,
+    write_pool: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    accepted: Tensor | None = None,
+    null_slot: int | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Delta-rule linear attention over whole sequences: DeltaNet, Gated DeltaNet, KDA.
@@ -293,6 +317,14 @@ def delta_rule(
             state. Not differentiable.
         read_index, write_index: ``[N]``, the slots of each sequence (-1: from zero, nowhere). One
             list serves for both; without any, sequence n has slot n.
+        write_pool: a second pool that is written instead of ``state_pool``, with its own slots.
+        has_initial_state: ``[N]`` bool: where False the sequence starts from zero, whatever its
+            read slot or initial state.
+        accepted: ``[N]`` int32 or int64, with ``read_index [N, T']``: sequence n starts from slot
+            ``read_index[n, accepted[n] - 1]``.
+        null_slot: slots from -1 up to this one are none, in every list of slots; by default -1.
+        out: ``[B, T, HV, V]`` in v's dtype, in which o is written and returned; rows of a longer
+            buffer will do.
         impl: the name of an implementation, by default the best that takes the call. float64 runs
             in the oracle only, ``"reference"``.
 
@@ -317,6 +349,9 @@ def delta_rule(
             ("state_pool", state_pool, None),
             ("read_index", read_index, None),
             ("write_index", write_index, None),
+            ("write_pool", write_pool, None),
+            ("accepted", accepted, None),
+            ("null_slot", null_slot, None),
         ):
             if value is not None if default is None else value != default:
                 expected, got = ("none", "one") if default is None else (repr(default), repr(value))
@@ -331,6 +366,7 @@ def delta_rule(
             (cu_seqlens, cu_seqlens_cpu),
             (scale, lower_bound),
             (gate, beta_form, qk_l2norm, state_layout, output_final_state, impl),
+            (has_initial_state, out),
         )
     q, k, v = _autocast(q, k, v)
     check_numbers("delta_rule", scale, lower_bound)
@@ -341,13 +377,33 @@ def delta_rule(
             if isinstance(split, str)
             else size_word("delta_rule", "split", "split", split)
         )
-    words += chunk_word("delta_rule", chunk_size)
+    words += chunk_word("delta_rule", chunk_size) + null_word("delta_rule", null_slot)
     kept = flag_word("delta_rule", "recompute", " save=states", recompute) or " save=all"
     ckpt = _NO_CHECKPOINTS if checkpoints is None else _checkpoints(checkpoints)
     rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
     trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
-    if in_place or (checkpoints is not None and not trains):
+    servers = (write_pool, has_initial_state, accepted)
+    if out is not None or null_slot is not None or any(x is not None for x in servers):
+        if trains or needs_grad((state_pool, write_pool, out)):
+            _refuse_gradient("delta_rule", (state_pool, write_pool), has_initial_state, out)
+        o, final_state = call(
+            FORWARD_OUT_,
+            *rows,
+            state_pool,
+            read_index,
+            write_index,
+            *servers,
+            cu_seqlens,
+            cu_seqlens_cpu,
+            *ckpt,
+            out,
+            scale,
+            lower_bound,
+            words,
+        )
+        o = o if out is None else out
+    elif in_place or (checkpoints is not None and not trains):
         if trains or needs_grad((state_pool,)):
             raise ValueError(_POOL_HAS_NO_GRADIENT.format("delta_rule"))
         o, final_state = call(
@@ -406,6 +462,20 @@ _POOL_HAS_NO_GRADIENT = (
     "{}: state_pool: expected none where gradients are asked for (a pool is not differentiable: "
     "use torch.no_grad(), or initial_state), got a tensor"
 )
+
+
+def _refuse_gradient(
+    op: str, pools: tuple[Tensor | None, ...], has_initial_state: Tensor | None, out: Tensor | None
+) -> NoReturn:
+    """The error for what has no gradient in a call that somebody asks for gradients of."""
+    if any(pool is not None for pool in pools):
+        raise ValueError(_POOL_HAS_NO_GRADIENT.format(op))
+    name = "has_initial_state" if out is None and has_initial_state is not None else "out"
+    if out is None and has_initial_state is None:
+        name = "null_slot"
+    raise ValueError(
+        f"{op}: {name}: expected none where gradients are asked for (use torch.no_grad()), got one"
+    )
 
 
 def _checkpoints(given: Any) -> tuple[Tensor, ...]:
@@ -475,6 +545,8 @@ def recurrent(
     beta_form: BetaForm = "value",
     qk_l2norm: bool = False,
     state_layout: StateLayout = "kv",
+    has_initial_state: Tensor | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The same operator token by token, differentiable.
@@ -495,6 +567,7 @@ def recurrent(
         (cu_seqlens, cu_seqlens_cpu),
         (scale, lower_bound),
         (gate, beta_form, qk_l2norm, state_layout, output_final_state, impl),
+        (has_initial_state, out),
     )
 
 
@@ -504,6 +577,7 @@ def _by_token(
     sequences: tuple[Tensor | None, Tensor | None],
     numbers: tuple[float | None, float | None],
     options: tuple[str, str, bool, str, bool, str | None],
+    servers: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Tensor, Tensor | None]:
     """The recurrent form for the function that was called: :func:`recurrent`, or another."""
     q, k, v, *others = rows
@@ -511,6 +585,13 @@ def _by_token(
     check_numbers(function, *numbers)
     words = _words(function, *options)
     trains = needs_grad(rows)
+    has_initial_state, out = servers
+    if has_initial_state is not None or out is not None:
+        if trains or needs_grad((out,)):
+            _refuse_gradient(function, (), has_initial_state, out)
+        pools = (None, None, None, None, has_initial_state, None)
+        o, final_state = call(DECODE_OUT_, *rows, *pools, *sequences, out, *numbers, words)
+        return o if out is None else out, final_state if " final" in words else None
     if trains:
         check_has_gradient(function, q, rows[5])
     operator = differentiable(DECODE) if trains else DECODE
@@ -529,6 +610,10 @@ def decode(
     state_pool: Tensor,
     read_index: Tensor | None = None,
     write_index: Tensor | None = None,
+    write_pool: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    accepted: Tensor | None = None,
+    null_slot: int | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
@@ -539,6 +624,7 @@ def decode(
     beta_form: BetaForm = "value",
     qk_l2norm: bool = False,
     state_layout: StateLayout = "kv",
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor:
     """One or a few tokens per sequence, the states updated in place in a pool.
@@ -551,6 +637,10 @@ def decode(
         read_index: ``[N]`` int32 or int64, the slot each sequence starts from; -1: from zero.
         write_index: ``[N]``, the slot its last state goes to (-1: nowhere), or ``[N, T]``: the slot
             of the state after every token. Both -1: the sequence is skipped and its o is 0.
+        write_pool, has_initial_state, null_slot, out: as in :func:`delta_rule`.
+        accepted: ``[N]`` with a table ``read_index [N, T']``: sequence n starts from slot
+            ``read_index[n, accepted[n] - 1]``. Without ``write_index`` the state after token t then
+            goes to ``read_index[n, t]``: the slots of the drafted tokens.
 
     Returns:
         ``o [B, T, HV, V]``. Not differentiable: see :func:`recurrent`.
@@ -567,7 +657,31 @@ def decode(
     if needs_grad((*rows, state_pool)):
         raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
     check_numbers("decode", scale, lower_bound)
-    o: Tensor = call(
+    words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
+    servers = (write_pool, has_initial_state, accepted)
+    if out is not None or null_slot is not None or any(x is not None for x in servers):
+        if needs_grad((write_pool, out)):
+            _refuse_gradient("decode", (write_pool,), None, out)
+        if state_pool is None:
+            raise ValueError("decode: state_pool: expected a tensor, got none")
+        o, _ = call(
+            DECODE_OUT_,
+            *rows,
+            None,
+            state_pool,
+            read_index,
+            write_index,
+            *servers,
+            cu_seqlens,
+            cu_seqlens_cpu,
+            out,
+            scale,
+            lower_bound,
+            words + null_word("decode", null_slot),
+        )
+        result: Tensor = o if out is None else out
+        return result
+    result = call(
         DECODE_,
         *rows,
         state_pool,
@@ -577,6 +691,6 @@ def decode(
         cu_seqlens_cpu,
         scale,
         lower_bound,
-        _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl),
+        words,
     )
-    return o
+    return result

@@ -16,6 +16,9 @@ FORWARD_ = OPS.forward_.default
 BACKWARD = OPS.backward.default
 DECODE = OPS.decode.default
 DECODE_ = OPS.decode_.default
+# With everything that servers have, and an output of the caller's.
+FORWARD_OUT_ = OPS.forward_out_.default
+DECODE_OUT_ = OPS.decode_out_.default
 
 # Bits of `want`, in the order of backward's outputs.
 _GRADIENTS = ("q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_state")
@@ -203,6 +206,69 @@ def _decode_fake(
     )
 
 
+@register_fake("forward_out_")
+def _forward_out_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    g: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    state_pool: Tensor | None,
+    read_index: Tensor | None,
+    write_index: Tensor | None,
+    write_pool: Tensor | None,
+    has_initial_state: Tensor | None,
+    accepted: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    ckpt_cu: Tensor | None,
+    ckpt_tokens: Tensor | None,
+    ckpt_slots: Tensor | None,
+    ckpt_states: Tensor | None,
+    out: Tensor | None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    options: str = "",
+) -> tuple[Tensor, Tensor]:
+    return (
+        v.new_empty(v.shape) if out is None else nothing(q),
+        _final_state(q, v, initial_state, cu_seqlens, options),
+    )
+
+
+@register_fake("decode_out_")
+def _decode_out_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    g: Tensor | None,
+    gv: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    initial_state: Tensor | None,
+    state_pool: Tensor | None,
+    read_index: Tensor | None,
+    write_index: Tensor | None,
+    write_pool: Tensor | None,
+    has_initial_state: Tensor | None,
+    accepted: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    out: Tensor | None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    options: str = "",
+) -> tuple[Tensor, Tensor]:
+    return (
+        v.new_empty(v.shape) if out is None else nothing(q),
+        _final_state(q, v, initial_state, cu_seqlens, options),
+    )
+
+
 @register_fake("decode_")
 def _decode_in_place_fake(q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> Tensor:
     return v.new_empty(v.shape)
@@ -341,7 +407,10 @@ for _name, _backward, _setup in (
 ):
     torch.library.register_autograd(qualified(_name), _backward, setup_context=_setup)
 refuse_gradient("backward")
-for _name in ("forward", "forward_save", "forward_", "decode", "decode_", "backward"):
+for _name in (
+    *("forward", "forward_save", "forward_", "forward_out_"),
+    *("decode", "decode_", "decode_out_", "backward"),
+):
     refuse_vmap(_name)
 
 

@@ -2,6 +2,7 @@
 #include "api/operation.h"
 
 #include <algorithm>
+#include <array>
 
 #include "api/dispatch.h"
 #include "api/settings.h"
@@ -19,25 +20,20 @@ namespace {
 
 constexpr uint64_t kWorkspaceAlign = 64;
 
-// The tensors of a call's struct, which stand side by side in it.
-std::span<const deltic_tensor> tensors_of(const deltic_tensors& t) {
-  return {&t.q, static_cast<size_t>(&t.ckpt_states - &t.q) + 1};
+// The tensors of a call's struct: those that stand side by side in it, and those after a field that
+// is none.
+using Runs = std::array<std::span<const deltic_tensor>, 2>;
+std::span<const deltic_tensor> run(const deltic_tensor& first, const deltic_tensor& last) {
+  return {&first, static_cast<size_t>(&last - &first) + 1};
 }
-std::span<const deltic_tensor> tensors_of(const deltic_block_tensors& t) {
-  return {&t.q, static_cast<size_t>(&t.rstd - &t.q) + 1};
+Runs tensors_of(const deltic_tensors& t) {
+  return {run(t.q, t.ckpt_states), run(t.write_pool, t.accepted)};
 }
-std::span<const deltic_tensor> tensors_of(const deltic_backward_tensors& t) {
-  return {&t.d_o, static_cast<size_t>(&t.d_initial_state - &t.d_o) + 1};
-}
-std::span<const deltic_tensor> tensors_of(const deltic_block_backward_tensors& t) {
-  return {&t.d_out, static_cast<size_t>(&t.ddt_bias - &t.d_out) + 1};
-}
-std::span<const deltic_tensor> tensors_of(const deltic_conv_tensors& t) {
-  return {&t.x, static_cast<size_t>(&t.out - &t.x) + 1};
-}
-std::span<const deltic_tensor> tensors_of(const deltic_conv_backward_tensors& t) {
-  return {&t.d_out, static_cast<size_t>(&t.d_initial_state - &t.d_out) + 1};
-}
+Runs tensors_of(const deltic_block_tensors& t) { return {run(t.q, t.rstd)}; }
+Runs tensors_of(const deltic_backward_tensors& t) { return {run(t.d_o, t.d_initial_state)}; }
+Runs tensors_of(const deltic_block_backward_tensors& t) { return {run(t.d_out, t.ddt_bias)}; }
+Runs tensors_of(const deltic_conv_tensors& t) { return {run(t.x, t.accepted)}; }
+Runs tensors_of(const deltic_conv_backward_tensors& t) { return {run(t.d_out, t.d_initial_state)}; }
 
 // The device of the first tensor, which the others must share: who can be named depends on it, and
 // the checks on who was named.
@@ -46,7 +42,7 @@ deltic_device_type device_in(const Tensors& tensors) {
   if constexpr (requires { tensors.forward; }) {
     return device_in(*tensors.forward);
   } else {
-    for (const deltic_tensor& t : tensors_of(tensors)) {
+    for (const deltic_tensor& t : tensors_of(tensors)[0]) {
       if (t.rank > 0) return t.device_type == DELTIC_CUDA ? DELTIC_CUDA : DELTIC_CPU;
     }
     return DELTIC_CPU;
@@ -79,11 +75,13 @@ struct Call {
 
 // Bytes that the call writes, beside everything else it was given.
 void check_alone(deltic_op op, const char* name, const deltic_buffer& buffer, uint64_t bytes,
-                 std::span<const deltic_tensor> tensors) {
-  for (const deltic_tensor& t : tensors) {
-    if (overlaps(t, buffer.data, bytes)) {
-      fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": ", name,
-           ": expected memory of its own, got an overlap with a tensor");
+                 const Runs& tensors) {
+  for (const std::span<const deltic_tensor> run : tensors) {
+    for (const deltic_tensor& t : run) {
+      if (overlaps(t, buffer.data, bytes)) {
+        fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": ", name,
+             ": expected memory of its own, got an overlap with a tensor");
+      }
     }
   }
 }

@@ -79,34 +79,16 @@ void check_inputs(Checker& c, const deltic_tensors& t) {
 // Initial and final state, or the pool with its indices.
 void check_states(Checker& c, const deltic_tensors& t) {
   Problem& p = c.p_;
-  p.is_pool = t.state_pool.rank != 0;
+  c.slots(t);
   if (!p.is_pool) {
-    c.absent(t.read_index, "read_index", "without a state pool");
-    c.absent(t.write_index, "write_index", "without a state pool");
     p.state_in = c.states(t.initial_state, "initial_state", p.N, false);
     p.state_out = c.states(t.final_state, "final_state", p.N, true);
     return;
   }
-  c.absent(t.initial_state, "initial_state", "with a state pool");
-  c.absent(t.final_state, "final_state", "with a state pool");
-  p.state_in = p.state_out = c.states(t.state_pool, "state_pool", -1, true);
-  p.read_index = c.indices(t.read_index, "read_index");
-  p.write_index = c.indices(t.write_index, "write_index", p.op == DELTIC_DECODE);
-  if (p.read_index && p.read_index.n0 != p.N) c.shape(t.read_index, "read_index", {p.N});
-  if (p.write_index && p.write_index.n0 != p.N) {
-    c.bad("write_index", "expected N = ", p.N, " rows, got shape ", shape_text(t.write_index));
-  }
-  if (p.write_index.n1 > 0 && !p.read_index) {
-    c.bad("read_index", "expected a tensor with a write index per token, got none");
-  }
-  if (p.write_index.n1 > 0 && !p.packed && p.write_index.n1 < p.T) {
-    c.bad("write_index", "expected at least T = ", p.T, " columns, got shape ",
-          shape_text(t.write_index));
-  }
-  if (!p.read_index && !p.write_index && p.state_in.slots < p.N) {
-    c.bad("state_pool", "expected at least N = ", p.N, " slots without indices, got ",
-          p.state_in.slots);
-  }
+  p.state_in = p.state_out = c.states(t.state_pool, "state_pool", -1, !p.has_write_pool);
+  if (p.has_write_pool) p.state_out = c.states(t.write_pool, "write_pool", -1, true);
+  c.slots_without_lists(p.state_in, "state_pool");
+  c.slots_without_lists(p.state_out, "write_pool");
 }
 
 void check_checkpoint_tensors(Checker& c, const deltic_tensors& t) {
@@ -119,6 +101,7 @@ void check_checkpoint_tensors(Checker& c, const deltic_tensors& t) {
                                   {&t.ckpt_tokens, "ckpt_tokens"},
                                   {&t.ckpt_slots, "ckpt_slots"},
                                   {&t.ckpt_states, "ckpt_states"}};
+  c.null_slot(p.read_index || p.write_index || p.ckpt_slots);
   if (!p.ckpt_cu && !p.ckpt_tokens && !p.ckpt_slots && !p.ckpt) return;
   for (const auto& l : lists) {
     if (l.tensor->rank == 0) {
@@ -156,6 +139,9 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
     c.bad("save", "expected none with a state pool, which has no gradient, got ",
           p.save == DELTIC_SAVE_STATES ? "states" : "all");
   }
+  if (p.has_initial && p.save != DELTIC_SAVE_NONE) {
+    c.bad("has_initial_state", "expected none where backward is to run (save), got a tensor");
+  }
 
   const bool in_place =
       !p.is_pool && p.state_in && p.state_out && p.state_in.data == p.state_out.data &&
@@ -163,8 +149,11 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
       std::equal(t.initial_state.strides, t.initial_state.strides + 4, t.final_state.strides);
   c.output(t.o, "o");
   c.output(t.final_state, "final_state");
-  c.output(t.state_pool, "state_pool");
+  if (!p.has_write_pool) c.output(t.state_pool, "state_pool");
+  c.output(t.write_pool, "write_pool");
   c.output(t.ckpt_states, "ckpt_states");
+  if (p.has_write_pool) c.input(t.state_pool, "state_pool");
+  c.input(t.has_initial_state, "has_initial_state"), c.input(t.accepted, "accepted");
   c.input(t.q, "q"), c.input(t.k, "k"), c.input(t.v, "v");
   c.input(t.beta, "beta"), c.input(t.g, "g"), c.input(t.gv, "gv");
   c.input(t.A_log, "A_log"), c.input(t.dt_bias, "dt_bias");
@@ -188,6 +177,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_bac
   c.absent(t.final_state, "final_state", "in a backward call");
   c.absent(t.state_pool, "state_pool", "in a backward call: pools are not differentiable");
   c.absent(t.ckpt_states, "ckpt_states", "in a backward call: checkpoints are not differentiable");
+  c.absent(t.has_initial_state, "has_initial_state", "in a backward call");
   check_states(c, t);
   check_checkpoint_tensors(c, t);
 

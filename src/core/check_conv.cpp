@@ -63,30 +63,24 @@ void check_state_dtype(const Checker& c, const deltic_tensor& t, const char* nam
 
 void check_pool(Checker& c, const deltic_conv_tensors& t) {
   Problem& p = c.p_;
-  p.is_pool = t.state_pool.rank != 0;
-  if (!p.is_pool) {
-    c.absent(t.read_index, "read_index", "without a state pool");
-    c.absent(t.write_index, "write_index", "without a state pool");
-    return;
-  }
-  c.absent(t.initial_state, "initial_state", "with a state pool");
-  c.absent(t.final_state, "final_state", "with a state pool");
-  p.state_in = p.state_out = check_state(c, t.state_pool, "state_pool", -1, true);
+  c.slots(t);
+  c.null_slot(p.read_index || p.write_index);
+  if (!p.is_pool) return;
+  p.state_in = p.state_out = check_state(c, t.state_pool, "state_pool", -1, !p.has_write_pool);
   check_state_dtype(c, t.state_pool, "state_pool", t.x);
-  p.read_index = c.indices(t.read_index, "read_index");
-  p.write_index = c.indices(t.write_index, "write_index");
-  if (p.read_index) c.shape(t.read_index, "read_index", {p.N});
-  if (p.write_index) c.shape(t.write_index, "write_index", {p.N});
-  if (!p.read_index && !p.write_index && p.state_in.slots < p.N) {
-    c.bad("state_pool", "expected at least N = ", p.N, " slots without indices, got ",
-          p.state_in.slots);
+  if (p.has_write_pool) {
+    p.state_out = check_state(c, t.write_pool, "write_pool", -1, true);
+    check_state_dtype(c, t.write_pool, "write_pool", t.x);
   }
+  c.slots_without_lists(p.state_in, "state_pool");
+  c.slots_without_lists(p.state_out, "write_pool");
 }
 
 void check_inputs_alone(const Checker& c, const deltic_conv_tensors& t) {
   c.input(t.x, "x"), c.input(t.weight, "weight"), c.input(t.bias, "bias");
   c.input(t.cu_seqlens, "cu_seqlens"), c.input(t.cu_seqlens_host, "cu_seqlens_host");
   c.input(t.read_index, "read_index"), c.input(t.write_index, "write_index");
+  c.input(t.has_initial_state, "has_initial_state"), c.input(t.accepted, "accepted");
 }
 
 }  // namespace
@@ -116,7 +110,9 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_con
       std::equal(t.initial_state.strides, t.initial_state.strides + 3, t.final_state.strides);
   c.output(t.out, "out");
   c.output(t.final_state, "final_state");
-  c.output(t.state_pool, "state_pool");
+  if (!p.has_write_pool) c.output(t.state_pool, "state_pool");
+  c.output(t.write_pool, "write_pool");
+  if (p.has_write_pool) c.input(t.state_pool, "state_pool");
   check_inputs_alone(c, t);
   c.input(t.initial_state, "initial_state", in_place ? "final_state" : nullptr);
   return p;
@@ -133,6 +129,7 @@ Problem check_call(deltic_op op, const deltic_options& options,
   c.absent(t.out, "out", "in a gradient's call");
   c.absent(t.final_state, "final_state", "in a gradient's call");
   c.absent(t.state_pool, "state_pool", "in a gradient's call: pools are not differentiable");
+  c.absent(t.has_initial_state, "has_initial_state", "in a gradient's call");
   check_pool(c, t);
   p.state_in = check_state(c, t.initial_state, "initial_state", p.N, false);
   check_state_dtype(c, t.initial_state, "initial_state", t.x);

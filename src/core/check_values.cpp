@@ -51,38 +51,69 @@ void check_written_once(const Problem& p, Argument name, SlotWrite* writes, int6
   }
 }
 
+// Slots that null_slot says are none need not be there.
 void check_slot(const Problem& p, Argument name, int64_t slot, int64_t slots, int64_t at) {
-  if (slot < -1 || slot >= slots) {
+  if (slot < -1 || (slot >= slots && slot > p.null_slot)) {
     bad(p, {.wrong = Wrong::slot, .argument = name, .got = slot, .limit = slots, .at = at});
+  }
+}
+
+// Counts of accepted tokens: each names a column of the table or, of conv, a place in the window.
+void check_accepted(const Problem& p) {
+  const bool is_conv = p.op == DELTIC_CONV;
+  const int64_t most = is_conv ? p.V - p.taps + 2 : p.read_index.n1;
+  for (int64_t n = 0; n < p.N; ++n) {
+    const int64_t accepted = p.accepted(n);
+    if (accepted < 1 || accepted > most) {
+      bad(p, {.wrong = Wrong::accepted,
+              .argument = Argument::accepted,
+              .sequence = n,
+              .got = accepted,
+              .limit = most});
+    }
+    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+    if (is_conv && length > most) {
+      bad(p, {.wrong = Wrong::long_window,
+              .argument = Argument::x,
+              .sequence = n,
+              .got = length,
+              .limit = most});
+    }
   }
 }
 
 void check_pool(const Problem& p, SlotWrite* writes) {
   if (!p.read_index && !p.write_index) return;
   const bool per_token = p.write_index.n1 > 0;
-  const Argument write_name = p.write_index ? Argument::write_index : Argument::read_index;
+  // One list may serve for both.
+  const bool is_own = p.write_index && p.write_index.data != p.read_index.data;
+  const Argument write_name = is_own ? Argument::write_index : Argument::read_index;
   int64_t count = 0;
   for (int64_t n = 0; n < p.N; ++n) {
     const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
     if (per_token && length > p.write_index.n1) {
       bad(p, {.wrong = Wrong::few_columns,
-              .argument = Argument::write_index,
+              .argument = write_name,
               .sequence = n,
               .got = p.write_index.n1,
               .limit = length});
     }
-    if (p.read_index) check_slot(p, Argument::read_index, p.read_index(n), p.state_in.slots, n);
+    if (p.read_index) {
+      const int64_t column = p.read_index.n1 > 0 ? p.accepted(n) - 1 : 0;
+      check_slot(p, Argument::read_index, p.read_index(n, column), p.state_in.slots, n);
+    }
     const Indices& write = p.write_index ? p.write_index : p.read_index;
     for (int64_t t = 0; t < (per_token ? length : 1); ++t) {
       const int64_t slot = per_token ? write(n, t) : write(n);
       check_slot(p, write_name, slot, p.state_out.slots, n);
-      if (slot >= 0) writes[count++] = {slot, n};
+      if (named_slot(p, slot) >= 0) writes[count++] = {slot, n};
     }
   }
   check_written_once(p, write_name, writes, count);
-  if (!p.read_index || !p.write_index) return;
+  if (!p.read_index || !p.write_index || p.has_write_pool) return;
   for (int64_t n = 0; n < p.N; ++n) {
-    const int64_t slot = p.read_index(n);
+    if (p.has_initial && !p.has_initial(n)) continue;
+    const int64_t slot = listed_read_slot(p, n);
     const SlotWrite* w = std::lower_bound(writes, writes + count, SlotWrite{slot, -1});
     if (w != writes + count && w->slot == slot && w->owner != n) {
       bad(p, {.wrong = Wrong::read_while_written,
@@ -114,7 +145,7 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
     for (int64_t m = begin; m < end; ++m) {
       const int64_t slot = p.ckpt_slots(m);
       check_slot(p, Argument::ckpt_slots, slot, p.ckpt.slots, m);
-      if (slot < 0) continue;
+      if (checkpoint_slot(p, m) < 0) continue;
       if (p.ckpt_tokens(m) < 0 || p.ckpt_tokens(m) > length) {
         bad(p, {.wrong = Wrong::checkpoint_token,
                 .argument = Argument::ckpt_tokens,
@@ -129,12 +160,13 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
   check_written_once(p, Argument::ckpt_slots, writes, count);
 }
 
+// Columns [begin, end) of it: of a window with accepted tokens not all are read.
 void check_finite_state(const Problem& p, const States& states, Argument name, int64_t slot,
-                        int64_t n) {
+                        int64_t n, int64_t begin, int64_t end) {
   if (!states || slot < 0) return;
   for (int64_t h = 0; h < p.HV; ++h) {
     for (int64_t d = 0; d < p.K; ++d) {
-      for (int64_t v = 0; v < p.V; ++v) {
+      for (int64_t v = begin; v < end; ++v) {
         const int64_t at = states.at(slot, h) + d * states.s_k + v * states.s_v;
         const double x = load_f64(states.data, states.dtype, at);
         if (!std::isfinite(x)) {
@@ -176,6 +208,7 @@ void check_host_lengths(const Problem& p) {
 void check_values(const Problem& p, std::span<std::byte> scratch) {
   auto* writes = reinterpret_cast<SlotWrite*>(scratch.data());
   if (p.packed) check_lengths(p, p.cu, Argument::cu_seqlens);
+  if (p.accepted) check_accepted(p);
   if (p.is_pool) check_pool(p, writes);
   if (p.ckpt) check_checkpoints(p, writes);
 }
@@ -232,8 +265,10 @@ void check_finite(const Problem& p) {
   for (int64_t n = 0; n < p.N; ++n) {
     const Sequence s = sequence(p, n);
     const Argument state = p.is_pool ? Argument::state_pool : Argument::initial_state;
-    check_finite_state(p, p.state_in, state, s.read_slot, n);
-    check_finite_state(p, p.d_final, Argument::d_final_state, n, n);
+    const bool is_window = p.op == DELTIC_CONV && p.accepted && s.length > 0;
+    check_finite_state(p, p.state_in, state, s.read_slot, n, is_window ? s.inputs - p.taps + 1 : 0,
+                       is_window ? s.inputs : p.V);
+    check_finite_state(p, p.d_final, Argument::d_final_state, n, n, 0, p.V);
     for (int64_t t = 0; t < s.length; ++t) {
       for (int64_t h = 0; h < p.HV; ++h) {
         for (const CheckedRows& in : all_rows) {

@@ -85,6 +85,11 @@ class Checker {
       bad("save", "expected none (forward alone saves), got ", o.save);
     }
     if (o.reserved != 0) bad("reserved", "expected 0, got ", o.reserved);
+    one_of("has_null_slot", o.has_null_slot, 1, "0 or 1");
+    if (o.has_null_slot && o.null_slot < -1) {
+      bad("null_slot", "expected -1 (none) or a slot, got ", o.null_slot);
+    }
+    p_.null_slot = o.has_null_slot ? o.null_slot : -1;
     p_.save = static_cast<deltic_save>(o.save);
     one_of("activation", o.activation, DELTIC_ACTIVATION_SILU, "none (0) or silu (1)");
     if (o.activation != DELTIC_ACTIVATION_NONE && p_.op != DELTIC_CONV) {
@@ -113,6 +118,7 @@ class Checker {
       if (o.state_layout != DELTIC_STATE_KV)
         bad("state_layout", "expected kv (no state here), got vk");
       if (o.split > DELTIC_SPLIT_OFF) bad("split", "expected auto or off, got ", o.split);
+      if (o.has_null_slot) bad("null_slot", "expected none (no slots here), got ", o.null_slot);
     }
     p_.gate_form = static_cast<deltic_gate_form>(o.gate_form);
     p_.beta_form = static_cast<deltic_beta_form>(o.beta_form);
@@ -296,7 +302,8 @@ class Checker {
   }
 
   Indices indices(const deltic_tensor& t, const char* name, bool may_be_2d = false) {
-    if (!given(t, name)) return {};
+    if (t.rank == 0) return {};
+    sound(t, name, false, false, true);
     const DType d = static_cast<DType>(t.dtype);
     if (!is_index(d)) bad(name, "expected int32 or int64, got ", name_of(d));
     if (t.rank != 1 && !(may_be_2d && t.rank == 2)) {
@@ -315,6 +322,85 @@ class Checker {
       x.s1 = stride(t, 1);
     }
     return x;
+  }
+
+  Flags flags(const deltic_tensor& t, const char* name) {
+    if (t.rank == 0) return {};
+    sound(t, name, false, false, true);
+    const DType d = static_cast<DType>(t.dtype);
+    if (d != DType::u8) bad(name, "expected uint8 (bool), got ", name_of(d));
+    shape(t, name, {p_.N});
+    return {static_cast<const uint8_t*>(t.data), true, stride(t, 0)};
+  }
+
+  // Where sequences start and end in a pool: what forward, decode and conv have in common.
+  template <class Tensors>
+  void slots(const Tensors& t) {
+    p_.is_pool = t.state_pool.rank != 0;
+    p_.has_write_pool = t.write_pool.rank != 0;
+    p_.has_initial = flags(t.has_initial_state, "has_initial_state");
+    if (!p_.is_pool) {
+      absent(t.read_index, "read_index", "without a state pool");
+      absent(t.write_index, "write_index", "without a state pool");
+      absent(t.write_pool, "write_pool", "without a state pool");
+      absent(t.accepted, "accepted", "without a state pool");
+      if (p_.has_initial && t.initial_state.rank == 0) {
+        bad("has_initial_state", "expected none without an initial state or a pool, got a tensor");
+      }
+      return;
+    }
+    absent(t.initial_state, "initial_state", "with a state pool");
+    absent(t.final_state, "final_state", "with a state pool");
+    const bool is_decode = p_.op == DELTIC_DECODE, is_conv = p_.op == DELTIC_CONV;
+    p_.accepted = indices(t.accepted, "accepted");
+    if (p_.accepted) shape(t.accepted, "accepted", {p_.N});
+    p_.read_index = indices(t.read_index, "read_index", p_.accepted && !is_conv);
+    p_.write_index = indices(t.write_index, "write_index", is_decode);
+    if (p_.accepted && !is_conv && p_.read_index.n1 == 0) {
+      bad("read_index", "expected a table [N,T'] with accepted counts, got ",
+          p_.read_index ? "a list" : "none");
+    }
+    for (const auto& [index, tensor, name, may_be_table] :
+         {Listed{&p_.read_index, &t.read_index, "read_index", p_.read_index.n1 > 0},
+          Listed{&p_.write_index, &t.write_index, "write_index", is_decode}}) {
+      if (!*index || index->n0 == p_.N) continue;
+      if (!may_be_table) shape(*tensor, name, {p_.N});
+      bad(name, "expected N = ", p_.N, " rows, got shape ", shape_text(*tensor));
+    }
+    if (p_.has_write_pool && p_.read_index.present != p_.write_index.present) {
+      bad(p_.read_index ? "write_index" : "read_index",
+          "expected a tensor with a write pool and the other list, got none");
+    }
+    if (p_.read_index.n1 > 0 && !p_.write_index) {
+      if (!is_decode) {
+        bad("write_index", "expected a tensor with a table of read slots, got none");
+      }
+      p_.write_index = p_.read_index;
+    }
+    if (p_.write_index.n1 > 0 && !p_.read_index) {
+      bad("read_index", "expected a tensor with a write index per token, got none");
+    }
+    if (p_.write_index.n1 > 0 && !p_.packed && p_.write_index.n1 < p_.T) {
+      bad(t.write_index.rank != 0 ? "write_index" : "read_index", "expected at least T = ", p_.T,
+          " columns, got shape ",
+          shape_text(t.write_index.rank != 0 ? t.write_index : t.read_index));
+    }
+  }
+  struct Listed {
+    const Indices* index;
+    const deltic_tensor* tensor;
+    const char* name;
+    bool may_be_table;
+  };
+  // Slots of a pool that every sequence has one of, where no list says which.
+  void slots_without_lists(const States& pool, const char* name) const {
+    if (p_.read_index || p_.write_index || pool.slots >= p_.N) return;
+    bad(name, "expected at least N = ", p_.N, " slots without indices, got ", pool.slots);
+  }
+  // A null slot says something of lists alone.
+  void null_slot(bool has_lists) const {
+    if (p_.null_slot < 0 || has_lists) return;
+    bad("null_slot", "expected none without a list of slots, got ", p_.null_slot);
   }
 
   States states(const deltic_tensor& t, const char* name, int64_t slots, bool is_output) {

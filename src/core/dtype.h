@@ -16,17 +16,21 @@ enum class DType : int32_t {
   f16 = DELTIC_F16,
   f64 = DELTIC_F64,
   i32 = DELTIC_I32,
-  i64 = DELTIC_I64
+  i64 = DELTIC_I64,
+  u8 = DELTIC_U8
 };
 
-constexpr bool is_valid(DType t) { return t >= DType::f32 && t <= DType::i64; }
+constexpr bool is_valid(DType t) { return t >= DType::f32 && t <= DType::u8; }
 constexpr bool is_float(DType t) { return t >= DType::f32 && t <= DType::f64; }
 constexpr bool is_index(DType t) { return t == DType::i32 || t == DType::i64; }
 constexpr int64_t size_of(DType t) {
-  return t == DType::bf16 || t == DType::f16 ? 2 : t == DType::f32 || t == DType::i32 ? 4 : 8;
+  return t == DType::u8                        ? 1
+         : t == DType::bf16 || t == DType::f16 ? 2
+         : t == DType::f32 || t == DType::i32  ? 4
+                                               : 8;
 }
 constexpr const char* name_of(DType t) {
-  constexpr const char* names[] = {"fp32", "bf16", "fp16", "fp64", "int32", "int64"};
+  constexpr const char* names[] = {"fp32", "bf16", "fp16", "fp64", "int32", "int64", "uint8"};
   return is_valid(t) ? names[static_cast<int>(t)] : "an unknown dtype";
 }
 

@@ -22,7 +22,7 @@ const char* name_of(Argument argument) {
                                    "cu_seqlens", "cu_seqlens_host",
                                    "read_index", "write_index",
                                    "ckpt_cu",    "ckpt_tokens",
-                                   "ckpt_slots"};
+                                   "ckpt_slots", "accepted"};
   return names[static_cast<int>(argument)];
 }
 
@@ -68,6 +68,11 @@ std::string expected(const Finding& f) {
       return cat("finite values, got ", f.value, where(f));
     case Wrong::growing_gate:
       return cat("positive log decays that sum to less than 8 in a chunk, got ", f.value, where(f));
+    case Wrong::accepted:
+      return cat("1 to ", f.limit, " accepted tokens, got ", f.got, " for sequence ", f.sequence);
+    case Wrong::long_window:
+      return cat("at most ", f.limit, " tokens (S - W + 2, with accepted counts), got ", f.got,
+                 " for sequence ", f.sequence);
     default:
       return "right values, got right values";
   }

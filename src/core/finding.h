@@ -20,7 +20,9 @@ enum class Wrong : int32_t {
   read_while_written,  // got: the slot; sequence; other: who writes it
   checkpoint_token,    // limit: tokens, sequence, got, at
   not_finite,          // value; where
-  growing_gate         // value; where
+  growing_gate,        // value; where
+  accepted,            // limit, got, sequence
+  long_window          // limit: tokens that a window has room for, got, sequence
 };
 
 enum class Argument : int32_t {
@@ -52,7 +54,8 @@ enum class Argument : int32_t {
   write_index,
   ckpt_cu,
   ckpt_tokens,
-  ckpt_slots
+  ckpt_slots,
+  accepted
 };
 
 struct Finding {

@@ -76,6 +76,16 @@ struct Indices {
   }
 };
 
+// A yes or no per sequence, one byte each.
+struct Flags {
+  const uint8_t* data = nullptr;
+  bool present = false;
+  int64_t s0 = 0;
+
+  explicit operator bool() const { return present; }
+  bool operator()(int64_t i) const { return data[i * s0] != 0; }
+};
+
 struct Problem {
   deltic_op op = DELTIC_FORWARD;
   deltic_device_type device = DELTIC_CPU;
@@ -101,10 +111,14 @@ struct Problem {
   Rows inverse;                        // out, of scores_inverse: `a` of the call
   Param A_log, dt_bias;
   Indices cu, cu_host;
-  // initial/final state or a pool: where sequence n starts and ends.
+  // initial/final state or a pool: where sequence n starts and ends. state_out is the write pool
+  // where there is one.
   States state_in, state_out, ckpt;
-  bool is_pool = false;
-  Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots;
+  bool is_pool = false, has_write_pool = false;
+  int64_t null_slot = -1;  // slots up to this one are none
+  // read_index is a table [N,T'] with `accepted` (conv: never, there `accepted` moves the window).
+  Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots, accepted;
+  Flags has_initial;
 
   // Backward: what came back, the gradients asked for, and what the forward kept.
   deltic_save save = DELTIC_SAVE_NONE;
@@ -171,7 +185,25 @@ struct Sequence {
   int64_t read_slot = -1, write_slot = -1;  // of state_in, state_out; -1: zero, nowhere
   int64_t ckpt_begin = 0, ckpt_end = 0;
   bool skipped = false;  // both pool indices -1: o = 0, nothing else is touched
+  // conv: so many inputs of the state it starts from count, from place 0 on; and the input that
+  // place 0 of the state left behind holds, counted from the call's first token.
+  int64_t inputs = 0, left_from = 0;
 };
+
+// The slot that an index list names; -1: none.
+inline int64_t named_slot(const Problem& p, int64_t slot) {
+  return slot <= p.null_slot ? -1 : slot;
+}
+// Slot of checkpoint m; -1: unused.
+inline int64_t checkpoint_slot(const Problem& p, int64_t m) {
+  return named_slot(p, p.ckpt_slots(m));
+}
+// Where the read list or table says that sequence n starts; -1: nowhere.
+inline int64_t listed_read_slot(const Problem& p, int64_t n) {
+  const Indices& read = p.read_index ? p.read_index : p.write_index;
+  if (!read) return n;
+  return named_slot(p, read(n, read.n1 > 0 ? p.accepted(n) - 1 : 0));
+}
 
 // Needs host-visible lengths and indices. With write_index [N,T'] write_slot is -1: ask token_slot.
 inline Sequence sequence(const Problem& p, int64_t n) {
@@ -182,13 +214,14 @@ inline Sequence sequence(const Problem& p, int64_t n) {
   s.length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
   const bool per_token = p.write_index.n1 > 0;
   if (p.is_pool) {
-    const Indices& read = p.read_index ? p.read_index : p.write_index;
     const Indices& write = p.write_index ? p.write_index : p.read_index;
-    s.read_slot = read ? read(n) : n;
-    s.write_slot = per_token ? -1 : write ? write(n) : n;
+    s.read_slot = listed_read_slot(p, n);
+    s.write_slot = per_token ? -1 : write ? named_slot(p, write(n)) : n;
     if (per_token) {
       bool any = s.read_slot >= 0;
-      for (int64_t t = 0; t < s.length && !any; ++t) any = p.write_index(n, t) >= 0;
+      for (int64_t t = 0; t < s.length && !any; ++t) {
+        any = named_slot(p, p.write_index(n, t)) >= 0;
+      }
       s.skipped = !any;
     } else {
       s.skipped = s.read_slot < 0 && s.write_slot < 0;
@@ -196,6 +229,12 @@ inline Sequence sequence(const Problem& p, int64_t n) {
   } else {
     s.read_slot = p.state_in ? n : -1;
     s.write_slot = p.state_out ? n : -1;
+  }
+  if (p.has_initial && !p.has_initial(n)) s.read_slot = -1;
+  if (p.op == DELTIC_CONV) {
+    const bool is_window = p.accepted && s.length > 0;  // an empty sequence's stays as it is
+    s.inputs = is_window ? p.accepted(n) + p.taps - 2 : p.V;
+    s.left_from = is_window ? 2 - p.taps : s.length - p.V;
   }
   if (p.ckpt_cu) {
     s.ckpt_begin = p.ckpt_cu(n);
@@ -205,7 +244,8 @@ inline Sequence sequence(const Problem& p, int64_t n) {
 }
 // Slot of the state after token t (0-based) of a sequence; -1: not kept.
 inline int64_t token_slot(const Problem& p, const Sequence& s, int64_t t) {
-  return p.write_index.n1 > 0 ? p.write_index(s.n, t) : t + 1 == s.length ? s.write_slot : -1;
+  if (p.write_index.n1 > 0) return named_slot(p, p.write_index(s.n, t));
+  return t + 1 == s.length ? s.write_slot : -1;
 }
 // Tokens of the packed T dimension that belong to no sequence.
 inline int64_t padding_begin(const Problem& p) {

@@ -35,7 +35,8 @@ class Channel {
       }
       // Upwards: a state updated in place is read at or above what is written.
       for (int64_t i = 0; i < p_.V && s.write_slot >= 0; ++i) {
-        put(p_.state_out, s.write_slot, i, input(s, s.length - p_.V + i));
+        const int64_t t = s.left_from + i;
+        put(p_.state_out, s.write_slot, i, t < s.length ? input(s, t) : 0);
       }
     }
   }
@@ -79,9 +80,9 @@ class Channel {
     float x = 0;
     if (t >= 0) {
       load_row(p_.x, s.batch, s.begin + t, 0, d_, 1, &x);
-    } else if (s.read_slot >= 0 && p_.V + t >= 0) {
-      load_elements(p_.state_in.data, p_.state_in.dtype, at(p_.state_in, s.read_slot, p_.V + t), 1,
-                    1, &x);
+    } else if (s.read_slot >= 0 && s.inputs + t >= 0) {
+      load_elements(p_.state_in.data, p_.state_in.dtype, at(p_.state_in, s.read_slot, s.inputs + t),
+                    1, 1, &x);
     }
     return x;
   }

@@ -214,7 +214,8 @@ class StateColumns {
     if (slot >= 0) write(p_.state_out, slot, S);
     if (tokens != next_checkpoint_) return;
     for (int64_t m = s_.ckpt_begin; m < s_.ckpt_end; ++m) {
-      if (p_.ckpt_tokens(m) == tokens && p_.ckpt_slots(m) >= 0) write(p_.ckpt, p_.ckpt_slots(m), S);
+      if (p_.ckpt_tokens(m) == tokens && checkpoint_slot(p_, m) >= 0)
+        write(p_.ckpt, checkpoint_slot(p_, m), S);
     }
     next_checkpoint_ = checkpoint_from(tokens + 1);
   }
@@ -233,7 +234,7 @@ class StateColumns {
   int64_t checkpoint_from(int64_t tokens) const {
     int64_t next = std::numeric_limits<int64_t>::max();
     for (int64_t m = s_.ckpt_begin; m < s_.ckpt_end; ++m) {
-      if (p_.ckpt_slots(m) >= 0 && p_.ckpt_tokens(m) >= tokens) {
+      if (checkpoint_slot(p_, m) >= 0 && p_.ckpt_tokens(m) >= tokens) {
         next = std::min(next, p_.ckpt_tokens(m));
       }
     }

@@ -6,7 +6,8 @@
 //     pre_t = bias + sum_j w_j X_{t-W+1+j},   y_t = act(pre_t)
 //     dpre_t = dy_t act'(pre_t),  dw_j += dpre_t X_{t-W+1+j},  dX_{t-W+1+j} += dpre_t w_j
 //
-// The final state is the end of X, and its gradient that of X's end.
+// The final state is the end of X, and its gradient that of X's end. Of a state with drafted tokens
+// the accepted ones count, and the state left behind begins W - 2 inputs before the call's first.
 #include <omp.h>
 
 #include "reference/forms.h"
@@ -41,7 +42,8 @@ class Channel {
         put(p_.out, s.batch, s.begin + t, 0, d, s.skipped ? 0 : activation(p_, pre(d, t)));
       }
       for (int64_t i = 0; i < p_.V && s.write_slot >= 0; ++i) {
-        put(p_.state_out, s.write_slot, 0, d, i, X(s.length - p_.V + i));
+        const int64_t t = s.left_from + i;
+        put(p_.state_out, s.write_slot, 0, d, i, t < s.length ? X(t) : 0);
       }
     }
   }
@@ -84,8 +86,8 @@ class Channel {
 
   void load_inputs(const Sequence& s, int64_t d) {
     for (int64_t t = -before_; t < 0; ++t) {
-      const bool is_kept = s.read_slot >= 0 && t >= -p_.V;
-      X(t) = is_kept ? get(p_.state_in, s.read_slot, 0, d, p_.V + t) : 0;
+      const bool is_kept = s.read_slot >= 0 && t >= -s.inputs;
+      X(t) = is_kept ? get(p_.state_in, s.read_slot, 0, d, s.inputs + t) : 0;
     }
     for (int64_t t = 0; t < s.length; ++t) X(t) = get(p_.x, s.batch, s.begin + t, 0, d);
   }

@@ -22,8 +22,8 @@ void keep_state(const Problem& p, const Sequence& s, int64_t h, int64_t tokens, 
   const int64_t slot = tokens > 0 ? token_slot(p, s, tokens - 1) : is_final ? s.write_slot : -1;
   if (slot >= 0) store_state(p.state_out, slot, h, S);
   for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
-    if (p.ckpt_tokens(m) == tokens && p.ckpt_slots(m) >= 0) {
-      store_state(p.ckpt, p.ckpt_slots(m), h, S);
+    if (p.ckpt_tokens(m) == tokens && checkpoint_slot(p, m) >= 0) {
+      store_state(p.ckpt, checkpoint_slot(p, m), h, S);
     }
   }
 }

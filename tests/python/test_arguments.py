@@ -97,6 +97,17 @@ EVERY_SEQUENCE = {
 WITH_SQUARE_STATE = dict(v=randn(1, T, HV, K), state_pool=randn(1, HV, K, K))
 CHECKPOINTS = (*ENTRY, torch.zeros(2, HV, K, V))
 ASKED = dict(q=Q.clone().requires_grad_())
+NEVER = torch.tensor([False])
+ONE, TWO = torch.tensor([1]), torch.tensor([2])
+MOVED = dict(state_pool=POOL, read_index=TWO, write_index=ONE)
+DRAFTS = dict(state_pool=POOL, read_index=torch.tensor([[0, 1]]), write_index=TWO)
+SERVERS = {
+    "write_pool": (MOVED, dict(MOVED, write_pool=torch.zeros_like(POOL))),
+    "has_initial_state": (MOVED, dict(MOVED, has_initial_state=NEVER)),
+    "accepted": (dict(DRAFTS, accepted=ONE), dict(DRAFTS, accepted=TWO)),
+    "null_slot": (MOVED, dict(MOVED, null_slot=1)),
+}
+BEGUN = dict(initial_state=STATE)
 EFFECTS = {
     "delta_rule": EVERY_SEQUENCE
     | {
@@ -118,9 +129,11 @@ EFFECTS = {
             dict(state_pool=POOL, read_index=torch.tensor([2])),
             dict(state_pool=POOL, read_index=torch.tensor([2]), write_index=torch.tensor([1])),
         ),
-    },
+    }
+    | SERVERS,
     "recurrent": EVERY_SEQUENCE
     | {
+        "has_initial_state": (BEGUN, dict(BEGUN, has_initial_state=NEVER)),
         "gv": ({}, dict(gv=GV)),
         "initial_state": ({}, dict(initial_state=STATE)),
         "output_final_state": ({}, dict(output_final_state=True)),
@@ -139,7 +152,8 @@ EFFECTS = {
             dict(read_index=torch.tensor([0]), write_index=torch.tensor([1])),
         ),
         "state_layout": (WITH_SQUARE_STATE, dict(WITH_SQUARE_STATE, state_layout="vk")),
-    },
+    }
+    | SERVERS,
     "chunk_cumsum": {
         "g": ({}, dict(g=2 * G)),
         "scale": ({}, dict(scale=0.5)),
@@ -212,8 +226,9 @@ EFFECTS = {
 }
 # Arguments that say how, not what: any bit that they changed would be an error.
 COPY = {"cu_seqlens_cpu": (dict(cu_seqlens=CU), dict(cu_seqlens=CU, cu_seqlens_cpu=CU.clone()))}
-SAME_BITS = {name: COPY for name in BASE}
-SAME_BITS["delta_rule"] = COPY | {
+OUT = {"out": ({}, dict(out=torch.full((1, T, HV, V), float("nan"))))}
+SAME_BITS = {name: COPY | OUT if name in SEQUENCES else COPY for name in BASE}
+SAME_BITS["delta_rule"] |= {
     "split": ({}, dict(split="off")),
     "recompute": ({}, dict(recompute=False)),
 }
@@ -296,22 +311,48 @@ EVERY_REFUSAL = (
     | SCALE
 )
 COLUMNS = {"gv": (dict(gv=G), ValueError, "gv: expected shape")}
+BEGINS = {
+    "has_initial_state": (
+        dict(initial_state=STATE, has_initial_state=torch.tensor([True, False])),
+        ValueError,
+        r"has_initial_state: expected shape \[1\], got \[2\]",
+    ),
+    "out": (dict(out=torch.empty(1, T, HV, V + 1)), ValueError, "out: expected shape"),
+}
+DRAFTED = {
+    "write_pool": (
+        dict(MOVED, write_pool=POOL[..., :1]),
+        ValueError,
+        "write_pool: expected shape",
+    ),
+    "accepted": (dict(DRAFTS, accepted=torch.tensor([3])), ValueError, "accepted: expected 1 to 2"),
+    "null_slot": (dict(MOVED, null_slot=True), TypeError, "null_slot: expected an int, got True"),
+}
 REFUSALS = {
     "delta_rule": EVERY_REFUSAL
     | FINAL
     | CHUNK
     | POOLS
+    | BEGINS
+    | DRAFTED
     | {
         "split": (dict(split=0), ValueError, "split: expected a number of tokens above 0"),
         "recompute": (dict(recompute="no"), TypeError, "recompute: expected a bool, got 'no'"),
         "checkpoints": (dict(checkpoints=5), ValueError, r"checkpoints: expected \(cu, tokens"),
         "state_pool": (dict(state_pool=POOL[..., 0]), ValueError, "state_pool: expected shape"),
     },
-    "recurrent": EVERY_REFUSAL | FINAL | COLUMNS,
+    "recurrent": EVERY_REFUSAL | FINAL | COLUMNS | BEGINS,
     "decode": EVERY_REFUSAL
     | POOLS
     | COLUMNS
+    | BEGINS
+    | DRAFTED
     | {
+        "has_initial_state": (
+            dict(has_initial_state=torch.tensor([True, False])),
+            ValueError,
+            "has_initial_state: expected shape",
+        ),
         "state_pool": (dict(state_pool=None), ValueError, "state_pool: expected a tensor, got none")
     },
     "chunk_cumsum": {"g": (dict(g=G[0]), ValueError, "g: expected shape")}
@@ -522,6 +563,9 @@ def test_the_tables_have_every_argument(function):
         ("state_pool", POOL),
         ("read_index", torch.tensor([0])),
         ("write_index", torch.tensor([0])),
+        ("write_pool", POOL),
+        ("accepted", torch.tensor([1])),
+        ("null_slot", 0),
     ],
 )
 def test_the_recurrent_form_behind_delta_rule_ignores_nothing(argument, value):

@@ -16,7 +16,8 @@ def test_signatures():
     expected = (
         "q k v beta g scale initial_state output_final_state cu_seqlens cu_seqlens_cpu split gate "
         "A_log dt_bias lower_bound beta_form qk_l2norm state_layout chunk_size recompute "
-        "checkpoints state_pool read_index write_index impl"
+        "checkpoints state_pool read_index write_index write_pool has_initial_state accepted "
+        "null_slot out impl"
     )
     assert list(inspect.signature(deltic.delta_rule).parameters) == expected.split()
     for function in (deltic.delta_rule, deltic.decode, deltic.recurrent):

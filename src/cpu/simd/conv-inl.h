@@ -210,8 +210,8 @@ class Conv {
     const int64_t from_state = std::max<int64_t>(0, before - t);
     if (from_state > 0 && s.read_slot >= 0) {
       // Those before the first token that this token sees: the state's last W-1-t.
-      load_columns(Columns::of(p_.state_in, s.read_slot, p_.V), c0, panel.channels,
-                   p_.V - from_state, panel.inputs, panel.pitch);
+      load_columns(Columns::of(p_.state_in, s.read_slot, s.inputs), c0, panel.channels,
+                   s.inputs - from_state, panel.inputs, panel.pitch);
     } else {
       for (int64_t i = 0; i < from_state; ++i) {
         std::fill_n(panel.inputs + i * panel.pitch, panel.channels, 0.0f);
@@ -229,7 +229,8 @@ class Conv {
   void forward(const Piece& piece, int64_t c0, const ConvPanel& panel, Local& local) const {
     const Sequence& s = piece.s;
     const bool ends_here = s.write_slot >= 0 && is_whole(s);
-    if (ends_here && s.length <= kTileRows && local.line != nullptr) {
+    if (ends_here && s.length <= kTileRows && s.inputs + s.left_from <= kTileRows &&
+        local.line != nullptr) {
       return step(s, c0, panel, local.line);
     }
     load_inputs(s, piece.first, c0, panel);
@@ -242,19 +243,23 @@ class Conv {
 
   // A few tokens, from state to state: the old inputs and the new ones in a row, read once.
   void step(const Sequence& s, int64_t c0, ConvPanel panel, float* line) const {
-    const int64_t S = p_.V, n = panel.channels;
+    const int64_t S = p_.V, n = panel.channels, before = s.inputs;
+    const int64_t left = before + s.left_from;  // the first of the state left behind
     if (s.read_slot >= 0) {
-      load_columns(Columns::of(p_.state_in, s.read_slot, S), c0, n, 0, line, panel.pitch);
+      load_columns(Columns::of(p_.state_in, s.read_slot, before), c0, n, 0, line, panel.pitch);
     } else {
-      for (int64_t i = 0; i < S; ++i) std::fill_n(line + i * panel.pitch, n, 0.0f);
+      for (int64_t i = 0; i < before; ++i) std::fill_n(line + i * panel.pitch, n, 0.0f);
     }
     for (int64_t t = 0; t < s.length; ++t) {
       load_row(p_.x.data, p_.x.dtype, p_.x.at(s.batch, s.begin + t, 0) + c0, n, n,
-               line + (S + t) * panel.pitch);
+               line + (before + t) * panel.pitch);
     }
-    store_columns(line + s.length * panel.pitch, panel.pitch, n,
+    for (int64_t i = before + s.length; i < left + S; ++i) {
+      std::fill_n(line + i * panel.pitch, n, 0.0f);
+    }
+    store_columns(line + left * panel.pitch, panel.pitch, n,
                   Columns::of(p_.state_out, s.write_slot, S), c0);
-    panel.inputs = line + (S - taps_ + 1) * panel.pitch;
+    panel.inputs = line + (before - taps_ + 1) * panel.pitch;
     passes_.tokens(panel, s.length, row(p_.x, s, 0, c0), p_.x.st, row(p_.out, s, 0, c0), p_.out.st);
   }
 
@@ -277,20 +282,22 @@ class Conv {
   void store_final(const Sequence& s, int64_t c0, Local& local) const {
     if (s.write_slot < 0) return;
     const int64_t S = p_.V, end = std::min(c0 + channels_, p_.K);
-    const int64_t kept = std::max<int64_t>(0, S - s.length);
+    // Places of the state: those it started from, the call's own inputs, zeros.
+    const int64_t kept = std::clamp<int64_t>(-s.left_from, 0, S);
+    const int64_t filled = std::clamp<int64_t>(s.length - s.left_from, kept, S);
     for (int64_t c = c0; c < end; c += kStateChannels) {
       const int64_t n = std::min(kStateChannels, end - c);
       if (kept > 0 && s.read_slot >= 0) {
-        load_columns(Columns::of(p_.state_in, s.read_slot, S), c, n, S - kept, local.state,
-                     kStateChannels);
+        load_columns(Columns::of(p_.state_in, s.read_slot, s.inputs + s.left_from + kept), c, n,
+                     s.inputs + s.left_from, local.state, kStateChannels);
       } else {
         std::fill_n(local.state, kept * kStateChannels, 0.0f);
       }
-      for (int64_t i = kept; i < S; ++i) {
-        const int64_t t = s.length - S + i;
-        load_row(p_.x.data, p_.x.dtype, p_.x.at(s.batch, s.begin + t, 0) + c, n, n,
+      for (int64_t i = kept; i < filled; ++i) {
+        load_row(p_.x.data, p_.x.dtype, p_.x.at(s.batch, s.begin + s.left_from + i, 0) + c, n, n,
                  local.state + i * kStateChannels);
       }
+      std::fill_n(local.state + filled * kStateChannels, (S - filled) * kStateChannels, 0.0f);
       store_columns(local.state, kStateChannels, n, Columns::of(p_.state_out, s.write_slot, S), c);
     }
   }

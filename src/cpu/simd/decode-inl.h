@@ -163,8 +163,8 @@ class Decode {
   void keep(const Sequence& s, int64_t head, int64_t tokens, int64_t v0, int64_t columns,
             const float* state) const {
     for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
-      if (p_.ckpt_slots(m) >= 0 && p_.ckpt_tokens(m) == tokens) {
-        store_slice(state, v0, columns, p_.ckpt, p_.ckpt_slots(m), head);
+      if (checkpoint_slot(p_, m) >= 0 && p_.ckpt_tokens(m) == tokens) {
+        store_slice(state, v0, columns, p_.ckpt, checkpoint_slot(p_, m), head);
       }
     }
   }

@@ -199,7 +199,8 @@ class Forward {
     const int64_t first = chunk * shape_.C;
     for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
       const int64_t n = p_.ckpt_tokens(m) - first;
-      if (p_.ckpt_slots(m) >= 0 && n > 0 && n < std::min(shape_.C, s.length - first)) return true;
+      if (checkpoint_slot(p_, m) >= 0 && n > 0 && n < std::min(shape_.C, s.length - first))
+        return true;
     }
     return false;
   }
@@ -210,13 +211,13 @@ class Forward {
     load_gates<kGate>(p_, at, shape_.C, shape_.Kp, r.gate_bias, r.e);
     for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
       const int64_t n = p_.ckpt_tokens(m) - chunk * shape_.C;
-      if (p_.ckpt_slots(m) < 0 || n <= 0 || n >= at.length) continue;
+      if (checkpoint_slot(p_, m) < 0 || n <= 0 || n >= at.length) continue;
       carry_rows<kGate>(r.k, r.e, n, shape_.Kp, r.kg, r.decay);
       with_width(shape_.panel_width(panel), [&](auto width) {
         PanelProducts<width()>::update(r.decay, r.kg, shape_.Kp, n, shape_.Kp, y, S,
                                        mine.chain.kept);
       });
-      store_state(p_.ckpt, p_.ckpt_slots(m), at.head, shape_, panel, mine.chain.kept);
+      store_state(p_.ckpt, checkpoint_slot(p_, m), at.head, shape_, panel, mine.chain.kept);
     }
   }
   // Checkpoints at a chunk's edge: the state as it is after n tokens.
@@ -224,7 +225,7 @@ class Forward {
                  const float* S) const {
     for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
       if (p_.ckpt_tokens(m) == tokens)
-        store_state(p_.ckpt, p_.ckpt_slots(m), head, shape_, panel, S);
+        store_state(p_.ckpt, checkpoint_slot(p_, m), head, shape_, panel, S);
     }
   }
 

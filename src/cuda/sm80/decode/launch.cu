@@ -42,6 +42,7 @@ DType state_dtype(const Problem& p) { return p.state_in ? p.state_in.dtype : p.s
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_DECODE) return "it has decode alone";
   if (const char* sentence = refuse_fp64(p)) return sentence;
+  if (const char* sentence = refuse_servers_lists(p)) return sentence;
   if (p.K != 64 && p.K != 128) return "K is neither 64 nor 128";
   if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value column";
   if (p.ckpt) return "checkpoints";

@@ -243,6 +243,7 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
 
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
+  if (const char* sentence = refuse_servers_lists(p)) return sentence;
   // Counted in 32 bits; divide() of schedule/order.cuh is exact up to 2^22 chunks.
   const double chunks = std::max(1.0, double(p.B) * double(p.T) / kChunk + double(p.N));
   if (chunks > double(1 << 22) || chunks * double(p.HV) > double(1 << 29))

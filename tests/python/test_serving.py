@@ -1,0 +1,264 @@
+"""What servers' calls have: null slots, accepted tokens, second pools, has_initial_state, out."""
+
+import pytest
+import torch
+
+import deltic
+
+H, HV, K, V, W = 2, 4, 32, 48, 4
+
+
+def rows(batch, tokens, seed=0):
+    """Slices of one packed row per token: q, k, v, and of another one beta and g."""
+    torch.manual_seed(seed)
+    qkv = torch.randn(batch, tokens, 2 * H * K + HV * V)
+    ba = torch.randn(batch, tokens, 2 * HV)
+    q, k, v = qkv.split([H * K, H * K, HV * V], -1)
+    named = {"q": q.unflatten(-1, (H, K)), "k": k.unflatten(-1, (H, K))}
+    named |= {"v": v.unflatten(-1, (HV, V)), "beta": ba[..., :HV], "g": ba[..., HV:]}
+    return named
+
+
+def gates():
+    return {
+        "gate": "softplus",
+        "A_log": torch.zeros(HV),
+        "dt_bias": torch.zeros(HV),
+        "beta_form": "sigmoid",
+        "qk_l2norm": True,
+    }
+
+
+def part(named, *index):
+    return {name: x[index] for name, x in named.items()}
+
+
+def test_null_slots_are_none():
+    named, pool = rows(3, 1), torch.randn(4, HV, K, V)
+    before, index = pool.clone(), torch.tensor([2, 0, -1])
+    o = deltic.decode(**named, **gates(), state_pool=pool, read_index=index, null_slot=0)
+    assert o[1:].count_nonzero() == 0
+    assert torch.equal(pool[[0, 1, 3]], before[[0, 1, 3]]) and not torch.equal(pool[2], before[2])
+    same = before.clone()
+    alone = deltic.decode(
+        **part(named, slice(0, 1)), **gates(), state_pool=same, read_index=index[:1]
+    )
+    assert torch.equal(alone, o[:1]) and torch.equal(same[2], pool[2])
+
+
+@pytest.mark.parametrize("function", [deltic.delta_rule, deltic.recurrent])
+def test_has_initial_state(function):
+    named, state = rows(2, 5), torch.randn(2, HV, K, V)
+    has = torch.tensor([True, False])
+    o, final = function(
+        **named, **gates(), initial_state=state, has_initial_state=has, output_final_state=True
+    )
+    zeroed = state * has[:, None, None, None]
+    expected = function(**named, **gates(), initial_state=zeroed, output_final_state=True)
+    assert torch.equal(o, expected[0]) and torch.equal(final, expected[1])
+
+
+@pytest.mark.parametrize("function", [deltic.delta_rule, deltic.recurrent])
+def test_out_is_written_and_returned(function):
+    named, buffer = rows(2, 5), torch.full((2, 5, HV, 2 * V), 7.0)
+    out = buffer[..., V:]
+    o, final = function(**named, **gates(), out=out, output_final_state=True)
+    expected = function(**named, **gates(), output_final_state=True)
+    assert o is out and torch.equal(out, expected[0]) and torch.equal(final, expected[1])
+    assert (buffer[..., :V] == 7).all()
+
+
+def test_out_of_decode_and_of_a_wide_beta():
+    named, pool = rows(2, 1), torch.randn(2, HV, K, V)
+    out, other = torch.empty(2, 1, HV, V), pool.clone()
+    assert deltic.decode(**named, **gates(), state_pool=pool, out=out) is out
+    assert torch.equal(out, deltic.decode(**named, **gates(), state_pool=other))
+    wide = {**named, "beta": torch.rand(2, 1, HV, V)}
+    o, _ = deltic.delta_rule(**wide, out=out)
+    assert o is out and torch.equal(out, deltic.delta_rule(**wide)[0])
+
+
+def test_accepted_tokens_read_and_write_a_table():
+    named, drafts = rows(2, 8), 3
+    pool = torch.zeros(7, HV, V, K)
+    kind = {**gates(), "state_layout": "vk"}
+    table = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32)
+    expected, alone = [], torch.zeros(2, HV, V, K)
+    for t in range(8):
+        expected.append(
+            deltic.decode(**part(named, slice(None), slice(t, t + 1)), **kind, state_pool=alone)
+        )
+    accepted, done = torch.tensor([1, 1]), 0
+    for count in (2, 1, 3, 2):
+        o = deltic.decode(
+            **part(named, slice(None), slice(done, done + drafts)),
+            **kind,
+            state_pool=pool,
+            read_index=table,
+            accepted=accepted,
+        )
+        for t in range(count):
+            assert torch.equal(o[:, t], expected[done + t][:, 0])
+        accepted, done = torch.tensor([count, count]), done + count
+
+
+def test_a_second_pool_is_written_instead():
+    named, pool, scratch = rows(2, 3), torch.randn(4, HV, K, V), torch.zeros(6, HV, K, V)
+    before = pool.clone()
+    read, write = torch.tensor([3, 1]), torch.arange(6).view(2, 3)
+    deltic.decode(
+        **named,
+        **gates(),
+        state_pool=pool,
+        read_index=read,
+        write_pool=scratch,
+        write_index=write,
+    )
+    assert torch.equal(pool, before)
+    o, final = deltic.recurrent(
+        **named, **gates(), initial_state=pool[read], output_final_state=True
+    )
+    assert torch.equal(scratch[[2, 5]], final)
+    deltic.delta_rule(
+        **named,
+        **gates(),
+        state_pool=pool,
+        read_index=read,
+        write_pool=scratch,
+        write_index=torch.tensor([0, 1]),
+    )
+    assert torch.equal(pool, before) and torch.allclose(scratch[:2], final, atol=1e-4)
+
+
+def test_columns_of_a_table_are_lists():
+    named, table = rows(2, 1), torch.tensor([[2, 9], [0, 9]])
+    pool = torch.randn(3, HV, K, V)
+    other = pool.clone()
+    o = deltic.decode(**named, **gates(), state_pool=pool, read_index=table[:, 0])
+    expected = deltic.decode(
+        **named, **gates(), state_pool=other, read_index=table[:, 0].contiguous()
+    )
+    assert torch.equal(o, expected) and torch.equal(pool, other)
+
+
+def test_convolution_of_servers():
+    x, weight = torch.randn(1, 9, 40), torch.randn(40, W)
+    cu = torch.tensor([0, 4, 4, 9])
+    pool, has = torch.randn(5, 40, W - 1), torch.tensor([True, True, False])
+    before, index = pool.clone(), torch.tensor([3, 0, 1])
+    out = torch.empty(1, 9, 40)
+    options = {"activation": "silu", "cu_seqlens": cu}
+    y, _ = deltic.causal_conv1d(
+        x,
+        weight,
+        **options,
+        state=pool,
+        state_index=index,
+        has_initial_state=has,
+        null_slot=0,
+        out=out,
+    )
+    initial = torch.stack([before[3], before[0], torch.zeros(40, W - 1)])
+    expected, final = deltic.causal_conv1d(
+        x, weight, **options, initial_state=initial, output_final_state=True
+    )
+    assert y is out and torch.equal(y, expected)
+    assert torch.equal(pool[3], final[0]) and torch.equal(pool[1], final[2])
+    assert torch.equal(pool[[0, 2, 4]], before[[0, 2, 4]])
+
+
+def test_convolution_from_the_accepted_token():
+    x, weight, drafts = torch.randn(2, 12, 40), torch.randn(40, W), 3
+    expected, _ = deltic.causal_conv1d(x, weight)
+    window = torch.zeros(2, 40, W - 1 + drafts)
+    deltic.causal_conv1d(x[:, :4], weight, state=window[:, :, : W - 1])
+    accepted, done = torch.tensor([1, 1]), 4
+    for count in (1, 3, 2, 1):
+        guesses = x[:, done : done + drafts].clone()
+        guesses[:, count:] = 9
+        y = torch.empty_like(guesses)
+        deltic.causal_conv1d_update(guesses, window, weight, accepted=accepted, out=y)
+        assert torch.equal(y[:, :count], expected[:, done : done + count])
+        accepted, done = torch.tensor([count, count]), done + count
+
+
+def test_update_takes_a_write_index():
+    x, weight, pool = torch.randn(2, 40), torch.randn(40, W), torch.randn(4, 40, W - 1)
+    before, scratch = pool.clone(), torch.zeros(4, 40, W - 1)
+    index, write = torch.tensor([0, 1]), torch.tensor([3, 2])
+    y = deltic.causal_conv1d_update(x, pool, weight, state_index=index, write_index=write)
+    other = before.clone()
+    same = deltic.causal_conv1d_update(
+        x, other, weight, state_index=index, write_index=write, write_state=scratch
+    )
+    assert torch.equal(y, same) and torch.equal(pool[2:], scratch[2:])
+    assert torch.equal(other, before) and torch.equal(pool[:2], before[:2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"null_slot": -2}, "decode: null_slot: expected -1 (none) or a slot, got -2"),
+        ({"null_slot": True}, "decode: null_slot: expected an int, got True"),
+        ({"accepted": torch.tensor([1])}, "read_index: expected a table"),
+        (
+            {"has_initial_state": torch.tensor([1])},
+            "decode: has_initial_state: expected uint8 (bool), got int64",
+        ),
+        ({"out": torch.empty(1, 1, HV, V + 1)}, f"decode: out: expected shape [1, 1, {HV}, {V}]"),
+        (
+            {"out": torch.empty(1, 1, HV, V, dtype=torch.bfloat16)},
+            "decode: out: expected fp32 as q, got bf16",
+        ),
+        ({"write_pool": torch.zeros(2, HV, K, V)}, "write_index: expected a tensor"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, text):
+    call = {**rows(1, 1), **gates(), "state_pool": torch.zeros(2, HV, K, V)}
+    call["read_index"] = torch.tensor([1])
+    with pytest.raises((ValueError, TypeError)) as error:
+        deltic.decode(**call, **arguments)
+    assert text in str(error.value)
+
+
+def test_what_has_no_gradient_says_so():
+    named = rows(1, 2)
+    named["q"] = named["q"].clone().requires_grad_()
+    with pytest.raises(ValueError, match="delta_rule: out: expected none where gradients"):
+        deltic.delta_rule(**named, **gates(), out=torch.empty(1, 2, HV, V))
+    with pytest.raises(ValueError, match="recurrent: has_initial_state: expected none where"):
+        deltic.recurrent(**named, **gates(), has_initial_state=torch.tensor([True]))
+    x, weight = torch.randn(1, 2, 8, requires_grad=True), torch.randn(8, W)
+    with pytest.raises(ValueError, match="causal_conv1d: out: expected none where gradients"):
+        deltic.causal_conv1d(x, weight, out=torch.empty(1, 2, 8))
+
+
+def test_meta_tensors_have_the_shapes():
+    named = {name: x.to("meta") for name, x in rows(2, 1).items()}
+    kind = {name: x.to("meta") if hasattr(x, "to") else x for name, x in gates().items()}
+    pool, index = torch.empty(4, HV, K, V, device="meta"), torch.empty(2, device="meta").int()
+    o = deltic.decode(**named, **kind, state_pool=pool, read_index=index, null_slot=0)
+    assert o.shape == (2, 1, HV, V)
+    with pytest.raises(ValueError, match="accepted: expected shape"):
+        deltic.decode(
+            **named, **kind, state_pool=pool, read_index=index[:, None], accepted=index[:1]
+        )
+
+
+@pytest.mark.parametrize("operator", ["decode_out_", "forward_out_", "conv_out_"])
+def test_operators_are_sound(operator):
+    named = {name: x.contiguous() for name, x in rows(2, 3).items()}
+    pool, out = torch.randn(3, HV, K, V), torch.empty(2, 3, HV, V)
+    index, has = torch.tensor([1, 2]), torch.tensor([True, False])
+    op = getattr(torch.ops.deltic, operator).default
+    if operator == "conv_out_":
+        x, weight, state = torch.randn(2, 3, 8), torch.randn(8, W), torch.randn(3, 8, W - 1)
+        args = (x, weight, None, None, state, index, None, None, has, None, None, None)
+        args += (torch.empty(2, 3, 8), "null_slot=0")
+    else:
+        given = [named[name] for name in ("q", "k", "v", "beta", "g")]
+        given += [None] * (3 if operator == "decode_out_" else 2)
+        pools = [None, pool, index, None, None, has, None, None, None]
+        checkpoints = [] if operator == "decode_out_" else [None] * 4
+        args = (*given, *pools, *checkpoints, out, None, None, "null_slot=0")
+    torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
