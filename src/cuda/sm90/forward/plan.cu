@@ -20,8 +20,7 @@ __device__ inline int64_t load_index(const IndexList& list, int64_t i) {
 }
 __device__ inline int slot_of(const IndexList& list, int i, int slots) {
   if (!list.data) return i;
-  const int64_t slot = load_index(list, i);
-  return slot >= 0 && slot < slots ? int(slot) : -1;
+  return int(slot_or_none(load_index(list, i), slots));
 }
 // Sequence i as one piece, cut to the tensors. Offsets that decrease are told to the caller.
 __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
@@ -128,6 +127,80 @@ __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
   }
 }
 
+// Thread t has the sequences [t per, (t + 1) per), of n; use(sequence, which of its pieces, piece,
+// chunks of it that are to be done). Offsets that decrease anywhere make all sequences empty: those
+// that overlap could be more chunks and pieces than there is room for. Numbers by reference: copies
+// are computed from at other times.
+template <class Use>
+__device__ inline void for_pieces(const Params& params, const int& n, const int& cut,
+                                  const int& per, const bool& is_wrong, bool& is_ordered, Use use) {
+  const int tid = threadIdx.x;
+  for (int i = tid * per; i < min(n, (tid + 1) * per); i++) {
+    Piece whole = is_wrong ? nothing() : sequence_at(params, i, is_ordered);
+    if (!is_ordered) whole.length = whole.zero = 0;
+    const int chunks = chunks_of(whole.length);
+    const int count = cut > 0 && chunks > 0 ? (chunks + cut - 1) / cut : 1;
+    for (int j = 0; j < count; j++) {
+      Piece piece = whole;
+      if (count > 1) {
+        piece.token += j * cut * kChunk;
+        piece.length = min(whole.length - j * cut * kChunk, cut * kChunk);
+        piece.first_chunk = j * cut, piece.is_last = j + 1 == count;
+      }
+      const bool has_work = !params.is_transfer || !piece.is_last;
+      use(i, j, piece, has_work ? chunks_of(piece.length) : 0);
+    }
+  }
+}
+// All threads: inclusive sums of two tables.
+__device__ inline void scan(int (&x)[kPlanThreads], int (&y)[kPlanThreads]) {
+  const int tid = threadIdx.x;
+  for (int d = 1; d < kPlanThreads; d *= 2) {
+    const int a = tid >= d ? x[tid - d] : 0, b = tid >= d ? y[tid - d] : 0;
+    __syncthreads();  // all have read
+    x[tid] += a, y[tid] += b;
+    __syncthreads();
+  }
+}
+__device__ inline Roles roles_of(int i) {
+  return {i % (kPlanThreads / 2), 1 + i / (kPlanThreads / 2)};
+}
+__device__ inline void reduce(float& time, int& best) {
+  for (int d = 16; d > 0; d /= 2) {
+    const float t = __shfl_xor_sync(~0u, time, d);
+    const int i = __shfl_xor_sync(~0u, best, d);
+    if (t < time || (t == time && i < best)) time = t, best = i;
+  }
+}
+// The roles that choose_split() finds, a thread for each: the number of the first of the best, in
+// the first warp.
+__device__ inline int search_roles(Costs costs, const Work& work,
+                                   float (&s_time)[kPlanThreads / 32],
+                                   int (&s_best)[kPlanThreads / 32]) {
+  const int tid = threadIdx.x;
+  float time = split_time(costs, work, roles_of(tid));
+  int best = tid;
+  reduce(time, best);
+  if (tid % 32 == 0) s_time[tid / 32] = time, s_best[tid / 32] = best;
+  __syncthreads();  // every warp's best is there
+  if (tid < 32) {
+    time = tid < kPlanThreads / 32 ? s_time[tid] : INFINITY;
+    best = tid < kPlanThreads / 32 ? s_best[tid] : kPlanThreads;
+    reduce(time, best);
+  }
+  return best;
+}
+
+// The first token that belongs to no sequence.
+__device__ inline int padding_of(const Params& params, int n, bool is_wrong) {
+  int padding = params.num_tokens;
+  if (params.is_packed && !is_wrong) {
+    const int64_t end = n > 0 ? load_index(params.cu_seqlens, n) : 0;
+    padding = int(min(max(end, int64_t(0)), int64_t(params.num_tokens)));
+  }
+  return padding;
+}
+
 // First CTA: pieces, chunk counts, roles, and flags back to zero. The others: gates per head.
 __global__ void make_plan(const __grid_constant__ Params params, Costs costs, int ctas) {
   __shared__ int s_pieces[kPlanThreads], s_chunks[kPlanThreads], s_longest, s_shortest, s_short;
@@ -144,30 +217,12 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     reinterpret_cast<uint4*>(params.flags)[i] = uint4{0, 0, 0, 0};
   if (tid == 0) s_longest = s_short = 0, s_shortest = 1 << 30;
   __syncthreads();
-  // Thread t has the sequences [t per, (t + 1) per); `use` gets every piece and its chunks. Offsets
-  // that decrease anywhere make all sequences empty: those that overlap could be more chunks and
-  // pieces than there is room for.
   bool is_ordered = true;
   // A call that the checks refuse: sequences without tokens or states, no padding.
   const bool is_wrong = params.record != nullptr && *params.record != ~0ull;
   const int per = (n + kPlanThreads - 1) / kPlanThreads;
-  auto each_piece = [&](auto use) {
-    for (int i = tid * per; i < min(n, (tid + 1) * per); i++) {
-      Piece whole = is_wrong ? nothing() : sequence_at(params, i, is_ordered);
-      if (!is_ordered) whole.length = whole.zero = 0;
-      const int chunks = chunks_of(whole.length);
-      const int count = cut > 0 && chunks > 0 ? (chunks + cut - 1) / cut : 1;
-      for (int j = 0; j < count; j++) {
-        Piece piece = whole;
-        if (count > 1) {
-          piece.token += j * cut * kChunk;
-          piece.length = min(whole.length - j * cut * kChunk, cut * kChunk);
-          piece.first_chunk = j * cut, piece.is_last = j + 1 == count;
-        }
-        const bool has_work = !params.is_transfer || !piece.is_last;
-        use(i, j, piece, has_work ? chunks_of(piece.length) : 0);
-      }
-    }
+  const auto each_piece = [&](auto use) {
+    for_pieces(params, n, cut, per, is_wrong, is_ordered, use);
   };
   int pieces = 0, sum = 0, longest = 0, shortest = 1 << 30, num_short = 0;
   bool has_empty = false;
@@ -186,12 +241,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   atomicMax(&s_longest, longest);
   atomicMin(&s_shortest, shortest);
   has_empty = __syncthreads_or(has_empty);
-  for (int d = 1; d < kPlanThreads; d *= 2) {  // inclusive scans
-    const int x = tid >= d ? s_pieces[tid - d] : 0, y = tid >= d ? s_chunks[tid - d] : 0;
-    __syncthreads();
-    s_pieces[tid] += x, s_chunks[tid] += y;
-    __syncthreads();
-  }
+  scan(s_pieces, s_chunks);
   int at = s_pieces[tid] - pieces, before = s_chunks[tid] - sum;
   each_piece([&](int i, int j, const Piece& piece, int chunks) {
     if (j == 0) params.first_piece[i] = at;
@@ -200,50 +250,29 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
     num_short += chunks > 0 && chunks < 2 * s_shortest;
   });
   atomicAdd(&s_short, num_short);
-  __syncthreads();
+  __syncthreads();  // all numbers of the work are there
   const int hv = params.num_value_heads;
-  const Work work = {s_chunks[kPlanThreads - 1] * hv,
-                     s_longest,
-                     params.is_transfer ? 2 : 1,
-                     num_rows(params),
-                     ctas,
-                     s_shortest,
-                     s_short * hv};
-  // As choose_roles, a thread for each; the first of the best.
-  const auto roles_of = [](int i) {
-    return Roles{i % (kPlanThreads / 2), 1 + i / (kPlanThreads / 2)};
-  };
-  float time = split_time(costs, work, roles_of(tid));
-  int best = tid;
-  const auto reduce = [&] {
-    for (int d = 16; d > 0; d /= 2) {
-      const float t = __shfl_xor_sync(~0u, time, d);
-      const int i = __shfl_xor_sync(~0u, best, d);
-      if (t < time || (t == time && i < best)) time = t, best = i;
-    }
-  };
-  reduce();
-  if (tid % 32 == 0) s_time[tid / 32] = time, s_best[tid / 32] = best;
-  __syncthreads();
-  if (tid < 32) {
-    time = tid < kPlanThreads / 32 ? s_time[tid] : INFINITY;
-    best = tid < kPlanThreads / 32 ? s_best[tid] : kPlanThreads;
-    reduce();
-  }
+  const Work work = {.total = s_chunks[kPlanThreads - 1] * hv,
+                     .longest = s_longest,
+                     .states = params.is_transfer ? 2 : 1,
+                     .rows = num_rows(params),
+                     .ctas = ctas,
+                     .shortest = s_shortest,
+                     .short_jobs = s_short * hv};
+  const int best = search_roles(costs, work, s_time, s_best);
   if (tid == 0) {
     const int count = s_pieces[kPlanThreads - 1];
     params.first_piece[n] = count;
     params.chunk_prefix[count] = s_chunks[kPlanThreads - 1];
     const Roles roles = roles_of(max(best, 1));  // 0: no split at all would do
-    int padding = params.num_tokens;
-    if (params.is_packed && !is_wrong) {
-      const int64_t end = n > 0 ? load_index(params.cu_seqlens, n) : 0;
-      padding = int(min(max(end, int64_t(0)), int64_t(params.num_tokens)));
-    }
-    *params.plan = {work.total,  roles.carriers,
-                    roles.parts, max(steps_of(work.total, s_longest, roles.carriers), 1),
-                    count,       padding,
-                    has_empty};
+    const int padding = padding_of(params, n, is_wrong);
+    *params.plan = {.total = work.total,
+                    .carriers = roles.carriers,
+                    .parts = roles.parts,
+                    .steps = max(steps_of(work.total, s_longest, roles.carriers), 1),
+                    .num_pieces = count,
+                    .padding = padding,
+                    .has_empty = has_empty};
   }
   if (params.ckpt.count > 0 && !params.is_transfer)
     plan_checkpoints(params, s_chunks[kPlanThreads - 1]);
