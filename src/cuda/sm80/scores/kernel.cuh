@@ -2,6 +2,7 @@
 // the first one inverted. A CTA of four warps has a tile of 64 tokens of one value head.
 #pragma once
 
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/stage_load.cuh"
 #include "cuda/sm80/scores/stage_products.cuh"
 #include "cuda/sm80/scores/stage_results.cuh"

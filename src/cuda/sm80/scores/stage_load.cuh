@@ -3,19 +3,12 @@
 // the channels.
 #pragma once
 
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/params.h"
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::scores {
-
-// The thread's index, read again wherever it is asked for: held from stage to stage, what follows
-// from it (lane, rows, addresses) would spill.
-__device__ inline int thread_index() {
-  int x;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
-}
 
 // The threads' walk over the elements of kTileTokens rows: f(row, index in the row). Two divisions
 // at the start instead of one per element.

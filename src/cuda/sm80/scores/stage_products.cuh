@@ -12,6 +12,7 @@
 // entries of other levels are selected away.
 #pragma once
 
+#include "cuda/ptx/numbers.cuh"
 #include "cuda/sm80/scores/params.h"
 #include "cuda/sm80/scores/traits.h"
 
@@ -112,11 +113,6 @@ struct Products {
   }
   __device__ const unsigned char* gate_row(int row) const { return g + row * g_pitch(); }
 
-  static __device__ float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-  }
   // exp(G - reference), or exp(reference - G) where sign_log2e is negative.
   static __device__ void factors(const float (&G)[4], const float (&reference)[4], float sign_log2e,
                                  float (&out)[4]) {

@@ -2,6 +2,7 @@
 // chunks of 16 and 32 tokens are blocks on the diagonal.
 #pragma once
 
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/stage_load.cuh"
 #include "cuda/tile/gates.cuh"
 #include "cuda/tile/invert.cuh"

@@ -4,6 +4,7 @@
 
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/prefetch.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/backward/stage_gates.cuh"
 #include "cuda/sm90/backward/stage_states.cuh"
 

@@ -3,6 +3,7 @@
 // inverse are those of the kernel of scores.
 #pragma once
 
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/kernel.cuh"
 #include "cuda/sm90/backward/stage_rows.cuh"
 
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
     lay_operands<E, K, kPerChannel>(p, smem, s, item);
     __syncthreads();  // rows with norms
   }
-  const int thread = scores::thread_index(), warp = thread / 32, lane = thread % 32;
+  const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const scores::Products<Tr> products(p.scores, smem, lane);
   if constexpr (kPerChannel) {
     const int role = (warp + static_cast<int>(blockIdx.x)) % 4;

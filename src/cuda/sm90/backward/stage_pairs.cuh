@@ -10,6 +10,7 @@
 // rounded operands, so that what belongs to neither side of a token cancels to fp32.
 #pragma once
 
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/backward/smem.h"
 #include "cuda/sm90/backward/stage_rows.cuh"
 

@@ -4,6 +4,7 @@
 //     d(exp G_last) = sum_v S dS
 #pragma once
 
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/backward/stage_pairs.cuh"
 
 namespace deltic::gpu::gradient {
