@@ -76,23 +76,31 @@ int choose_segment(Costs c, const Work& w, int keys) {
   const int most = most_segments(w.longest);
   int best = 1;
   float time = time_of_segments(c, w, keys, 1, 0);
-  const auto look_at = [&](int n) {
-    const float t = time_of_segments(c, w, keys, n, segment_of(w.longest, n));
-    if (t < time || (t == time && n < best)) time = t, best = n;
+  struct Least {
+    float transfer, forward;
+    float both() const { return kRounding * (transfer + forward); }
   };
-  std::array<float, kMaxSegments + 1> least;
+  std::array<Least, kMaxSegments + 1> least;
   int likely = 0;
   for (int n = 2; n <= most; ++n) {
     const int chunks = segment_of(w.longest, n);
-    least[size_t(n)] = kRounding * (2 * kLaunchUs + float(n) * kMergeUs +
-                                    least_time(c, transfers(w, keys, n, chunks)) +
-                                    least_time(c, in_segments(w, n, chunks)));
-    if (likely == 0 || least[size_t(n)] < least[size_t(likely)]) likely = n;
+    Least& x = least[size_t(n)];
+    x.transfer = kLaunchUs + least_time(c, transfers(w, keys, n, chunks)) + float(n) * kMergeUs;
+    x.forward = kLaunchUs + least_time(c, in_segments(w, n, chunks));
+    if (likely == 0 || x.both() < least[size_t(likely)].both()) likely = n;
   }
-  if (likely == 0 || least[size_t(likely)] > time) return segment_of(w.longest, best);
-  look_at(likely);
+  const auto look_at = [&](int n) {
+    const Least& x = least[size_t(n)];
+    if (x.both() > time) return;
+    const int chunks = segment_of(w.longest, n);
+    const float transfer = transfer_time(c, w, keys, n, chunks);
+    if (kRounding * (transfer + x.forward) > time) return;
+    const float t = transfer + launch_time(c, in_segments(w, n, chunks));
+    if (t < time || (t == time && n < best)) time = t, best = n;
+  };
+  if (likely > 0) look_at(likely);
   for (int n = 2; n <= most; ++n)
-    if (n != likely && least[size_t(n)] <= time) look_at(n);
+    if (n != likely) look_at(n);
   return segment_of(w.longest, best);
 }
 
