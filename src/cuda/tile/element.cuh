@@ -39,6 +39,11 @@ __device__ auto with_dtype(DType type, F&& f) {
   }
 }
 
+// Bytes of a number: size_of() without the branch for bytes, of which kernels have none.
+__device__ constexpr int64_t number_bytes(DType t) {
+  return t == DType::bf16 || t == DType::f16 ? 2 : t == DType::f32 || t == DType::i32 ? 4 : 8;
+}
+
 __device__ inline int64_t offset(const Rows& x, int64_t b, int64_t t, int64_t h) {
   return b * x.sb + t * x.st + h * x.sh;
 }

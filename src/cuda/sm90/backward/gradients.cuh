@@ -103,7 +103,7 @@ __device__ void prefetch_rows(const Params& p, const GradientShared<Tr>& s) {
   if (!s.has_next || r >= tile.length) return;
   const auto prefetch = [&](const Rows& x, int64_t head, int width) {
     if (!x.present) return;
-    const int size = static_cast<int>(size_of(x.dtype));
+    const int size = static_cast<int>(number_bytes(x.dtype));
     const char* at =
         static_cast<const char*>(x.data) + offset(x, tile.batch, tile.begin + r, head) * size;
     for (int b = thread_index() % 2 * 128; b < width * size; b += 256) line_prefetch(at + b);
