@@ -10,6 +10,7 @@
 #include "core/sizes.h"
 #include "cuda/saved.h"
 #include "cuda/schedule/order.cuh"
+#include "cuda/schedule/pieces.cuh"
 #include "cuda/schedule/segments.h"
 
 namespace deltic::gpu::schedule {
@@ -167,6 +168,34 @@ TEST(Schedule, AWaitForALaterStepIsSeen) {
   EXPECT_TRUE(ends(s));
   s.plan.carriers = 4, s.plan.steps = 30, s.preparers = 1;
   EXPECT_FALSE(ends(s));
+}
+
+// Pieces follow one another without a gap, all but the last of whole chunks and the same length.
+TEST(Pieces, CoverTheSequence) {
+  for (const int length : {0, 1, 63, 64, 65, 128, 1000, 4096, 4097, 100000})
+    for (const int cut : {0, 1, 2, 7, 32, 1563, 5000}) {
+      SCOPED_TRACE(std::to_string(length) + " tokens by " + std::to_string(cut) + " chunks");
+      Piece whole{};
+      whole.token = 17, whole.length = length, whole.batch = 3;
+      whole.read_slot = 5, whole.write_slot = 6, whole.is_last = true, whole.end_stash = -1;
+      const int chunks = chunks_of(length), count = num_pieces(chunks, cut);
+      ASSERT_GE(count, 1);
+      int token = whole.token, chunk = 0;
+      for (int j = 0; j < count; j++) {
+        const Piece piece = piece_at(whole, cut, count, j);
+        ASSERT_EQ(piece.token, token);
+        ASSERT_EQ(piece.first_chunk, chunk);
+        ASSERT_EQ(piece.is_last != 0, j + 1 == count);
+        if (j + 1 < count) ASSERT_EQ(piece.length, cut * kChunk);
+        ASSERT_TRUE(piece.batch == 3 && piece.read_slot == 5 && piece.write_slot == 6 &&
+                    piece.end_stash == -1);
+        ASSERT_TRUE(cut == 0 || piece.length <= cut * kChunk);
+        token += piece.length, chunk += chunks_of(piece.length);
+      }
+      EXPECT_EQ(token, whole.token + length);
+      EXPECT_EQ(chunk, chunks);
+      EXPECT_TRUE(length == 0 || piece_at(whole, cut, count, count - 1).length > 0);
+    }
 }
 
 // As the planning kernel does it: the first of the best in this order.

@@ -1,5 +1,5 @@
-// What a launch of the forward is given: packets, pieces of sequences, tensors, workspace. Plain
-// data; strides in elements.
+// What a launch of the forward is given: packets, tensors, workspace. Plain data; strides in
+// elements.
 #pragma once
 #include <cuda.h>
 #include <cuda_bf16.h>
@@ -11,6 +11,7 @@
 #include "cuda/ptx/registers.cuh"
 #include "cuda/saved.h"
 #include "cuda/schedule/order.cuh"
+#include "cuda/schedule/pieces.cuh"
 #include "cuda/sm90/chunk/tiles.h"
 
 namespace deltic::gpu {
@@ -19,7 +20,8 @@ struct Span;
 namespace deltic::gpu::forward {
 
 using chunk::kHalfBytes, chunk::kTileBytes;
-using schedule::divide, schedule::kChunk, schedule::kWidth, schedule::Place, schedule::Plan;
+using schedule::divide, schedule::kChunk, schedule::kWidth, schedule::Piece, schedule::Place,
+    schedule::Plan;
 
 enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
 enum class Number { kF32, kBf16, kF16 };
@@ -96,16 +98,6 @@ static_assert(sizeof(Packet<GateKind::kChannel>) == 66 * 1024);
 static_assert(sizeof(Packet<GateKind::kHead>) == 18 * 1024);
 static_assert(sizeof(HeadFactors) == 1040);
 
-// A sequence, or one segment of it.
-struct Piece {
-  int token, length;          // in the T dimension
-  int batch;                  // in the B dimension
-  int read_slot, write_slot;  // of the sequence's states; -1: zero, nowhere
-  int zero;                   // skipped sequence: tokens whose o is 0; length is 0
-  int is_last;                // of the sequence
-  int first_chunk;            // in the sequence
-  int end_stash;              // whose place takes the state after the sequence's end; -1: nobody's
-};
 struct Values {  // [B,T,HV]
   const void* data;
   Number type;

@@ -12,7 +12,7 @@
 namespace deltic::gpu::forward {
 namespace {
 
-using schedule::Costs, schedule::Roles, schedule::Work, schedule::steps_of;
+using schedule::chunks_of, schedule::Costs, schedule::Roles, schedule::Work, schedule::steps_of;
 
 __device__ inline int64_t load_index(const IndexList& list, int64_t i) {
   return list.is64 ? __ldg(static_cast<const int64_t*>(list.data) + i * list.stride)
@@ -76,7 +76,6 @@ __device__ inline Piece nothing() {
   s.is_last = true;
   return s;
 }
-__device__ inline int chunks_of(int tokens) { return (tokens + kChunk - 1) / kChunk; }
 
 // A checkpoint: who keeps the state that it starts from, and the tokens from there on.
 struct CheckpointPlace {
@@ -139,14 +138,9 @@ __device__ inline void for_pieces(const Params& params, const int& n, const int&
     Piece whole = is_wrong ? nothing() : sequence_at(params, i, is_ordered);
     if (!is_ordered) whole.length = whole.zero = 0;
     const int chunks = chunks_of(whole.length);
-    const int count = cut > 0 && chunks > 0 ? (chunks + cut - 1) / cut : 1;
+    const int count = schedule::num_pieces(chunks, cut);
     for (int j = 0; j < count; j++) {
-      Piece piece = whole;
-      if (count > 1) {
-        piece.token += j * cut * kChunk;
-        piece.length = min(whole.length - j * cut * kChunk, cut * kChunk);
-        piece.first_chunk = j * cut, piece.is_last = j + 1 == count;
-      }
+      const Piece piece = schedule::piece_at(whole, cut, count, j);
       const bool has_work = !params.is_transfer || !piece.is_last;
       use(i, j, piece, has_work ? chunks_of(piece.length) : 0);
     }
