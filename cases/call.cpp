@@ -36,7 +36,8 @@ constexpr std::array kSequence = {FIELD(Tensors, q),
                                   FIELD(Tensors, ckpt_states),
                                   FIELD(Tensors, write_pool),
                                   FIELD(Tensors, has_initial_state),
-                                  FIELD(Tensors, accepted)};
+                                  FIELD(Tensors, accepted),
+                                  FIELD(Tensors, parents)};
 constexpr std::array kBackward = {FIELD(BackwardTensors, d_o),
                                   FIELD(BackwardTensors, d_final_state),
                                   FIELD(BackwardTensors, dq),
@@ -86,7 +87,11 @@ constexpr std::array kConv = {FIELD(ConvTensors, x),
                               FIELD(ConvTensors, out),
                               FIELD(ConvTensors, write_pool),
                               FIELD(ConvTensors, has_initial_state),
-                              FIELD(ConvTensors, accepted)};
+                              FIELD(ConvTensors, accepted),
+                              FIELD(ConvTensors, ckpt_cu),
+                              FIELD(ConvTensors, ckpt_tokens),
+                              FIELD(ConvTensors, ckpt_slots),
+                              FIELD(ConvTensors, ckpt_states)};
 constexpr std::array kConvBackward = {
     FIELD(ConvBackwardTensors, d_out), FIELD(ConvBackwardTensors, d_final_state),
     FIELD(ConvBackwardTensors, dx),    FIELD(ConvBackwardTensors, dweight),

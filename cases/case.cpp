@@ -69,6 +69,13 @@ void check_conv(const Case& c) {
     fail("S: expected at least W - 1 = " + std::to_string(c.W - 1) + ", got " +
          std::to_string(c.S));
   }
+  if (!c.ckpt.empty() && c.cdtype != DType::f32 && c.cdtype != c.dtype) {
+    fail("cdtype: expected f32 or dtype's " + std::string(name_of(c.dtype)) + " for conv, got '" +
+         name_of(c.cdtype) + "'");
+  }
+  if (!c.ckpt.empty() && c.pool == Pool::drafts) {
+    fail("ckpt: expected another pool than drafts for conv, got '" + *value_of(c, "ckpt") + "'");
+  }
   const int64_t window = c.W - 2 + std::max<int64_t>(c.longest(), 1);
   if (c.pool == Pool::drafts && c.S < window) {
     fail("S: expected at least W - 2 and the longest length, " + std::to_string(window) +
@@ -102,6 +109,10 @@ void check_conflicts(const Case& c) {
     check_conv(c);
   } else if (c.sdtype == DType::f16) {
     fail("sdtype: expected f32|bf16 for this operation, got 'f16'");
+  }
+  constexpr int64_t kMostDrafts = 16;
+  if (c.tree && c.longest() > kMostDrafts) {
+    fail("tree: expected lengths up to 16, got " + std::to_string(c.longest()));
   }
   for (int64_t n : c.ckpt) {
     if (n > c.longest()) {

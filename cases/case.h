@@ -110,6 +110,7 @@ struct Case {
   Pool pool = Pool::none;
   bool write_pool = false;    // a second pool is written instead
   int64_t null_slot = -1;     // slots up to this one are none
+  bool tree = false;          // decode: parents are given
   bool has_init = false;      // has_initial_state is given, 0 for every third sequence
   DType idx = DType::i32;     // index lists of pool and checkpoints
   std::vector<int64_t> ckpt;  // token offsets, each for every sequence that is long enough
@@ -135,7 +136,7 @@ struct Case {
   bool is_gradient() const { return gradient || op == Op::backward; }
   // Lists of servers beside the pool's own two, and those with another meaning.
   bool has_servers_lists() const {
-    return null_slot >= 0 || has_init || write_pool || pool == Pool::drafts;
+    return null_slot >= 0 || has_init || write_pool || pool == Pool::drafts || tree;
   }
   int64_t num_sequences() const;    // N
   int64_t num_batches() const;      // B

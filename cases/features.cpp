@@ -37,6 +37,7 @@ constexpr Feature kFeatures[] = {
     {"  null slots", [](C c) { return c.null_slot >= 0; }},
     {"  a second one to write", [](C c) { return c.write_pool; }},
     {"  read by accepted tokens", [](C c) { return c.pool == Pool::drafts; }},
+    {"  trees of tokens", [](C c) { return c.tree; }},
     {"has_initial_state", [](C c) { return c.has_init; }},
     {"checkpoints", [](C c) { return !c.ckpt.empty(); }},
     {"strides", [](C c) { return c.strided != Layout::packed; }},

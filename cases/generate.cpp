@@ -163,7 +163,8 @@ void Instance::assign_drafts(int64_t index_columns) {
   for (int64_t n = 0; n < N; ++n) {
     const auto i = static_cast<size_t>(n);
     const bool is_skipped = n % 4 == 3;
-    accepted_.push_back(is_skipped ? 1 : 1 + (3 * n + 1) % most);
+    // Branches of a tree start from a slot that no token writes: the last of the row.
+    accepted_.push_back(is_skipped ? 1 : c.tree ? most : 1 + (3 * n + 1) % most);
     if (is_skipped) continue;
     if (c.op == Op::conv) {
       read_slots_[i] = 1 + 2 * (N - 1 - n);
@@ -299,6 +300,13 @@ void Instance::add_pool_lists(int64_t index_columns) {
   } else if (c.pool == Pool::drafts ? c.write_pool || c.op == Op::forward
                                     : c.pool != Pool::identity && c.pool != Pool::inplace) {
     draw(add("write_index", Role::input, c.idx, {N}, false), listed(write_slots_));
+  }
+  if (c.tree) {
+    // Branches of one and of two tokens, roots among them.
+    draw(add("parents", Role::input, c.idx, {N, index_columns}, false), [&](int64_t i) {
+      const int64_t t = i % index_columns, n = i / index_columns;
+      return static_cast<double>(std::max<int64_t>(-1, t - 1 - t * (n + 1) % 3));
+    });
   }
   if (c.pool == Pool::drafts) {
     draw(add("accepted", Role::input, c.idx, {N}, false),
@@ -521,6 +529,7 @@ void Instance::generate_conv() {
   if (c.bias) normal("bias", Role::input, c.wdtype, {c.D}, false);
   add_lengths();
   add_states();
+  add_checkpoints();
   if (!c.gradient) {
     add("out", Role::output, c.dtype, {B, T, c.D}, true);
     return;

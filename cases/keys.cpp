@@ -330,6 +330,7 @@ std::string two_lists(C c) {
   return need(!has_one || (c.pool == Pool::drafts && c.op != Op::decode),
               "a pool without lists, or with two");
 }
+std::string drafts(C c) { return need(c.pool == Pool::drafts, "pool=drafts"); }
 std::string initial_state(C c) { return need(c.init || c.pool != Pool::none, "init=1 or a pool"); }
 std::string incoming(C c) {
   return need(c.op == Op::backward || (c.gradient && is_any(c.op, {Op::conv, Op::wy})),
@@ -384,7 +385,7 @@ constexpr Key kKeys[] = {
     {"sdtype", float_dtype<&Case::sdtype>(), "f32",
      "of initial and final state, or the pool (f16: conv)", both<kStateOp, a_state>},
     {"cdtype", dtype<&Case::cdtype, DType::f32, DType::bf16>(), "f32", "of the checkpoints",
-     both<kInference, has_ckpt>},
+     both<kPoolOp, has_ckpt>},
     {"odtype", float_dtype<&Case::odtype>(), "f32",
      "of a building block's outputs or gradients; conv_backward: all but dx", own_outputs},
     {"beta", one_of<&Case::beta, kBetas>(), "value",
@@ -418,6 +419,8 @@ constexpr Key kKeys[] = {
      kPoolOp},
     {"writepool", flag<&Case::write_pool>(), "0", "another pool is written than the one read",
      both<kPoolOp, two_lists>},
+    {"tree", flag<&Case::tree>(), "0", "decode: drafted tokens are a tree, parents are given",
+     both<kDecode, drafts>},
     {"null", whole<&Case::null_slot, -1, 1000>(), "-1", "slots up to this one are none",
      both<kPoolOp, index_lists>},
     {"hasinit", flag<&Case::has_init>(), "0",
@@ -426,9 +429,9 @@ constexpr Key kKeys[] = {
     {"idx", index_dtype<&Case::idx>(), "i32", "dtype of the index lists of pool and checkpoints",
      both<kPoolOp, index_lists>},
     {"ckpt", kCheckpoints, "none",
-     "states kept after so many tokens of every sequence that is long enough", kInference},
+     "states kept after so many tokens of every sequence that is long enough", kPoolOp},
     {"ckptskip", flag<&Case::ckptskip>(), "0", "every second checkpoint has slot -1",
-     both<kInference, has_ckpt>},
+     both<kPoolOp, has_ckpt>},
     {"chunk", kChunk, "64", "chunk length (inverse: width of A)",
      only<Op::forward, Op::backward, Op::cumsum, Op::kkt, Op::scores, Op::scores_inverse,
           Op::inverse, Op::wy>},

@@ -265,7 +265,13 @@ Values decode(const Instance& instance) {
     Floats S = first_state(p, n, h), q(static_cast<size_t>(K)), k(q.size());
     Floats u(static_cast<size_t>(V)), result(u.size());
     keep_checkpoints(p, out, n, h, 0, S);
+    std::vector<Floats> after;  // a tree's states, the first one that of no token
+    if (c.tree) after.push_back(S);
     for (int64_t t = 0; t < c.sequence_length(n); ++t) {
+      if (c.tree) {
+        const int64_t parent = p.parents[static_cast<size_t>(n * p.instance.token_columns() + t)];
+        S = after[static_cast<size_t>(parent + 1)];
+      }
       const int64_t token = p.first_token(n) + t, row = token * c.HV + h;
       p.load_row(p.q, token, p.k_head(h), q.data());
       p.load_row(p.k, token, p.k_head(h), k.data());
@@ -296,6 +302,7 @@ Values decode(const Instance& instance) {
         o.put(static_cast<size_t>(row * V + j), p.scale() * result[static_cast<size_t>(j)]);
       }
       keep_checkpoints(p, out, n, h, t + 1, S);
+      if (c.tree) after.push_back(S);
       if (const int64_t columns = p.instance.token_columns(); columns > 0) {
         const int64_t slot = p.instance.token_slots()[static_cast<size_t>(n * columns + t)];
         if (slot >= 0) StateOutputs::put(p, out.pool, slot, h, S);

@@ -22,7 +22,7 @@ struct Problem {
   const Instance& instance;
   const Case& c;
   Floats q, k, v, beta, g, gv, A_log, dt_bias, state, a, x, d_o, d_final;
-  std::vector<int64_t> ckpt_cu, ckpt_tokens, ckpt_slots, has_initial;
+  std::vector<int64_t> ckpt_cu, ckpt_tokens, ckpt_slots, has_initial, parents;
 
   explicit Problem(const Instance& i) : instance(i), c(i.spec()) {
     q = floats("q"), k = floats("k"), v = floats("v"), beta = floats("beta"), g = floats("g");
@@ -31,6 +31,7 @@ struct Problem {
     d_o = floats("d_o"), d_final = floats("d_final_state");
     ckpt_cu = whole("ckpt_cu"), ckpt_tokens = whole("ckpt_tokens"),
     ckpt_slots = whole("ckpt_slots"), has_initial = whole("has_initial_state");
+    parents = whole("parents");
     if (c.init || c.pool != Pool::none) {  // values before any run
       const Tensor& t = i.tensor(c.init ? "initial_state" : "state_pool");
       state = first_values(t);

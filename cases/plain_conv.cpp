@@ -42,9 +42,19 @@ Values conv(const Instance& instance) {
   const Output out = make_output(instance, all, "out", 0.0);
   const Output final_state = make_output(instance, all, "final_state", NAN);
   const Output pool = make_output(instance, all, c.write_pool ? "write_pool" : "state_pool", NAN);
+  const Output ckpt = make_output(instance, all, "ckpt_states", NAN);
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
     if (p.is_skipped(n)) continue;
     const ConvSequence s{p, weight, bias, n};
+    const auto entry = static_cast<size_t>(n);
+    for (int64_t m = p.ckpt_cu.empty() ? 0 : p.ckpt_cu[entry];
+         !p.ckpt_cu.empty() && m < p.ckpt_cu[entry + 1]; ++m) {
+      const int64_t to = p.ckpt_slots[static_cast<size_t>(m)];
+      for (int64_t i = 0; i < c.D * c.S && to > c.null_slot; ++i) {
+        const int64_t token = p.ckpt_tokens[static_cast<size_t>(m)] - c.S + i % c.S;
+        ckpt.put(s.state_at(to, i / c.S, i % c.S), s.input(token, i / c.S));
+      }
+    }
     const int64_t slot = c.pool == Pool::none ? n : instance.write_slots()[static_cast<size_t>(n)];
     for (int64_t d = 0; d < c.D; ++d) {
       for (int64_t t = 0; t < s.length(); ++t) {

@@ -214,25 +214,28 @@ const std::map<std::string_view, std::set<std::string_view>>& not_taken() {
   static const std::map<std::string_view, std::set<std::string_view>> all = {
       {"cpu.amx",
        {"decode", "building blocks", "  their gradients", "convolution", "  its gradient", "fp32",
-        "fp16", "vector beta, gv"}},
+        "fp16", "vector beta, gv", "  trees of tokens"}},
       {"cuda.sm90.forward",
        {"decode", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "convolution",
         "  its gradient", "fp32", "chunks of 16 and 32", "vector beta, gv", "  null slots",
-        "  a second one to write", "  read by accepted tokens", "has_initial_state"}},
+        "  a second one to write", "  read by accepted tokens", "  trees of tokens",
+        "has_initial_state"}},
       {"cuda.sm90.backward",
        {"forward", "decode", "building blocks", "  their gradients", "convolution",
         "  its gradient", "fp32", "pools", "checkpoints", "chunks of 16 and 32", "vector beta, gv",
-        "  null slots", "  a second one to write", "  read by accepted tokens",
+        "  null slots", "  a second one to write", "  read by accepted tokens", "  trees of tokens",
         "has_initial_state"}},
       {"cuda.decode",
        {"forward", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "convolution",
         "  its gradient", "checkpoints", "chunks of 16 and 32", "vector beta, gv", "  null slots",
-        "  a second one to write", "  read by accepted tokens", "has_initial_state"}},
+        "  a second one to write", "  read by accepted tokens", "  trees of tokens",
+        "has_initial_state"}},
       {"cuda.general",
        {"  their gradients", "convolution", "  its gradient", "  null slots",
-        "  a second one to write", "  read by accepted tokens", "has_initial_state"}}};
+        "  a second one to write", "  read by accepted tokens", "  trees of tokens",
+        "has_initial_state"}}};
   return all;
 }
 

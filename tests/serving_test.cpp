@@ -3,7 +3,9 @@
 // sentences for what is wrong with such calls.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -193,6 +195,67 @@ TEST(ServingErrors, NameArgumentExpectedAndGot) {
          w.give("write_index", {2, 2});
        },
        "write_index: expected every slot to be written once, got slot 2 for sequences 0 and 1"},
+      {D,
+       [](World& w) {
+         w.table({3, 3});
+         w.give("parents", {-1, 0, -1, 1}, {2, 2});
+       },
+       "parents: expected a parent before its token, or -1, got 1 at sequence 1, token 1"},
+      {D,
+       [](World& w) {
+         w.table({3, 3});
+         w.give("parents", {-1, -2, -1, 0}, {2, 2});
+       },
+       "parents: expected a parent before its token, or -1, got -2 at sequence 0, token 1"},
+      {D,
+       [](World& w) {
+         w.table({3, 3});
+         w.give("parents", {-1, -1}, {2, 1});
+       },
+       "parents: expected at least T = 2 columns, got shape [2, 1]"},
+      {D,
+       [](World& w) {
+         w.table({3, 1});
+         w.give("parents", {-1, -1, -1, -1}, {2, 2});
+       },
+       "parents: expected the slot that the sequence starts from to last for a token with parent "
+       "-1, got slot 4, which token 0 writes, at sequence 1, token 1"},
+      {D,
+       [](World& w) {
+         w.give("parents", {-1, 0, -1, 0}, {2, 2});
+       },
+       "parents: expected none without a write index per token, got a tensor"},
+      {F,
+       [](World& w) {
+         w.give("parents", {-1, 0, -1, 0}, {2, 2});
+       },
+       "parents: expected none (decode has trees), got a tensor"},
+      {F,
+       [](World& w) {
+         w.give("ckpt_cu", {0, 1, 1}), w.give("ckpt_tokens", {1}), w.give("ckpt_slots", {2});
+         w.call.set("ckpt_states", w.pool.view());
+       },
+       "ckpt_slots: expected every slot to be written once, got slot 2 for sequences 0 and 1"},
+      {F,
+       [](World& w) {
+         w.give("write_index", {4, 5});
+         w.give("ckpt_cu", {0, 1, 1}), w.give("ckpt_tokens", {1}), w.give("ckpt_slots", {2});
+         w.call.set("ckpt_states", w.pool.view());
+       },
+       "ckpt_slots: expected no slot that another sequence writes, got slot 2 for sequence 1, "
+       "written by sequence 0"},
+      {C,
+       [](World& w) {
+         w.give("ckpt_cu", {0, 1, 1}), w.give("ckpt_tokens", {3}), w.give("ckpt_slots", {3});
+         w.call.set("ckpt_states", w.windows.view());
+       },
+       "ckpt_tokens: expected 0 to 2, the length of sequence 0, got 3 at 0"},
+      {C,
+       [](World& w) {
+         w.give("ckpt_cu", {0, 1, 1}), w.give("ckpt_tokens", {1});
+         w.call.set("ckpt_states", w.windows.view());
+       },
+       "ckpt_slots: expected a tensor with the other checkpoint lists, got none"},
       {C,
        [](World& w) {
          w.give("accepted", {3, 4});
@@ -269,6 +332,8 @@ TEST(ServingErrors, WhatHasNoGradientIsRefused) {
 
 // ---- Bits -----------------------------------------------------------------------------------
 
+// One thread: that their number changes no bit is other tests' business.
+
 constexpr int64_t H = 2, HV = 4, K = 32, V = 48, W = 4;
 constexpr int64_t kChannels = 2 * H * K + HV * V, kGates = 2 * HV;
 
@@ -337,6 +402,7 @@ Options options_of(const Kind& kind) {
           .beta_form = BetaForm::sigmoid,
           .state_layout = kind.layout,
           .qk_l2norm = true,
+          .num_threads = 1,
           .impl = kind.impl,
           .null_slot = 0};
 }
@@ -486,7 +552,7 @@ TEST(Serving, WindowsGoOnFromTheAcceptedToken) {
   for (const ImplementationInfo& impl : implementations(Op::conv)) {
     if (!impl.runs_here || impl.name == "reference") continue;
     for (const bool channels_last : {false, true}) {
-      const Options options{.impl = impl.name, .activation = Activation::silu};
+      const Options options{.num_threads = 1, .impl = impl.name, .activation = Activation::silu};
       constexpr int64_t T = kPrompt + kSteps * (kDrafts + 1);
       Buffer x(DType::bf16, {1, T, D}), weight(DType::f32, {D, W}), whole(DType::bf16, {1, T, D});
       const Random random(1, "conv");
@@ -533,6 +599,330 @@ TEST(Serving, WindowsGoOnFromTheAcceptedToken) {
       EXPECT_EQ(std::memcmp(out.data(), whole.data(), kPrompt * D * 2), 0) << impl.name;
     }
   }
+}
+
+// Up to 16 drafted tokens, one beyond is refused; every path of a tree has the bits of its tokens
+// decoded one by one.
+TEST(Serving, TreesHaveTheBitsOfTheirPaths) {
+  const std::vector<int64_t> parents = {-1, 0, 1, 1, 0, 4, -1, 6, 7, 2, 3, 9, 11, 5, 8, 14};
+  const auto T = static_cast<int64_t>(parents.size());
+  std::vector<int64_t> slots;
+  for (int64_t t = 0; t < T; ++t) slots.push_back(1 + t);
+  const Buffer tree = list(parents, {1, T}), read = list({0}), write = list(slots, {1, T});
+  for (const Kind& kind : kinds(Op::decode)) {
+    Options options = options_of(kind);
+    options.null_slot.reset();
+    const Buffer pool = zeros(kind.state, pool_shape(kind, 1 + T));
+    Tokens drafts(1, T);
+    for (int64_t t = 0; t < T; ++t) drafts.draw(t, 1, t);
+    cases::Call call = drafts.call(Op::decode);
+    call.set("state_pool", pool.view()), call.set("read_index", read.view());
+    call.set("write_index", write.view()), call.set("parents", tree.view());
+    run_guarded(call, options);
+    for (int64_t last = 0; last < T; ++last) {
+      std::vector<int64_t> path;
+      for (int64_t t = last; t >= 0; t = parents[static_cast<size_t>(t)]) {
+        path.insert(path.begin(), t);
+      }
+      const Buffer alone = zeros(kind.state, pool_shape(kind, 1));
+      Tokens one(1, 1);
+      for (int64_t t : path) {
+        one.draw(0, 1, t);
+        cases::Call step = one.call(Op::decode);
+        step.set("state_pool", alone.view());
+        step.run(options);
+      }
+      EXPECT_EQ(drafts.output(last), one.output(0)) << kind.impl << " token " << last;
+    }
+  }
+  Tokens many(1, T + 1);
+  const Buffer pool = zeros(DType::f32, {T + 2, HV, K, V});
+  const Buffer tall = list(std::vector<int64_t>(static_cast<size_t>(T + 1), -1), {1, T + 1});
+  cases::Call call = many.call(Op::decode);
+  call.set("state_pool", pool.view()), call.set("read_index", read.view());
+  call.set("write_index", tall.view()), call.set("parents", tall.view());
+  try {
+    call.run(options_of({"", DType::f32, StateLayout::kv}));
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "decode: parents: expected at most 16 drafted tokens, got T = 17");
+  }
+}
+
+// ---- A server -------------------------------------------------------------------------------
+
+// A layer's calls over a pool that sequences come to and leave: prompts with and without a prefix
+// that another one left at a multiple of the chunk, drafted tokens accepted and rejected, rows of
+// padding. Slots that nobody owns are NaN.
+class Server {
+ public:
+  static constexpr int64_t kDrafts = 3, kBatch = 5, kSlots = 80, kFamily = 128, kChunk = 64;
+  static constexpr int64_t S = W - 1 + kDrafts;
+
+  struct Sequence {
+    int64_t id = 0, family = 0, prompt = 0, length = 0;
+    int64_t done = 0, accepted = 1, window = 0;
+    std::vector<int64_t> slots{};
+    std::vector<std::vector<uint8_t>> expected{};
+  };
+
+  explicit Server(uint64_t seed) : random_(seed, "server") {
+    const Random weights(seed, "weight");
+    for (int64_t i = 0; i < kChannels * W; ++i) weight_.set(i, weights.uniform(i, -1, 1));
+    for (int64_t slot = kSlots - 1; slot > 0; --slot) {
+      free_.push_back(slot), free_windows_.push_back(slot);
+      spoil(pool_, slot), spoil(windows_, slot);
+    }
+  }
+
+  void step() {
+    if (running_.size() < 8 && below(3) > 0) admit();
+    decode();
+    std::erase_if(running_, [&](Sequence& s) {
+      if (s.done < s.length) return false;
+      for (int64_t slot : s.slots) release(pool_, free_, slot);
+      release(windows_, free_windows_, s.window);
+      ++finished;
+      return true;
+    });
+    if (below(40) == 0 && !prefixes_.empty()) {  // one prefix is forgotten
+      const Prefix gone = prefixes_[static_cast<size_t>(below(int64_t(prefixes_.size())))];
+      release(pool_, free_, gone.slot), release(windows_, free_windows_, gone.window);
+      std::erase_if(prefixes_, [&](const Prefix& p) { return p.slot == gone.slot; });
+    }
+  }
+  int64_t finished = 0, tokens = 0, reused = 0, rejected = 0;
+
+ private:
+  struct Prefix {
+    int64_t family, tokens, slot, window;
+  };
+
+  int64_t below(int64_t n) { return static_cast<int64_t>(random_.bits(++draws_) % uint64_t(n)); }
+  static void spoil(Buffer& of, int64_t slot) {
+    const int64_t each = of.view().numel() / kSlots;
+    for (int64_t i = 0; i < each; ++i) of.set(slot * each + i, NAN);
+  }
+  static void release(Buffer& of, std::vector<int64_t>& free, int64_t slot) {
+    spoil(of, slot);
+    free.insert(free.begin(), slot);
+  }
+  static int64_t take(std::vector<int64_t>& free) {
+    const int64_t slot = free.back();
+    free.pop_back();
+    return slot;
+  }
+
+  // Rows of tokens: what a sequence's projections give, or a wrong guess.
+  struct Rows {
+    int64_t T;
+    Buffer x{DType::bf16, {1, T, kChannels}};
+    Tokens tokens{1, T};
+    explicit Rows(int64_t count) : T(count) {}
+    void draw(int64_t row, const Sequence& s, int64_t token, bool is_right) {
+      const int64_t source = !is_right ? -1 - s.id : token < kFamily ? s.family : 100 + s.id;
+      const Random random(static_cast<uint64_t>(source), "row");
+      for (int64_t c = 0; c < kChannels + kGates; ++c) {
+        const double y = random.uniform(token * (kChannels + kGates) + c, -1, 1);
+        if (c < kChannels) {
+          x.set(row * kChannels + c, y);
+        } else {
+          tokens.ba.set(row * kGates + c - kChannels, y);
+        }
+      }
+    }
+  };
+  // The layer: convolution, then the delta rule on slices of its rows.
+  struct Lists {
+    std::vector<int64_t> cu{0}, read{}, write{}, windows{}, windows_to{}, accepted{}, has{};
+    std::vector<int64_t> ckpt_cu{0}, ckpt_tokens{}, ckpt_slots{}, ckpt_windows{};
+  };
+  void layer(Rows& rows, const Lists& l, bool is_prefill, Buffer& pool, Buffer& windows) const {
+    const auto N = static_cast<int64_t>(l.cu.size()) - 1;
+    const Buffer cu = list(l.cu), accepted = list(l.accepted), has = list(l.has, {}, DType::u8);
+    const Buffer from = list(l.windows), to = list(l.windows_to), write = list(l.write);
+    const Buffer read =
+        is_prefill ? list(l.read) : list(l.read, {N, static_cast<int64_t>(l.read.size()) / N});
+    const Buffer ckpt_cu = list(l.ckpt_cu), ckpt_tokens = list(l.ckpt_tokens);
+    const Buffer ckpt_slots = list(l.ckpt_slots), ckpt_windows = list(l.ckpt_windows);
+    const bool has_checkpoints = !l.ckpt_tokens.empty();
+    TensorView places = windows.view();
+    if (is_prefill) places.shape[2] = W - 1;
+    cases::Call conv(Op::conv);
+    conv.set("x", rows.x.view()), conv.set("weight", weight_.view());
+    conv.set("cu_seqlens", cu.view()), conv.set("out", rows.tokens.qkv.view());
+    conv.set("state_pool", places), conv.set("read_index", from.view());
+    conv.set("has_initial_state", has.view());
+    cases::Call rule = rows.tokens.call(is_prefill ? Op::forward : Op::decode);
+    rule.set("cu_seqlens", cu.view()), rule.set("has_initial_state", has.view());
+    rule.set("state_pool", pool.view()), rule.set("read_index", read.view());
+    if (is_prefill) {
+      conv.set("write_index", to.view()), rule.set("write_index", write.view());
+    } else {
+      conv.set("accepted", accepted.view()), rule.set("accepted", accepted.view());
+    }
+    if (has_checkpoints) {
+      for (cases::Call* call : {&conv, &rule}) {
+        call->set("ckpt_cu", ckpt_cu.view()), call->set("ckpt_tokens", ckpt_tokens.view());
+      }
+      conv.set("ckpt_slots", ckpt_windows.view()), conv.set("ckpt_states", places);
+      rule.set("ckpt_slots", ckpt_slots.view()), rule.set("ckpt_states", pool.view());
+    }
+    conv.run({.num_threads = 1, .activation = Activation::silu, .null_slot = 0});
+    rule.run({.gate_form = GateForm::softplus,
+              .beta_form = BetaForm::sigmoid,
+              .state_layout = StateLayout::vk,
+              .split = Split::off,
+              .qk_l2norm = true,
+              .num_threads = 1,
+              .null_slot = 0});
+  }
+
+  // The whole sequence without company: its prompt, then one token after the other.
+  void serve_alone(Sequence& s) const {
+    Buffer pool = zeros(DType::f32, {2, HV, V, K}), windows = zeros(DType::bf16, {2, kChannels, S});
+    for (int64_t t = 0; t < s.length;) {
+      const int64_t count = t == 0 ? s.prompt : 1;
+      Rows rows(count);
+      for (int64_t i = 0; i < count; ++i) rows.draw(i, s, t + i, true);
+      Lists l;
+      l.cu = {0, count}, l.read = l.write = l.windows = l.windows_to = l.accepted = {1};
+      l.has = {t > 0}, l.ckpt_cu = {0, 0};
+      layer(rows, l, t == 0, pool, windows);
+      for (int64_t i = 0; i < count; ++i) s.expected.push_back(rows.tokens.output(i));
+      t += count;
+    }
+  }
+
+  void compare(const Sequence& s, int64_t token, const std::vector<uint8_t>& found) {
+    ASSERT_EQ(found, s.expected[static_cast<size_t>(token)])
+        << "sequence " << s.id << ", prompt " << s.prompt << ", token " << token;
+    ++tokens;
+  }
+
+  void admit() {
+    std::vector<Sequence> arrivals;
+    Lists l;
+    int64_t T = 0;
+    for (int64_t count = 1 + below(2); count > 0; --count) {
+      if (free_.size() < 8 || free_windows_.size() < 8) break;
+      Sequence s;
+      s.id = ++last_id_, s.family = 1 + below(3), s.prompt = 1 + below(200);
+      s.length = s.prompt + 1 + below(20);
+      serve_alone(s);
+      for (int64_t i = 0; i <= kDrafts; ++i) s.slots.push_back(take(free_));
+      s.window = take(free_windows_);
+      const Prefix* best = nullptr;
+      for (const Prefix& p : prefixes_) {
+        const bool fits = p.family == s.family && p.tokens < s.prompt;
+        if (fits && (best == nullptr || p.tokens > best->tokens)) best = &p;
+      }
+      s.done = best != nullptr ? best->tokens : 0;
+      reused += best != nullptr ? 1 : 0;
+      l.read.push_back(best != nullptr ? best->slot : s.slots[1]);
+      l.windows.push_back(best != nullptr ? best->window : s.window);
+      l.has.push_back(best != nullptr ? 1 : 0);
+      l.write.push_back(s.slots[0]), l.windows_to.push_back(s.window);
+      T += s.prompt - s.done;
+      l.cu.push_back(T);
+      for (int64_t at = kChunk; at <= std::min(kFamily, s.prompt); at += kChunk) {
+        const bool is_known = std::any_of(prefixes_.begin(), prefixes_.end(), [&](const Prefix& p) {
+          return p.family == s.family && p.tokens == at;
+        });
+        if (is_known || at <= s.done || free_.size() < 20) continue;
+        made_.push_back({s.family, at, take(free_), take(free_windows_)});
+        l.ckpt_tokens.push_back(at - s.done);
+        l.ckpt_slots.push_back(made_.back().slot), l.ckpt_windows.push_back(made_.back().window);
+      }
+      l.ckpt_cu.push_back(static_cast<int64_t>(l.ckpt_tokens.size()));
+      arrivals.push_back(std::move(s));
+      // Later arrivals of this call cannot read what it writes.
+      for (const Prefix& p : made_) prefixes_to_come_.push_back(p);
+      made_.clear();
+      if (!prefixes_to_come_.empty()) break;
+    }
+    if (arrivals.empty()) return;
+    Rows rows(T + below(3));  // and rows of padding
+    int64_t row = 0;
+    for (Sequence& s : arrivals) {
+      for (int64_t t = s.done; t < s.prompt; ++t) rows.draw(row++, s, t, true);
+    }
+    layer(rows, l, true, pool_, windows_);
+    row = 0;
+    for (Sequence& s : arrivals) {
+      for (; s.done < s.prompt; ++s.done) compare(s, s.done, rows.tokens.output(row++));
+      running_.push_back(std::move(s));
+    }
+    prefixes_.insert(prefixes_.end(), prefixes_to_come_.begin(), prefixes_to_come_.end());
+    prefixes_to_come_.clear();
+  }
+
+  void decode() {
+    Lists l;
+    std::vector<Sequence*> batch;
+    std::vector<int64_t> right;
+    int64_t T = 0;
+    const int64_t first = running_.empty() ? 0 : below(int64_t(running_.size()));
+    for (int64_t row = 0; row < kBatch; ++row) {
+      const bool is_padding = below(5) == 0 || row >= int64_t(running_.size());
+      Sequence* s = is_padding
+                        ? nullptr
+                        : &running_[static_cast<size_t>((first + row) % int64_t(running_.size()))];
+      if (s != nullptr && s->done >= s->length) s = nullptr;
+      const int64_t count = s == nullptr ? below(2) : 1 + below(kDrafts + 1);
+      batch.push_back(s);
+      right.push_back(s == nullptr ? 0 : std::min(1 + below(count), s->length - s->done));
+      for (int64_t i = 0; i <= kDrafts; ++i) {
+        l.read.push_back(s == nullptr ? below(2) - 1 : s->slots[static_cast<size_t>(i)]);
+      }
+      l.windows.push_back(s == nullptr ? 0 : s->window);
+      l.accepted.push_back(s == nullptr ? 1 : s->accepted), l.has.push_back(1);
+      l.ckpt_cu.push_back(0);
+      T += count;
+      l.cu.push_back(T);
+    }
+    Rows rows(T + 1);
+    for (size_t b = 0; b < batch.size(); ++b) {
+      for (int64_t i = l.cu[b]; i < l.cu[b + 1] && batch[b] != nullptr; ++i) {
+        rows.draw(i, *batch[b], batch[b]->done + i - l.cu[b], i - l.cu[b] < right[b]);
+      }
+    }
+    layer(rows, l, false, pool_, windows_);
+    const std::vector<uint8_t> zero(HV * V * 2, 0);
+    for (size_t b = 0; b < batch.size(); ++b) {
+      if (batch[b] == nullptr) {
+        for (int64_t i = l.cu[b]; i < l.cu[b + 1]; ++i) EXPECT_EQ(rows.tokens.output(i), zero);
+        continue;
+      }
+      Sequence& s = *batch[b];
+      for (int64_t i = 0; i < right[b]; ++i) {
+        compare(s, s.done + i, rows.tokens.output(l.cu[b] + i));
+      }
+      rejected += l.cu[b + 1] - l.cu[b] - right[b];
+      s.done += right[b], s.accepted = right[b];
+    }
+  }
+
+  Random random_;
+  int64_t draws_ = 0, last_id_ = 0;
+  Buffer weight_{DType::f32, {kChannels, W}};
+  Buffer pool_{DType::f32, {kSlots, HV, V, K}}, windows_{DType::bf16, {kSlots, kChannels, S}};
+  std::vector<int64_t> free_{}, free_windows_{};
+  std::vector<Sequence> running_{};
+  std::vector<Prefix> prefixes_{}, made_{}, prefixes_to_come_{};
+};
+
+// Every token of every sequence has the bits of the sequence served alone. DELTIC_SOAK_STEPS=10000
+// runs long.
+TEST(Serving, SoakOfRandomSteps) {
+  const char* asked = std::getenv("DELTIC_SOAK_STEPS");
+  const int64_t steps = asked != nullptr ? std::atoll(asked) : kSanitized ? 60 : 300;
+  Server server(7);
+  for (int64_t i = 0; i < steps && !HasFatalFailure(); ++i) server.step();
+  EXPECT_GT(server.finished, steps / 20);
+  EXPECT_GT(server.reused, 0);
+  EXPECT_GT(server.rejected, steps / 2);
+  RecordProperty("tokens", std::to_string(server.tokens));
 }
 
 }  // namespace

@@ -141,6 +141,7 @@ consumer() {
     cmake -G Ninja -B build -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Release >/dev/null
     cmake --build build
     env -u LD_LIBRARY_PATH build/prefill_decode
+    env -u LD_LIBRARY_PATH build/serving_loop
     env -u LD_LIBRARY_PATH build/forward
     # shellcheck disable=SC2046
     g++ -std=c++20 "${strict[@]}" prefill_decode.cpp -o cpp_program \

@@ -144,7 +144,7 @@ const char* foreign_type_name(int32_t type) {
 // numbers, indices and states.
 const char* types_of(std::string_view op, std::string_view name) {
   if (name.starts_with("cu_seqlens") || name.ends_with("_index") || name == "ckpt_cu" ||
-      name == "ckpt_tokens" || name == "ckpt_slots" || name == "accepted") {
+      name == "ckpt_tokens" || name == "ckpt_slots" || name == "accepted" || name == "parents") {
     return "int32 or int64";
   }
   if (name == "has_initial_state") return "bool or uint8";

@@ -97,7 +97,9 @@ std::tuple<Tensor, Tensor> conv_out_(const Tensor& x, const Tensor& weight, cons
                                      const MaybeTensor& write_index, const MaybeTensor& write_pool,
                                      const MaybeTensor& has_initial_state,
                                      const MaybeTensor& accepted, const MaybeTensor& cu_seqlens,
-                                     const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& out,
+                                     const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu,
+                                     const MaybeTensor& ckpt_tokens, const MaybeTensor& ckpt_slots,
+                                     const MaybeTensor& ckpt_states, const MaybeTensor& out,
                                      const std::string& options) {
   Inputs in("conv_out_", options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
   deltic_tensor planned = plan_like(in.t.x);
@@ -110,6 +112,10 @@ std::tuple<Tensor, Tensor> conv_out_(const Tensor& x, const Tensor& weight, cons
   in.t.write_pool = in.as_given("write_pool", write_pool);
   in.t.has_initial_state = in.flags("has_initial_state", has_initial_state);
   in.t.accepted = in.as_given("accepted", accepted);
+  in.t.ckpt_cu = in.as_given("ckpt_cu", ckpt_cu);
+  in.t.ckpt_tokens = in.as_given("ckpt_tokens", ckpt_tokens);
+  in.t.ckpt_slots = in.as_given("ckpt_slots", ckpt_slots);
+  in.t.ckpt_states = in.as_given("ckpt_states", ckpt_states);
   if (out.has_value()) planned = in.as_given("out", *out);
   in.t.out = has_pool ? with_tokens(planned) : planned;
   in.plan_final_state();
@@ -178,7 +184,8 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
   m.def("conv_out_(" DELTIC_INPUTS
         "Tensor? initial_state, Tensor(a!)? state_pool, Tensor? read_index, Tensor? write_index, "
         "Tensor(b!)? write_pool, Tensor? has_initial_state, Tensor? accepted, Tensor? cu_seqlens, "
-        "Tensor? cu_seqlens_cpu, Tensor(c!)? out, str options='') -> (Tensor out, Tensor "
+        "Tensor? cu_seqlens_cpu, Tensor? ckpt_cu, Tensor? ckpt_tokens, Tensor? ckpt_slots, "
+        "Tensor(c!)? ckpt_states, Tensor(d!)? out, str options='') -> (Tensor out, Tensor "
         "final_state)");
   m.def("conv_backward(Tensor? d_out, Tensor? d_final_state, " DELTIC_INPUTS
         "Tensor? initial_state, " DELTIC_SEQUENCES

@@ -36,6 +36,7 @@ struct Inputs : Call {
     t.read_index = as_given("read_index", read_index);
     t.write_index = as_given("write_index", write_index);
   }
+  void tree(const MaybeTensor& parents) { t.parents = as_given("parents", parents); }
   void servers_lists(const MaybeTensor& write_pool, const MaybeTensor& has_initial_state,
                      const MaybeTensor& accepted) {
     t.write_pool = as_given("write_pool", write_pool);
@@ -203,7 +204,7 @@ std::tuple<Tensor, Tensor> decode_out_(
     const MaybeTensor& g, const MaybeTensor& gv, const MaybeTensor& A_log,
     const MaybeTensor& dt_bias, const MaybeTensor& initial_state, const MaybeTensor& state_pool,
     const MaybeTensor& read_index, const MaybeTensor& write_index, const MaybeTensor& write_pool,
-    const MaybeTensor& has_initial_state, const MaybeTensor& accepted,
+    const MaybeTensor& has_initial_state, const MaybeTensor& accepted, const MaybeTensor& parents,
     const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& out,
     MaybeFloat scale, MaybeFloat lower_bound, const std::string& options) {
   Inputs in("decode_out_", options, scale, lower_bound);
@@ -212,6 +213,7 @@ std::tuple<Tensor, Tensor> decode_out_(
   in.initial_state(initial_state);
   in.pool(state_pool, read_index, write_index);
   in.servers_lists(write_pool, has_initial_state, accepted);
+  in.tree(parents);
   return run_out(in, true, out);
 }
 
@@ -314,8 +316,8 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
         "Tensor(c!)? ckpt_states, Tensor(d!)? out, " DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state)");
   m.def("decode_out_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
-        "Tensor? initial_state, " DELTIC_POOLS DELTIC_SEQUENCES "Tensor(d!)? out, " DELTIC_OPTIONS
-        ") -> (Tensor o, Tensor final_state)");
+        "Tensor? initial_state, " DELTIC_POOLS "Tensor? parents, " DELTIC_SEQUENCES
+        "Tensor(d!)? out, " DELTIC_OPTIONS ") -> (Tensor o, Tensor final_state)");
 }
 
 DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CPU, m) { register_kernels(m); }

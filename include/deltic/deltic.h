@@ -225,7 +225,8 @@ typedef struct deltic_tensors {
   deltic_tensor ckpt_cu;     /* [N+1] int32 or int64, as the next two */
   deltic_tensor ckpt_tokens; /* [M] */
   deltic_tensor ckpt_slots;  /* [M] */
-  deltic_tensor ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32 or bf16 */
+  deltic_tensor ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32 or bf16. May be the pool
+                                that is written itself, in slots that no sequence reads or writes */
   /* out, with options.save: what backward needs, deltic_forward_saved bytes. It binds backward to
    * the same inputs, options and arithmetic (fp32 products, cpu.amx or cpu.plain). */
   deltic_buffer saved;
@@ -238,6 +239,10 @@ typedef struct deltic_tensors {
    * accepted from 1 to T'. decode writes the same table where it has no write_index: its next call
    * finds the state after every drafted token. */
   deltic_tensor accepted; /* [N] int32 or int64 */
+  /* decode: a tree of up to 16 drafted tokens. Token t starts from the state after token
+   * parents[n][t] of this call, before t, or (-1) from where the sequence starts. Found in a slot
+   * unless it is token t - 1: the parent needs one, and a start none of the tokens before writes. */
+  deltic_tensor parents; /* [N,T'] int32 or int64 */
 } deltic_tensors;
 
 /* Tensors of backward: those of the forward (or decode) call, what came back, and the gradients
@@ -344,6 +349,10 @@ typedef struct deltic_conv_tensors {
   deltic_tensor write_pool;              /* out, as in deltic_tensors; state_pool's S */
   deltic_tensor has_initial_state;       /* [N] DELTIC_U8, as in deltic_tensors */
   deltic_tensor accepted;                /* [N] int32 or int64, 1 to S - W + 2, with a pool */
+  /* Checkpoints, as in deltic_tensors: the last S inputs after so many tokens. Not with accepted.
+   */
+  deltic_tensor ckpt_cu, ckpt_tokens, ckpt_slots;
+  deltic_tensor ckpt_states; /* out [slots,D,S], x's dtype or fp32; may be the pool itself */
 } deltic_conv_tensors;
 
 /* Tensors of its gradient: the inputs, what came back, and the gradients asked for (rank > 0), each

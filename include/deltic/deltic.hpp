@@ -225,7 +225,7 @@ struct Tensors {
       cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
       ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
   deltic_buffer saved{};  // with Options::save; Workspace::c() gives one
-  TensorView write_pool{}, has_initial_state{}, accepted{};
+  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{};
 
   deltic_tensors c() const {
     return {sizeof(deltic_tensors),
@@ -252,7 +252,8 @@ struct Tensors {
             saved,
             write_pool,
             has_initial_state,
-            accepted};
+            accepted,
+            parents};
   }
 };
 
@@ -340,7 +341,7 @@ struct BlockBackwardTensors {
 struct ConvTensors {
   TensorView x{}, weight{}, bias{}, cu_seqlens{}, cu_seqlens_host{}, initial_state{}, final_state{},
       state_pool{}, read_index{}, write_index{}, out{}, write_pool{}, has_initial_state{},
-      accepted{};
+      accepted{}, ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
 
   deltic_conv_tensors c() const {
     return {sizeof(deltic_conv_tensors),
@@ -357,7 +358,11 @@ struct ConvTensors {
             out,
             write_pool,
             has_initial_state,
-            accepted};
+            accepted,
+            ckpt_cu,
+            ckpt_tokens,
+            ckpt_slots,
+            ckpt_states};
   }
 };
 

@@ -7,7 +7,15 @@ from torch import Tensor
 
 from ._fakes import register_fake
 from ._library import OPS, call, qualified
-from ._native import autocast, flag_word, name_word, needs_grad, null_word
+from ._native import (
+    Checkpoints,
+    autocast,
+    checkpoint_tensors,
+    flag_word,
+    name_word,
+    needs_grad,
+    null_word,
+)
 from ._sequence_ops import (
     below_autograd,
     is_transformed,
@@ -68,12 +76,14 @@ def _conv_out_fake(
     accepted: Tensor | None,
     cu_seqlens: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
+    ckpt_cu: Tensor | None,
+    ckpt_tokens: Tensor | None,
+    ckpt_slots: Tensor | None,
+    ckpt_states: Tensor | None,
     out: Tensor | None,
     options: str = "",
 ) -> tuple[Tensor, Tensor]:
-    y, final_state = _conv_fake(
-        x, weight, bias, initial_state, cu_seqlens, cu_seqlens_cpu, options
-    )
+    y, final_state = _conv_fake(x, weight, bias, initial_state, cu_seqlens, cu_seqlens_cpu, options)
     return y if out is None else nothing(x), final_state
 
 
@@ -150,6 +160,7 @@ class _Options(TypedDict, total=False):
     cu_seqlens_cpu: Tensor | None
     state: Tensor | None
     state_index: Tensor | None
+    checkpoints: Checkpoints | tuple[Tensor, Tensor, Tensor, Tensor] | None
     write_index: Tensor | None
     write_state: Tensor | None
     has_initial_state: Tensor | None
@@ -205,6 +216,7 @@ def causal_conv1d(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
+    checkpoints: Checkpoints | tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
     state: Tensor | None = None,
     state_index: Tensor | None = None,
     write_index: Tensor | None = None,
@@ -234,6 +246,8 @@ def causal_conv1d(
         cu_seqlens: ``[N + 1]`` int32 or int64 offsets of packed sequences, with B = 1. Sequences do
             not see each other; rows past the last offset are padding: y is 0 there.
         cu_seqlens_cpu: a copy of ``cu_seqlens`` on the CPU, for tensors on a GPU.
+        checkpoints: as :class:`Checkpoints` of :func:`delta_rule`, with states ``[slots, D, S]`` in
+            x's dtype or fp32: the last S inputs after so many tokens.
         state, state_index, write_index, write_state, has_initial_state, null_slot, out: as in
             :func:`causal_conv1d_update`; ``state`` takes the place of initial and final state. Not
             differentiable.
@@ -259,7 +273,8 @@ def causal_conv1d(
     words += flag_word("causal_conv1d", "output_final_state", " final", output_final_state)
     tensors = (x, weight, bias, initial_state)
     pools = (state, state_index, write_index, write_state, has_initial_state)
-    if out is not None or null_slot is not None or any(t is not None for t in pools):
+    ckpt = () if checkpoints is None else checkpoint_tensors("causal_conv1d", checkpoints)
+    if out is not None or null_slot is not None or any(t is not None for t in (*pools, *ckpt)):
         y, final_state = _in_place(
             "causal_conv1d",
             tensors,
@@ -267,6 +282,7 @@ def causal_conv1d(
             (cu_seqlens, cu_seqlens_cpu),
             out,
             words + null_word("causal_conv1d", null_slot),
+            ckpt or (None, None, None, None),
         )
         return y, final_state if output_final_state else None
     plain = needs_grad(tensors) and not is_transformed()
@@ -281,6 +297,7 @@ def _in_place(
     sequences: tuple[Tensor | None, Tensor | None],
     out: Tensor | None,
     words: str,
+    ckpt: tuple[Tensor | None, ...] = (None, None, None, None),
 ) -> tuple[Tensor, Tensor]:
     """A call with what servers have, which has no gradient."""
     if needs_grad((*tensors, *pools[:1], *pools[3:4], out)):
@@ -294,7 +311,7 @@ def _in_place(
             else f"{function}: {name}: expected none where gradients are asked for (use "
             "torch.no_grad()), got one"
         )
-    y, final_state = call(_CONV_OUT_, *tensors, *pools, *sequences, out, words)
+    y, final_state = call(_CONV_OUT_, *tensors, *pools, *sequences, *ckpt, out, words)
     return y if out is None else out, final_state
 
 

@@ -125,7 +125,13 @@ def chunk_word(op: str, value: int) -> str:
 
 def null_word(op: str, value: int | None) -> str:
     """The word for the slots that are none."""
-    return "" if value is None else size_word(op, "null_slot", "null_slot", value)
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: null_slot: expected an int, got {value!r}")
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{op}: null_slot: expected a slot, got {value}")
+    return f" null_slot={value}"
 
 
 def flag_word(op: str, argument: str, word: str, value: bool) -> str:
@@ -379,7 +385,7 @@ def delta_rule(
         )
     words += chunk_word("delta_rule", chunk_size) + null_word("delta_rule", null_slot)
     kept = flag_word("delta_rule", "recompute", " save=states", recompute) or " save=all"
-    ckpt = _NO_CHECKPOINTS if checkpoints is None else _checkpoints(checkpoints)
+    ckpt = _NO_CHECKPOINTS if checkpoints is None else checkpoint_tensors("delta_rule", checkpoints)
     rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
     trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
@@ -478,21 +484,19 @@ def _refuse_gradient(
     )
 
 
-def _checkpoints(given: Any) -> tuple[Tensor, ...]:
+def checkpoint_tensors(op: str, given: Any) -> tuple[Tensor, ...]:
     """The four tensors of checkpoints, or the error for what is something else."""
     found = tuple(given) if isinstance(given, (tuple, list)) else ()
     if len(found) != 4:
         got = f"{len(found)} of them" if found else type(given).__name__
-        raise ValueError(
-            f"delta_rule: checkpoints: expected (cu, tokens, slots, states), got {got}"
-        )
+        raise ValueError(f"{op}: checkpoints: expected (cu, tokens, slots, states), got {got}")
     for name, tensor in zip(Checkpoints._fields, found, strict=True):
         if not isinstance(tensor, Tensor):
             got = "none" if tensor is None else type(tensor).__name__
-            raise TypeError(f"delta_rule: checkpoints.{name}: expected a tensor, got {got}")
+            raise TypeError(f"{op}: checkpoints.{name}: expected a tensor, got {got}")
     if needs_grad((found[3],)):
         raise ValueError(
-            "delta_rule: checkpoints.states: expected a tensor that requires no gradient "
+            f"{op}: checkpoints.states: expected a tensor that requires no gradient "
             "(checkpoints are not differentiable), got one that does"
         )
     return found
@@ -589,7 +593,7 @@ def _by_token(
     if has_initial_state is not None or out is not None:
         if trains or needs_grad((out,)):
             _refuse_gradient(function, (), has_initial_state, out)
-        pools = (None, None, None, None, has_initial_state, None)
+        pools = (None, None, None, None, has_initial_state, None, None)
         o, final_state = call(DECODE_OUT_, *rows, *pools, *sequences, out, *numbers, words)
         return o if out is None else out, final_state if " final" in words else None
     if trains:
@@ -613,6 +617,7 @@ def decode(
     write_pool: Tensor | None = None,
     has_initial_state: Tensor | None = None,
     accepted: Tensor | None = None,
+    parents: Tensor | None = None,
     null_slot: int | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
@@ -641,6 +646,9 @@ def decode(
         accepted: ``[N]`` with a table ``read_index [N, T']``: sequence n starts from slot
             ``read_index[n, accepted[n] - 1]``. Without ``write_index`` the state after token t then
             goes to ``read_index[n, t]``: the slots of the drafted tokens.
+        parents: ``[N, T']`` int32 or int64, a tree of up to 16 drafted tokens: token t starts from
+            the state after token ``parents[n, t]``, one before it, or (-1) from where the sequence
+            starts. Needs a slot per token.
 
     Returns:
         ``o [B, T, HV, V]``. Not differentiable: see :func:`recurrent`.
@@ -658,7 +666,7 @@ def decode(
         raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
     check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
-    servers = (write_pool, has_initial_state, accepted)
+    servers = (write_pool, has_initial_state, accepted, parents)
     if out is not None or null_slot is not None or any(x is not None for x in servers):
         if needs_grad((write_pool, out)):
             _refuse_gradient("decode", (write_pool,), None, out)

@@ -256,6 +256,7 @@ def _decode_out_fake(
     write_pool: Tensor | None,
     has_initial_state: Tensor | None,
     accepted: Tensor | None,
+    parents: Tensor | None,
     cu_seqlens: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
     out: Tensor | None,

@@ -97,19 +97,29 @@ void check_checkpoint_tensors(Checker& c, const deltic_tensors& t) {
   p.ckpt_tokens = c.indices(t.ckpt_tokens, "ckpt_tokens");
   p.ckpt_slots = c.indices(t.ckpt_slots, "ckpt_slots");
   p.ckpt = c.states(t.ckpt_states, "ckpt_states", -1, true);
-  const Checker::Named lists[] = {{&t.ckpt_cu, "ckpt_cu"},
-                                  {&t.ckpt_tokens, "ckpt_tokens"},
-                                  {&t.ckpt_slots, "ckpt_slots"},
-                                  {&t.ckpt_states, "ckpt_states"}};
   c.null_slot(p.read_index || p.write_index || p.ckpt_slots);
-  if (!p.ckpt_cu && !p.ckpt_tokens && !p.ckpt_slots && !p.ckpt) return;
-  for (const auto& l : lists) {
-    if (l.tensor->rank == 0) {
-      c.bad(l.name, "expected a tensor with the other checkpoint lists, got none");
-    }
+  c.checkpoint_lists(t);
+}
+
+// Trees of drafted tokens.
+void check_parents(Checker& c, const deltic_tensors& t) {
+  Problem& p = c.p_;
+  if (t.parents.rank == 0) return;
+  if (p.op != DELTIC_DECODE) c.bad("parents", "expected none (decode has trees), got a tensor");
+  if (p.write_index.n1 == 0) {
+    c.bad("parents", "expected none without a write index per token, got a tensor");
   }
-  c.shape(t.ckpt_cu, "ckpt_cu", {p.N + 1});
-  c.shape(t.ckpt_slots, "ckpt_slots", {p.ckpt_tokens.n0});
+  p.parents = c.indices(t.parents, "parents", true);
+  if (p.parents.n1 == 0 || p.parents.n0 != p.N) {
+    c.bad("parents", "expected shape [N,T'] with N = ", p.N, ", got ", shape_text(t.parents));
+  }
+  if (!p.packed && p.T > kMaxDrafts) {
+    c.bad("parents", "expected at most ", kMaxDrafts, " drafted tokens, got T = ", p.T);
+  }
+  if (!p.packed && p.parents.n1 < p.T) {
+    c.bad("parents", "expected at least T = ", p.T, " columns, got shape ", shape_text(t.parents));
+  }
+  c.input(t.parents, "parents");
 }
 
 void check_split(const Checker& c) {
@@ -151,7 +161,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
   c.output(t.final_state, "final_state");
   if (!p.has_write_pool) c.output(t.state_pool, "state_pool");
   c.output(t.write_pool, "write_pool");
-  c.output(t.ckpt_states, "ckpt_states");
+  if (!p.is_ckpt_in_pool) c.output(t.ckpt_states, "ckpt_states");
   if (p.has_write_pool) c.input(t.state_pool, "state_pool");
   c.input(t.has_initial_state, "has_initial_state"), c.input(t.accepted, "accepted");
   c.input(t.q, "q"), c.input(t.k, "k"), c.input(t.v, "v");
@@ -161,6 +171,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
   c.input(t.read_index, "read_index"), c.input(t.write_index, "write_index");
   c.input(t.ckpt_cu, "ckpt_cu"), c.input(t.ckpt_tokens, "ckpt_tokens");
   c.input(t.ckpt_slots, "ckpt_slots");
+  check_parents(c, t);
   c.input(t.initial_state, "initial_state", in_place ? "final_state" : nullptr);
   check_split(c);
   return p;
@@ -178,6 +189,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_bac
   c.absent(t.state_pool, "state_pool", "in a backward call: pools are not differentiable");
   c.absent(t.ckpt_states, "ckpt_states", "in a backward call: checkpoints are not differentiable");
   c.absent(t.has_initial_state, "has_initial_state", "in a backward call");
+  c.absent(t.parents, "parents", "in a backward call");
   check_states(c, t);
   check_checkpoint_tensors(c, t);
 

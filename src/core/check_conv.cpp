@@ -64,7 +64,6 @@ void check_state_dtype(const Checker& c, const deltic_tensor& t, const char* nam
 void check_pool(Checker& c, const deltic_conv_tensors& t) {
   Problem& p = c.p_;
   c.slots(t);
-  c.null_slot(p.read_index || p.write_index);
   if (!p.is_pool) return;
   p.state_in = p.state_out = check_state(c, t.state_pool, "state_pool", -1, !p.has_write_pool);
   check_state_dtype(c, t.state_pool, "state_pool", t.x);
@@ -81,6 +80,8 @@ void check_inputs_alone(const Checker& c, const deltic_conv_tensors& t) {
   c.input(t.cu_seqlens, "cu_seqlens"), c.input(t.cu_seqlens_host, "cu_seqlens_host");
   c.input(t.read_index, "read_index"), c.input(t.write_index, "write_index");
   c.input(t.has_initial_state, "has_initial_state"), c.input(t.accepted, "accepted");
+  c.input(t.ckpt_cu, "ckpt_cu"), c.input(t.ckpt_tokens, "ckpt_tokens");
+  c.input(t.ckpt_slots, "ckpt_slots");
 }
 
 }  // namespace
@@ -98,6 +99,16 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_con
     check_state_dtype(c, t.initial_state, "initial_state", t.x);
     check_state_dtype(c, t.final_state, "final_state", t.x);
   }
+  p.ckpt_cu = c.indices(t.ckpt_cu, "ckpt_cu");
+  p.ckpt_tokens = c.indices(t.ckpt_tokens, "ckpt_tokens");
+  p.ckpt_slots = c.indices(t.ckpt_slots, "ckpt_slots");
+  p.ckpt = check_state(c, t.ckpt_states, "ckpt_states", -1, true);
+  check_state_dtype(c, t.ckpt_states, "ckpt_states", t.x);
+  c.checkpoint_lists(t);
+  c.null_slot(p.read_index || p.write_index || p.ckpt_slots);
+  if (p.ckpt && p.accepted) {
+    c.bad("ckpt_states", "expected none with accepted counts, got a tensor");
+  }
   c.sizes_together();
   c.required(t.out, "out", true);
   c.same_dtype(t.out, "out", t.x, "x");
@@ -112,6 +123,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_con
   c.output(t.final_state, "final_state");
   if (!p.has_write_pool) c.output(t.state_pool, "state_pool");
   c.output(t.write_pool, "write_pool");
+  if (!p.is_ckpt_in_pool) c.output(t.ckpt_states, "ckpt_states");
   if (p.has_write_pool) c.input(t.state_pool, "state_pool");
   check_inputs_alone(c, t);
   c.input(t.initial_state, "initial_state", in_place ? "final_state" : nullptr);
@@ -130,7 +142,10 @@ Problem check_call(deltic_op op, const deltic_options& options,
   c.absent(t.final_state, "final_state", "in a gradient's call");
   c.absent(t.state_pool, "state_pool", "in a gradient's call: pools are not differentiable");
   c.absent(t.has_initial_state, "has_initial_state", "in a gradient's call");
+  c.absent(t.ckpt_states, "ckpt_states",
+           "in a gradient's call: checkpoints are not differentiable");
   check_pool(c, t);
+  c.null_slot(false);
   p.state_in = check_state(c, t.initial_state, "initial_state", p.N, false);
   check_state_dtype(c, t.initial_state, "initial_state", t.x);
   if (c.given(b.d_out, "d_out")) {

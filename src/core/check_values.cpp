@@ -82,6 +82,47 @@ void check_accepted(const Problem& p) {
   }
 }
 
+// Trees of drafted tokens: every parent comes before its token and has a slot to start from.
+void check_parents(const Problem& p) {
+  for (int64_t n = 0; n < p.N; ++n) {
+    const Sequence s = sequence(p, n);
+    if (s.length > kMaxDrafts) {
+      bad(p, {.wrong = Wrong::many_drafts,
+              .argument = Argument::parents,
+              .sequence = n,
+              .got = s.length});
+    }
+    if (s.length > p.parents.n1) {
+      bad(p, {.wrong = Wrong::few_columns,
+              .argument = Argument::parents,
+              .sequence = n,
+              .got = p.parents.n1,
+              .limit = s.length});
+    }
+    for (int64_t t = 0; t < s.length; ++t) {
+      const int64_t parent = p.parents(n, t);
+      const bool is_before = parent >= -1 && parent < t;
+      const bool is_kept = parent == t - 1 || parent < 0 || token_slot(p, s, parent) >= 0;
+      // A later branch from the start finds it in its slot: in place a token may have been there.
+      for (int64_t i = 0; i < t && parent < 0 && s.read_slot >= 0 && !p.has_write_pool; ++i) {
+        if (token_slot(p, s, i) != s.read_slot) continue;
+        bad(p, {.wrong = Wrong::start_overwritten,
+                .argument = Argument::parents,
+                .sequence = n,
+                .token = t,
+                .got = s.read_slot,
+                .other = i});
+      }
+      if (is_before && (is_kept || s.skipped)) continue;
+      bad(p, {.wrong = is_before ? Wrong::parent_not_kept : Wrong::parent,
+              .argument = Argument::parents,
+              .sequence = n,
+              .token = t,
+              .got = parent});
+    }
+  }
+}
+
 void check_pool(const Problem& p, SlotWrite* writes) {
   if (!p.read_index && !p.write_index) return;
   const bool per_token = p.write_index.n1 > 0;
@@ -125,6 +166,17 @@ void check_pool(const Problem& p, SlotWrite* writes) {
   }
 }
 
+// The slots that sequences leave their states in, whether lists name them or not.
+void add_pool_writes(const Problem& p, SlotWrite* writes, int64_t& count) {
+  for (int64_t n = 0; n < p.N; ++n) {
+    const Sequence s = sequence(p, n);
+    if (s.write_slot >= 0) writes[count++] = {s.write_slot, n};
+    for (int64_t t = 0; t < s.length && p.write_index.n1 > 0; ++t) {
+      if (token_slot(p, s, t) >= 0) writes[count++] = {token_slot(p, s, t), n};
+    }
+  }
+}
+
 void check_checkpoints(const Problem& p, SlotWrite* writes) {
   const int64_t M = p.ckpt_tokens.n0;
   if (p.ckpt_cu(0) != 0) {
@@ -157,7 +209,22 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
       writes[count++] = {slot, n};
     }
   }
+  if (p.is_ckpt_in_pool) add_pool_writes(p, writes, count);
   check_written_once(p, Argument::ckpt_slots, writes, count);
+  if (!p.is_ckpt_in_pool || p.has_write_pool) return;
+  for (int64_t n = 0; n < p.N; ++n) {
+    const int64_t slot = sequence(p, n).read_slot;
+    for (int64_t owner = 0; owner < p.N && slot >= 0; ++owner) {
+      for (int64_t m = p.ckpt_cu(owner); m < p.ckpt_cu(owner + 1); ++m) {
+        if (p.ckpt_slots(m) != slot) continue;
+        bad(p, {.wrong = Wrong::read_while_written,
+                .argument = Argument::ckpt_slots,
+                .sequence = n,
+                .got = slot,
+                .other = owner});
+      }
+    }
+  }
 }
 
 // Columns [begin, end) of it: of a window with accepted tokens not all are read.
@@ -197,7 +264,12 @@ size_t value_scratch_bytes(const Problem& p) {
   int64_t writes = 0;
   if (p.is_pool && (p.read_index || p.write_index))
     writes = checked_product(p.N, std::max<int64_t>(p.write_index.n1, 1));
-  if (p.ckpt) writes = std::max(writes, p.ckpt_tokens.n0);
+  if (p.is_ckpt_in_pool) {
+    writes = checked_product(p.N, std::max<int64_t>(p.write_index.n1, 1));
+    writes = checked_sum(writes, p.ckpt_tokens.n0);
+  } else if (p.ckpt) {
+    writes = std::max(writes, p.ckpt_tokens.n0);
+  }
   return static_cast<size_t>(checked_product(writes, sizeof(SlotWrite)));
 }
 
@@ -210,6 +282,7 @@ void check_values(const Problem& p, std::span<std::byte> scratch) {
   if (p.packed) check_lengths(p, p.cu, Argument::cu_seqlens);
   if (p.accepted) check_accepted(p);
   if (p.is_pool) check_pool(p, writes);
+  if (p.parents) check_parents(p);
   if (p.ckpt) check_checkpoints(p, writes);
 }
 

@@ -397,6 +397,27 @@ class Checker {
     if (p_.read_index || p_.write_index || pool.slots >= p_.N) return;
     bad(name, "expected at least N = ", p_.N, " slots without indices, got ", pool.slots);
   }
+  // Checkpoint lists, where one of them is given; the states come first.
+  template <class Tensors>
+  void checkpoint_lists(const Tensors& t) {
+    const Named lists[] = {{&t.ckpt_cu, "ckpt_cu"},
+                           {&t.ckpt_tokens, "ckpt_tokens"},
+                           {&t.ckpt_slots, "ckpt_slots"},
+                           {&t.ckpt_states, "ckpt_states"}};
+    if (!p_.ckpt_cu && !p_.ckpt_tokens && !p_.ckpt_slots && !p_.ckpt) return;
+    for (const auto& l : lists) {
+      if (l.tensor->rank == 0) {
+        bad(l.name, "expected a tensor with the other checkpoint lists, got none");
+      }
+    }
+    shape(t.ckpt_cu, "ckpt_cu", {p_.N + 1});
+    shape(t.ckpt_slots, "ckpt_slots", {p_.ckpt_tokens.n0});
+    const deltic_tensor& pool = p_.has_write_pool ? t.write_pool : t.state_pool;
+    p_.is_ckpt_in_pool = p_.is_pool && pool.data == t.ckpt_states.data &&
+                         pool.dtype == t.ckpt_states.dtype && pool.rank == t.ckpt_states.rank &&
+                         std::equal(pool.shape, pool.shape + pool.rank, t.ckpt_states.shape) &&
+                         std::equal(pool.strides, pool.strides + pool.rank, t.ckpt_states.strides);
+  }
   // A null slot says something of lists alone.
   void null_slot(bool has_lists) const {
     if (p_.null_slot < 0 || has_lists) return;

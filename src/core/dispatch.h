@@ -46,6 +46,8 @@ inline const char* refuse_servers_lists(const Problem& p) {
   if (p.has_initial) return "has_initial_state";
   if (p.accepted) return "accepted counts";
   if (p.has_write_pool) return "a write pool";
+  if (p.parents) return "parents of drafted tokens";
+  if (p.is_ckpt_in_pool) return "checkpoints in the pool itself";
   return nullptr;
 }
 

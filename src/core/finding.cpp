@@ -22,7 +22,8 @@ const char* name_of(Argument argument) {
                                    "cu_seqlens", "cu_seqlens_host",
                                    "read_index", "write_index",
                                    "ckpt_cu",    "ckpt_tokens",
-                                   "ckpt_slots", "accepted"};
+                                   "ckpt_slots", "accepted",
+                                   "parents"};
   return names[static_cast<int>(argument)];
 }
 
@@ -73,6 +74,17 @@ std::string expected(const Finding& f) {
     case Wrong::long_window:
       return cat("at most ", f.limit, " tokens (S - W + 2, with accepted counts), got ", f.got,
                  " for sequence ", f.sequence);
+    case Wrong::many_drafts:
+      return cat("at most 16 drafted tokens, got ", f.got, " of sequence ", f.sequence);
+    case Wrong::parent:
+      return cat("a parent before its token, or -1, got ", f.got, where(f));
+    case Wrong::parent_not_kept:
+      return cat("a parent whose state has a slot, got token ", f.got, ", which has none,",
+                 where(f));
+    case Wrong::start_overwritten:
+      return cat(
+          "the slot that the sequence starts from to last for a token with parent -1, got slot ",
+          f.got, ", which token ", f.other, " writes,", where(f));
     default:
       return "right values, got right values";
   }

@@ -22,7 +22,11 @@ enum class Wrong : int32_t {
   not_finite,          // value; where
   growing_gate,        // value; where
   accepted,            // limit, got, sequence
-  long_window          // limit: tokens that a window has room for, got, sequence
+  long_window,         // limit: tokens that a window has room for, got, sequence
+  many_drafts,         // got: tokens, sequence
+  parent,              // got: the parent, token, sequence
+  parent_not_kept,     // got: the parent, token, sequence
+  start_overwritten    // got: the slot, other: the token that writes it; token, sequence
 };
 
 enum class Argument : int32_t {
@@ -55,7 +59,8 @@ enum class Argument : int32_t {
   ckpt_cu,
   ckpt_tokens,
   ckpt_slots,
-  accepted
+  accepted,
+  parents
 };
 
 struct Finding {

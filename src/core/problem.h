@@ -115,9 +115,11 @@ struct Problem {
   // where there is one.
   States state_in, state_out, ckpt;
   bool is_pool = false, has_write_pool = false;
-  int64_t null_slot = -1;  // slots up to this one are none
+  bool is_ckpt_in_pool = false;  // `ckpt` is state_out
+  int64_t null_slot = -1;        // slots up to this one are none
   // read_index is a table [N,T'] with `accepted` (conv: never, there `accepted` moves the window).
   Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots, accepted;
+  Indices parents;  // [N,T'], of decode
   Flags has_initial;
 
   // Backward: what came back, the gradients asked for, and what the forward kept.
@@ -246,6 +248,22 @@ inline Sequence sequence(const Problem& p, int64_t n) {
 inline int64_t token_slot(const Problem& p, const Sequence& s, int64_t t) {
   if (p.write_index.n1 > 0) return named_slot(p, p.write_index(s.n, t));
   return t + 1 == s.length ? s.write_slot : -1;
+}
+// The most tokens of a sequence with parents.
+inline constexpr int64_t kMaxDrafts = 16;
+// The token of the call whose state token t starts from; -1: where the sequence starts.
+inline int64_t parent_of(const Problem& p, const Sequence& s, int64_t t) {
+  return p.parents ? p.parents(s.n, t) : t - 1;
+}
+// Where the state is that token t starts from, if it is not the one that token t - 1 left.
+struct StateSource {
+  const States* states;
+  int64_t slot;  // -1: zero
+};
+inline StateSource jump_source(const Problem& p, const Sequence& s, int64_t t) {
+  const int64_t parent = parent_of(p, s, t);
+  if (parent < 0) return {&p.state_in, s.read_slot};
+  return {&p.state_out, token_slot(p, s, parent)};
 }
 // Tokens of the packed T dimension that belong to no sequence.
 inline int64_t padding_begin(const Problem& p) {

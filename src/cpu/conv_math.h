@@ -33,6 +33,12 @@ class Channel {
       for (int64_t t = 0; t < s.length; ++t) {
         put(p_.out, s, t, s.skipped ? 0 : activate(p_, pre(s, t)));
       }
+      for (int64_t m = s.ckpt_begin; m < s.ckpt_end && !s.skipped; ++m) {
+        const int64_t slot = checkpoint_slot(p_, m);
+        for (int64_t i = 0; i < p_.V && slot >= 0; ++i) {
+          put(p_.ckpt, slot, i, input(s, p_.ckpt_tokens(m) - p_.V + i));
+        }
+      }
       // Upwards: a state updated in place is read at or above what is written.
       for (int64_t i = 0; i < p_.V && s.write_slot >= 0; ++i) {
         const int64_t t = s.left_from + i;

@@ -104,6 +104,7 @@ void run_slice(const Problem& p, const Sequence& s, int64_t h, int64_t first, Sl
   states.load_initial(x.S);
   states.keep(x.S, 0);
   for (int64_t t = 0; t < s.length; ++t) {
+    states.load_branch(t, x.S);
     load_token(p, s.batch, s.begin + t, h, first, count, x);
     step(p, x);
     store_row(p.o, s.batch, s.begin + t, h, first, count, x.v);

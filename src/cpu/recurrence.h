@@ -195,15 +195,10 @@ class StateColumns {
     next_checkpoint_ = checkpoint_from(0);
   }
 
-  void load_initial(float* S) const {
-    for (int64_t d = 0; d < p_.K; ++d) {
-      if (s_.read_slot < 0) {
-        std::fill_n(S + d * pitch_, count_, 0.0f);
-      } else {
-        load_elements(p_.state_in.data, p_.state_in.dtype, at(p_.state_in, s_.read_slot, d),
-                      p_.state_in.s_v, count_, S + d * pitch_);
-      }
-    }
+  void load_initial(float* S) const { load({&p_.state_in, s_.read_slot}, S); }
+  // Before token t: a tree's other branch starts elsewhere than where token t - 1 ended.
+  void load_branch(int64_t t, float* S) const {
+    if (parent_of(p_, s_, t) != t - 1) load(jump_source(p_, s_, t), S);
   }
 
   // To be called with the state after 0, 1, ..., length tokens of the sequence.
@@ -221,6 +216,16 @@ class StateColumns {
   }
 
  private:
+  void load(const StateSource& from, float* S) const {
+    for (int64_t d = 0; d < p_.K; ++d) {
+      if (from.slot < 0) {
+        std::fill_n(S + d * pitch_, count_, 0.0f);
+      } else {
+        const States& x = *from.states;
+        load_elements(x.data, x.dtype, at(x, from.slot, d), x.s_v, count_, S + d * pitch_);
+      }
+    }
+  }
   int64_t at(const States& x, int64_t slot, int64_t d) const {
     return x.at(slot, h_) + d * x.s_k + first_ * x.s_v;
   }

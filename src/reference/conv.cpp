@@ -41,6 +41,12 @@ class Channel {
       for (int64_t t = 0; t < s.length; ++t) {
         put(p_.out, s.batch, s.begin + t, 0, d, s.skipped ? 0 : activation(p_, pre(d, t)));
       }
+      for (int64_t m = s.ckpt_begin; m < s.ckpt_end && !s.skipped; ++m) {
+        const int64_t slot = checkpoint_slot(p_, m);
+        for (int64_t i = 0; i < p_.V && slot >= 0; ++i) {
+          put(p_.ckpt, slot, 0, d, i, X(p_.ckpt_tokens(m) - p_.V + i));
+        }
+      }
       for (int64_t i = 0; i < p_.V && s.write_slot >= 0; ++i) {
         const int64_t t = s.left_from + i;
         put(p_.state_out, s.write_slot, 0, d, i, t < s.length ? X(t) : 0);

@@ -47,6 +47,10 @@ void run_sequence(const Problem& p, const Sequence& s, int64_t h, Memory& memory
   for (int64_t t = 0; t < s.length; ++t) {
     std::fill_n(o, p.V, 0.0);
     if (!s.skipped) {
+      if (parent_of(p, s, t) != t - 1) {  // a tree's other branch
+        const StateSource from = jump_source(p, s, t);
+        load_state(*from.states, from.slot, h, S);
+      }
       token.load(s.batch, s.begin + t, h);
       token.step(S);
       add_transposed_product(S, p.scale, token.q, o);  // o_t = scale S_t^T q_t

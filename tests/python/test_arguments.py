@@ -108,6 +108,10 @@ SERVERS = {
     "null_slot": (MOVED, dict(MOVED, null_slot=1)),
 }
 BEGUN = dict(initial_state=STATE)
+# Three tokens with a slot each: one after the other, or all from the start.
+FEW = dict(q=Q[:, :3], k=KEYS[:, :3], v=VALUES[:, :3], beta=BETA[:, :3], g=G[:, :3])
+CHAIN = torch.tensor([[-1, 0, 1]])
+TREE = dict(FEW, state_pool=POOL, read_index=torch.tensor([-1]), write_index=CHAIN + 1)
 EFFECTS = {
     "delta_rule": EVERY_SEQUENCE
     | {
@@ -153,7 +157,8 @@ EFFECTS = {
         ),
         "state_layout": (WITH_SQUARE_STATE, dict(WITH_SQUARE_STATE, state_layout="vk")),
     }
-    | SERVERS,
+    | SERVERS
+    | {"parents": (dict(TREE, parents=CHAIN), dict(TREE, parents=0 * CHAIN - 1))},
     "chunk_cumsum": {
         "g": ({}, dict(g=2 * G)),
         "scale": ({}, dict(scale=0.5)),
@@ -348,12 +353,21 @@ REFUSALS = {
     | BEGINS
     | DRAFTED
     | {
+        "parents": (
+            dict(TREE, parents=CHAIN + 1),
+            ValueError,
+            "parents: expected a parent before its token",
+        ),
         "has_initial_state": (
             dict(has_initial_state=torch.tensor([True, False])),
             ValueError,
             "has_initial_state: expected shape",
         ),
-        "state_pool": (dict(state_pool=None), ValueError, "state_pool: expected a tensor, got none")
+        "state_pool": (
+            dict(state_pool=None),
+            ValueError,
+            "state_pool: expected a tensor, got none",
+        ),
     },
     "chunk_cumsum": {"g": (dict(g=G[0]), ValueError, "g: expected shape")}
     | LISTS

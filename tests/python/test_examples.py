@@ -170,6 +170,11 @@ def test_what_is_no_checkpoint(tmp_path, monkeypatch):
     ends_with(GENERATE, ("--checkpoint", tmp_path), "no checkpoint", monkeypatch)
 
 
+def test_serving_loop():
+    text = run("serving_loop.py", "--requests", "5", "--tokens", "12", "--batch", "3")
+    assert "60 tokens of 5 requests" in text and "served alone" in text
+
+
 def test_hugging_face_model():
     pytest.importorskip("transformers", minversion="5.16")
     given = ("--length", "70", "--tokens", "4", "--repeats", "1", "--threads", "1")

@@ -1,9 +1,8 @@
 """What servers' calls have: null slots, accepted tokens, second pools, has_initial_state, out."""
 
+import deltic
 import pytest
 import torch
-
-import deltic
 
 H, HV, K, V, W = 2, 4, 32, 48, 4
 
@@ -195,6 +194,73 @@ def test_update_takes_a_write_index():
     assert torch.equal(other, before) and torch.equal(pool[:2], before[:2])
 
 
+def test_a_tree_and_its_commit():
+    named, pool = rows(1, 4), torch.randn(3, HV, K, V)
+    before, scratch = pool.clone(), torch.zeros(4, HV, K, V)
+    slots = torch.arange(4).view(1, 4)
+    o = deltic.decode(
+        **named,
+        **gates(),
+        state_pool=pool,
+        read_index=torch.tensor([1]),
+        write_pool=scratch,
+        write_index=slots,
+        parents=torch.tensor([[-1, 0, 0, 2]]),
+    )
+    assert torch.equal(pool, before)
+    path = {name: x[:, [0, 2, 3]] for name, x in named.items()}
+    expected, final = deltic.recurrent(
+        **path, **gates(), initial_state=before[1:2], output_final_state=True
+    )
+    assert torch.equal(o[:, [0, 2, 3]], expected) and torch.equal(scratch[3], final[0])
+    nothing = {name: x[:, :0] for name, x in named.items()}
+    deltic.decode(
+        **nothing,
+        **gates(),
+        cu_seqlens=torch.zeros(2, dtype=torch.int32),
+        state_pool=scratch,
+        read_index=slots,
+        accepted=torch.tensor([4]),
+        write_pool=pool,
+        write_index=torch.tensor([1]),
+    )
+    assert torch.equal(pool[1], final[0]) and torch.equal(pool[[0, 2]], before[[0, 2]])
+    with pytest.raises(ValueError, match="decode: parents: expected a parent before its token"):
+        deltic.decode(
+            **named,
+            **gates(),
+            state_pool=pool,
+            read_index=torch.tensor([1]),
+            write_pool=scratch,
+            write_index=slots,
+            parents=torch.tensor([[-1, 0, 3, 2]]),
+        )
+
+
+def test_checkpoints_go_into_the_pools():
+    named, pool = rows(1, 90), torch.zeros(4, HV, K, V)
+    lists = (torch.tensor([0, 2]), torch.tensor([64, 3]), torch.tensor([3, 2]))
+    kind = {"read_index": torch.tensor([1]), "has_initial_state": torch.tensor([False])}
+    deltic.delta_rule(
+        **named, **gates(), **kind, state_pool=pool, checkpoints=(*lists, pool), split="off"
+    )
+    for slot, tokens in ((3, 64), (2, 3), (1, 90)):
+        part_of = part(named, slice(None), slice(0, tokens))
+        _, final = deltic.delta_rule(**part_of, **gates(), output_final_state=True)
+        assert torch.equal(pool[slot], final[0])
+    x, weight, windows = torch.randn(1, 90, 16), torch.randn(16, W), torch.zeros(4, 16, 5)
+    deltic.causal_conv1d(
+        x,
+        weight,
+        state=windows,
+        state_index=torch.tensor([1]),
+        has_initial_state=torch.tensor([False]),
+        checkpoints=(*lists, windows),
+    )
+    assert torch.equal(windows[3], x[0, 59:64].T) and torch.equal(windows[1], x[0, 85:].T)
+    assert torch.equal(windows[2, :, 2:], x[0, :3].T) and windows[2, :, :2].count_nonzero() == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -253,12 +319,12 @@ def test_operators_are_sound(operator):
     op = getattr(torch.ops.deltic, operator).default
     if operator == "conv_out_":
         x, weight, state = torch.randn(2, 3, 8), torch.randn(8, W), torch.randn(3, 8, W - 1)
-        args = (x, weight, None, None, state, index, None, None, has, None, None, None)
+        args = (x, weight, None, None, state, index, None, None, has, *[None] * 7)
         args += (torch.empty(2, 3, 8), "null_slot=0")
     else:
         given = [named[name] for name in ("q", "k", "v", "beta", "g")]
         given += [None] * (3 if operator == "decode_out_" else 2)
-        pools = [None, pool, index, None, None, has, None, None, None]
-        checkpoints = [] if operator == "decode_out_" else [None] * 4
+        pools = [None, pool, index, None, None, has, None]
+        checkpoints = [None] * (3 if operator == "decode_out_" else 6)
         args = (*given, *pools, *checkpoints, out, None, None, "null_slot=0")
     torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))

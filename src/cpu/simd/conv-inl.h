@@ -73,6 +73,12 @@ class Conv {
       const size_t local_bytes = Local(*this, counted).bytes;
       Scratch arena(workspace.data() + begin + static_cast<size_t>(member.index) * local_bytes);
       Local local(*this, arena);
+      // Before any state is written: a checkpoint may hold what an initial state has.
+      if (p_.ckpt && p_.ckpt_tokens.n0 > 0) {
+        member.for_each(p_.N * panels(), [&](int64_t i) {
+          store_checkpoints(sequence(p_, i / panels()), i % panels() * channels_, local);
+        });
+      }
       member.for_each(tasks, [&](int64_t i) {
         run_block(i / panels(), i % panels() * channels_, sums, local);
         if (is_streamed_) hwy::FlushStream();
@@ -277,28 +283,38 @@ class Conv {
     }
   }
 
-  // The last S inputs, some of which may still be the initial state's. A few channels at a time are
-  // read before they are written, so that a state may be updated in place.
   void store_final(const Sequence& s, int64_t c0, Local& local) const {
-    if (s.write_slot < 0) return;
+    if (s.write_slot >= 0) store_window(s, s.left_from, c0, p_.state_out, s.write_slot, local);
+  }
+  void store_checkpoints(const Sequence& s, int64_t c0, Local& local) const {
+    for (int64_t m = s.ckpt_begin; m < s.ckpt_end && !s.skipped; ++m) {
+      const int64_t slot = checkpoint_slot(p_, m);
+      if (slot >= 0) store_window(s, p_.ckpt_tokens(m) - p_.V, c0, p_.ckpt, slot, local);
+    }
+  }
+
+  // S inputs from token left_from on, some of which may still be the initial state's. A few
+  // channels at a time are read before they are written, so that a state may be updated in place.
+  void store_window(const Sequence& s, int64_t left_from, int64_t c0, const States& to,
+                    int64_t slot, Local& local) const {
     const int64_t S = p_.V, end = std::min(c0 + channels_, p_.K);
     // Places of the state: those it started from, the call's own inputs, zeros.
-    const int64_t kept = std::clamp<int64_t>(-s.left_from, 0, S);
-    const int64_t filled = std::clamp<int64_t>(s.length - s.left_from, kept, S);
+    const int64_t kept = std::clamp<int64_t>(-left_from, 0, S);
+    const int64_t filled = std::clamp<int64_t>(s.length - left_from, kept, S);
     for (int64_t c = c0; c < end; c += kStateChannels) {
       const int64_t n = std::min(kStateChannels, end - c);
       if (kept > 0 && s.read_slot >= 0) {
-        load_columns(Columns::of(p_.state_in, s.read_slot, s.inputs + s.left_from + kept), c, n,
-                     s.inputs + s.left_from, local.state, kStateChannels);
+        load_columns(Columns::of(p_.state_in, s.read_slot, s.inputs + left_from + kept), c, n,
+                     s.inputs + left_from, local.state, kStateChannels);
       } else {
         std::fill_n(local.state, kept * kStateChannels, 0.0f);
       }
       for (int64_t i = kept; i < filled; ++i) {
-        load_row(p_.x.data, p_.x.dtype, p_.x.at(s.batch, s.begin + s.left_from + i, 0) + c, n, n,
+        load_row(p_.x.data, p_.x.dtype, p_.x.at(s.batch, s.begin + left_from + i, 0) + c, n, n,
                  local.state + i * kStateChannels);
       }
       std::fill_n(local.state + filled * kStateChannels, (S - filled) * kStateChannels, 0.0f);
-      store_columns(local.state, kStateChannels, n, Columns::of(p_.state_out, s.write_slot, S), c);
+      store_columns(local.state, kStateChannels, n, Columns::of(to, slot, S), c);
     }
   }
 

@@ -120,10 +120,18 @@ class Decode {
     // Several tokens, or odd widths: the slice lives in scratch, in the states' layout (rows of
     // slice_ columns or of Kp_ channels), so that sums have the order of the call above.
     std::memset(state, 0, static_cast<size_t>(Kp_ * slice_) * sizeof(float));
-    if (s.read_slot >= 0) load_slice(s.read_slot, head, v0, columns, state);
+    if (s.read_slot >= 0) load_slice(p_.state_in, s.read_slot, head, v0, columns, state);
     const StateAt here = p_.v_first ? StateAt{state, 0, 1, Kp_} : StateAt{state, 0, slice_, 1};
     keep(s, head, 0, v0, columns, state);
     for (int64_t t = 0; t < s.length; ++t) {
+      if (parent_of(p_, s, t) != t - 1) {  // a tree's other branch
+        const StateSource from = jump_source(p_, s, t);
+        if (from.slot < 0) {
+          std::memset(state, 0, static_cast<size_t>(Kp_ * slice_) * sizeof(float));
+        } else {
+          load_slice(*from.states, from.slot, head, v0, columns, state);
+        }
+      }
       load_token(s, head, t, v0, columns, r);
       token_step<LoadF32>(here, here, Kp_, padded(columns), r, 0);
       store_token(s, head, t, v0, columns, r);
@@ -136,8 +144,8 @@ class Decode {
       store_slice(state, v0, columns, p_.state_out, s.write_slot, head);
   }
 
-  void load_slice(int64_t slot, int64_t head, int64_t v0, int64_t columns, float* state) const {
-    const States& from = p_.state_in;
+  void load_slice(const States& from, int64_t slot, int64_t head, int64_t v0, int64_t columns,
+                  float* state) const {
     if (!p_.v_first) return load_columns(from, slot, head, p_.K, v0, columns, state, slice_);
     for (int64_t v = 0; v < columns; ++v) {
       load_row(from.data, from.dtype, from.at(slot, head) + (v0 + v) * from.s_v, p_.K, Kp_,
