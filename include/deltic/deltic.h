@@ -241,7 +241,7 @@ typedef struct deltic_tensors {
   deltic_tensor accepted; /* [N] int32 or int64 */
   /* decode: a tree of up to 16 drafted tokens. Token t starts from the state after token
    * parents[n][t] of this call, before t, or (-1) from where the sequence starts. Found in a slot
-   * unless it is token t - 1: the parent needs one, and a start none of the tokens before writes. */
+   * unless it is token t - 1: the parent needs one, and a start none that a token before writes. */
   deltic_tensor parents; /* [N,T'] int32 or int64 */
 } deltic_tensors;
 
