@@ -42,7 +42,8 @@ deltic_device_type device_in(const Tensors& tensors) {
   if constexpr (requires { tensors.forward; }) {
     return device_in(*tensors.forward);
   } else {
-    for (const deltic_tensor& t : tensors_of(tensors)[0]) {
+    const std::span<const deltic_tensor> first = tensors_of(tensors)[0];
+    for (const deltic_tensor& t : first) {
       if (t.rank > 0) return t.device_type == DELTIC_CUDA ? DELTIC_CUDA : DELTIC_CPU;
     }
     return DELTIC_CPU;
