@@ -210,6 +210,12 @@ TEST(ServingErrors, NameArgumentExpectedAndGot) {
       {D,
        [](World& w) {
          w.table({3, 3});
+         w.give("parents", {-1, 0, -1, 1 << 30}, {2, 2});
+       },
+       "parents: expected a parent before its token, or -1, got 1073741824 at sequence 1, token 1"},
+      {D,
+       [](World& w) {
+         w.table({3, 3});
          w.give("parents", {-1, -1}, {2, 1});
        },
        "parents: expected at least T = 2 columns, got shape [2, 1]"},

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
 
 TORCH_FLOOR = (2, 11)
 _LIBRARY = Path(__file__).with_name("libdeltic_torch.so")
@@ -248,6 +249,22 @@ def refuse_transforms(op: Any, args: tuple[Any, ...]) -> None:
             )
 
 
+# By operator, where the arguments stand that it writes to.
+_WRITTEN: dict[Any, tuple[int, ...]] = {}
+
+
+def written_places(op: Any) -> tuple[int, ...]:
+    """Where the arguments stand that an operator writes to.
+
+    Autograd has to be told: a graph that kept such a tensor would take its new values for the old.
+    """
+    arguments = op._schema.arguments if hasattr(op, "_schema") else ()
+    _WRITTEN[op] = tuple(
+        i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write
+    )
+    return _WRITTEN[op]
+
+
 def call(op: Callable[..., Any], *args: Any) -> Any:
     """An operator, with its errors translated. A compiled graph calls the operator alone."""
     if forward_ad._current_level >= 0:
@@ -257,7 +274,13 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
     if torch._C._are_functorch_transforms_active():
         refuse_transforms(op, args)
     try:
-        return op(*args)
+        result = op(*args)
+        places = _WRITTEN.get(op)
+        if places is None:
+            places = written_places(op)
+        if places:
+            increment_version([args[i] for i in places if args[i] is not None])
+        return result
     except RuntimeError as error:
         operator = operator_name(op)
         function = function_of(operator, args)

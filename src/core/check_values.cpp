@@ -99,10 +99,11 @@ void check_parents(const Problem& p) {
               .got = p.parents.n1,
               .limit = s.length});
     }
-    for (int64_t t = 0; t < s.length; ++t) {
+    for (int64_t t = 0; t < s.length && !s.skipped; ++t) {  // padding may have any
       const int64_t parent = p.parents(n, t);
       const bool is_before = parent >= -1 && parent < t;
-      const bool is_kept = parent == t - 1 || parent < 0 || token_slot(p, s, parent) >= 0;
+      const bool is_kept =
+          is_before && (parent == t - 1 || parent < 0 || token_slot(p, s, parent) >= 0);
       // A later branch from the start finds it in its slot: in place a token may have been there.
       for (int64_t i = 0; i < t && parent < 0 && s.read_slot >= 0 && !p.has_write_pool; ++i) {
         if (token_slot(p, s, i) != s.read_slot) continue;
@@ -113,7 +114,7 @@ void check_parents(const Problem& p) {
                 .got = s.read_slot,
                 .other = i});
       }
-      if (is_before && (is_kept || s.skipped)) continue;
+      if (is_kept) continue;
       bad(p, {.wrong = is_before ? Wrong::parent_not_kept : Wrong::parent,
               .argument = Argument::parents,
               .sequence = n,

@@ -420,8 +420,12 @@ class Checker {
   }
   // A null slot says something of lists alone.
   void null_slot(bool has_lists) const {
-    if (p_.null_slot < 0 || has_lists) return;
-    bad("null_slot", "expected none without a list of slots, got ", p_.null_slot);
+    if (p_.null_slot < 0) return;
+    if (!has_lists) bad("null_slot", "expected none without a list of slots, got ", p_.null_slot);
+    if (p_.is_pool && p_.null_slot >= p_.state_in.slots) {
+      bad("null_slot", "expected one of the pool's ", p_.state_in.slots, " slots, or -1, got ",
+          p_.null_slot);
+    }
   }
 
   States states(const deltic_tensor& t, const char* name, int64_t slots, bool is_output) {

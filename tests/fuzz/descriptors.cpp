@@ -80,6 +80,7 @@ class Bytes {
 int64_t element_bytes(int32_t dtype) {
   return dtype == DELTIC_BF16 || dtype == DELTIC_F16  ? 2
          : dtype == DELTIC_F32 || dtype == DELTIC_I32 ? 4
+         : dtype == DELTIC_U8                         ? 1
                                                       : 8;
 }
 
@@ -493,6 +494,37 @@ deltic_tensors draw_inputs(Bytes& b, const deltic_options& options, bool is_deco
   return t;
 }
 
+// What servers add to a pool, of sequences and of the convolution alike. Drawn last: bytes that end
+// before give none, and the stored inputs mean what they meant.
+template <class Tensors>
+void draw_servers_lists(Bytes& b, deltic_options& options, const Sizes& s, Tensors& t,
+                        std::vector<Field>& fields) {
+  if (b.below(4) == 1) options.has_null_slot = 1;
+  if (b.below(4) == 1) options.null_slot = static_cast<int32_t>(b.odd_number());
+  if (b.below(4) == 1) t.has_initial_state = contiguous(DELTIC_U8, {s.N});
+  if (b.below(4) == 1) t.accepted = contiguous(index_dtype(b), {s.N});
+  if (b.below(4) == 1) t.write_pool = t.state_pool;
+  std::vector<Field> added = {
+      {&t.has_initial_state, true}, {&t.accepted, true}, {&t.write_pool, false}};
+  if constexpr (requires { t.parents; }) {
+    const int64_t columns = s.T > 0 ? s.T : 1;
+    if (b.below(4) == 1) t.parents = contiguous(index_dtype(b), {s.N, columns});
+    if (b.below(4) == 1) t.read_index = contiguous(index_dtype(b), {s.N, columns});
+    if (b.below(4) == 1) t.ckpt_states = t.state_pool;
+    added.push_back({&t.parents, true});
+  } else {
+    if (b.below(4) == 1) {
+      t.ckpt_cu = contiguous(index_dtype(b), {plus(s.N, 1)});
+      t.ckpt_tokens = t.ckpt_slots = contiguous(index_dtype(b), {b.below(8)});
+      t.ckpt_states = t.state_pool;
+    }
+    for (deltic_tensor* x = &t.ckpt_cu; x <= &t.ckpt_states; ++x)
+      added.push_back({x, x != &t.ckpt_states});
+  }
+  if (b.below(4) == 1) spoil_some(b, added);
+  fields.insert(fields.end(), added.begin(), added.end());
+}
+
 void on_division(void*, const char* impl, const char* what, double, int32_t, const char* reason) {
   if (impl == nullptr || what == nullptr || reason == nullptr) broken("a division has its texts");
 }
@@ -521,9 +553,10 @@ void fuzz_sequence_op(Bytes& b, deltic_op op) {
     t.ckpt_slots = contiguous(index_dtype(b), {M});
     t.ckpt_states = states(b.below(8));
   }
-  const std::vector<Field> fields = fields_of(t);
+  std::vector<Field> fields = fields_of(t);
   spoil_some(b, fields);
   if (b.below(4) == 0) options.save = static_cast<int32_t>(1 + b.below(2));
+  if (b.below(4) == 1) draw_servers_lists(b, options, s, t, fields);
   uint64_t saved_bytes = 0;
   if (options.save != 0) {
     check_status(deltic_forward_saved(&options, &t, &saved_bytes));
@@ -830,6 +863,7 @@ void fuzz_conv(Bytes& b) {
   }
   for (deltic_tensor* x = &t.d_out; x <= &t.d_initial_state; ++x) fields.push_back({x, false});
   spoil_some(b, fields);
+  if (b.below(4) == 1) draw_servers_lists(b, options, s, f, fields);
   const deltic_options* given = &options;
   call(
       b, t, fields, s, false,

@@ -328,3 +328,28 @@ def test_operators_are_sound(operator):
         checkpoints = [None] * (3 if operator == "decode_out_" else 6)
         args = (*given, *pools, *checkpoints, out, None, None, "null_slot=0")
     torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_autograd_sees_what_a_call_writes():
+    x, pool = torch.randn(1, 2, 1, 16), torch.zeros(2, 1, 16, 16)
+    out, window = torch.zeros(1, 2, 1, 16), torch.zeros(2, 8, 3)
+    for written, write in (
+        (pool, lambda: deltic.decode(x, x, x, state_pool=pool[:1])),
+        (pool, lambda: deltic.delta_rule(x, x, x, state_pool=pool[:1])),
+        (out, lambda: deltic.decode(x, x, x, state_pool=pool[:1], out=out)),
+        (out, lambda: deltic.recurrent(x, x, x, out=out)),
+        (window, lambda: deltic.causal_conv1d_update(torch.randn(2, 8), window, torch.randn(8, 4))),
+    ):
+        w = torch.ones_like(written, requires_grad=True)
+        y = (w * written).sum()
+        write()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+
+def test_null_slots_are_of_the_pool():
+    x, pool = torch.randn(1, 2, 1, 16), torch.zeros(2, 1, 16, 16)
+    index = torch.tensor([1])
+    deltic.decode(x, x, x, state_pool=pool, read_index=index, null_slot=0)
+    with pytest.raises(ValueError, match="null_slot: expected one of the pool's 2 slots, or -1"):
+        deltic.decode(x, x, x, state_pool=pool, read_index=index, null_slot=2)
