@@ -285,7 +285,6 @@ constexpr auto kForward = only<Op::forward>;
 constexpr auto kDecode = only<Op::decode>;
 constexpr auto kBackward = only<Op::backward>;
 constexpr auto kConv = only<Op::conv>;
-constexpr auto kInference = only<Op::forward, Op::decode>;
 constexpr auto kPoolOp = both<only<Op::forward, Op::decode, Op::conv>, no_gradient>;
 constexpr auto kGateOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt,
                               Op::scores, Op::scores_inverse, Op::wy>;
