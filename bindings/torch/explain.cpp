@@ -47,7 +47,12 @@ constexpr Slot kSlots[] = {{"q", &deltic_tensors::q},
                            {"ckpt_cu", &deltic_tensors::ckpt_cu},
                            {"ckpt_tokens", &deltic_tensors::ckpt_tokens},
                            {"ckpt_slots", &deltic_tensors::ckpt_slots},
-                           {"ckpt_states", &deltic_tensors::ckpt_states}};
+                           {"ckpt_states", &deltic_tensors::ckpt_states},
+                           {"write_pool", &deltic_tensors::write_pool},
+                           {"has_initial_state", &deltic_tensors::has_initial_state},
+                           {"accepted", &deltic_tensors::accepted},
+                           {"parents", &deltic_tensors::parents},
+                           {"out", &deltic_tensors::o}};
 
 struct Told {
   const deltic_torch_listener* listener;

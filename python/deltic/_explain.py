@@ -32,7 +32,8 @@ _DTYPES = (
     torch.int64,
 )
 _MOST_DIMENSIONS = 6
-_IN_PLACE = ("state_pool", "ckpt_states")
+_BYTES_DTYPES = (torch.bool, torch.uint8)  # of has_initial_state
+_IN_PLACE = ("state_pool", "ckpt_states", "write_pool", "out")
 # The gradients that backward has, in the order of its outputs.
 _GRADIENTS = ("q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_state")
 _SAVES = {"states": 1, "all": 2}
@@ -194,7 +195,7 @@ class _Ask(TorchDispatchMode):
 
 def explain(
     *args: Any,
-    function: Callable[..., Any] = delta_rule,
+    function: Callable[..., Any] | str = delta_rule,
     device: str | None = None,
     **options: Any,
 ) -> Explanation:
@@ -205,7 +206,7 @@ def explain(
     Args:
         args, options: the arguments of ``function`` as they would be passed; or one text, a case as
             the program ``deltic explain`` takes it, with ``impl`` the only option.
-        function: :func:`delta_rule`, :func:`recurrent` or :func:`decode`.
+        function: :func:`delta_rule`, :func:`recurrent` or :func:`decode`, or its name.
         device: ``"cpu"`` or ``"cuda"``, where the tensors would lie; by default where they do, and
             the CPU for meta tensors and texts. ``"cuda"`` needs no GPU, but a package built with
             GPU kernels: without a GPU it divides the work as for an H200.
@@ -220,11 +221,13 @@ def explain(
     >>> found.operation, found.implementation == found.choices[0].name
     ('forward', True)
     """
+    if isinstance(function, str):
+        function = {x.__name__: x for x in _FUNCTIONS}.get(function, function)
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f"explain: device: expected 'cpu' or 'cuda', got {device!r}")
     if len(args) == 1 and isinstance(args[0], str):
         return _explain_case(args[0], function, device or "cpu", options)
-    if function not in _FUNCTIONS:
+    if isinstance(function, str) or function not in _FUNCTIONS:
         names = ", ".join(x.__name__ for x in _FUNCTIONS)
         got = getattr(function, "__name__", repr(function))
         raise ValueError(f"explain: function: expected one of {names}, got {got}")
@@ -255,7 +258,8 @@ def _view(
     if x.layout != torch.strided:
         layout = str(x.layout).removeprefix("torch.")
         raise TypeError(f"{function}: {argument}: expected a dense tensor, got {layout}")
-    if x.dtype not in _DTYPES:
+    is_bytes = x.dtype in _BYTES_DTYPES and name == "has_initial_state"
+    if x.dtype not in _DTYPES and not is_bytes:
         expected = LIBRARY.deltic_torch_types_of(operator.encode(), name.encode()).decode()
         raise TypeError(f"{function}: {argument}: expected {expected}, got {type_name(x.dtype)}")
     where = device or ("cpu" if x.device.type == "meta" else x.device.type)
@@ -263,7 +267,7 @@ def _view(
         raise NotImplementedError(
             f"{function}: {argument}: expected a CPU or CUDA tensor, got another device's"
         )
-    found = _Tensor(dtype=_DTYPES.index(x.dtype))
+    found = _Tensor(dtype=len(_DTYPES) if is_bytes else _DTYPES.index(x.dtype))
     found.device_type = int(where == "cuda" and name != "cu_seqlens_cpu")
     found.device_index = x.device.index or 0
     shape, strides = list(x.shape) or [1], list(x.stride()) or [1]
@@ -366,7 +370,7 @@ class _Heard:
 
 
 def _explain_case(
-    line: str, function: Callable[..., Any], device: str, options: dict[str, Any]
+    line: str, function: Callable[..., Any] | str, device: str, options: dict[str, Any]
 ) -> Explanation:
     """The program's answer to a case."""
     impl = options.pop("impl", None)

@@ -353,3 +353,34 @@ def test_null_slots_are_of_the_pool():
     deltic.decode(x, x, x, state_pool=pool, read_index=index, null_slot=0)
     with pytest.raises(ValueError, match="null_slot: expected one of the pool's 2 slots, or -1"):
         deltic.decode(x, x, x, state_pool=pool, read_index=index, null_slot=2)
+
+
+def test_explain_takes_what_servers_give():
+    x, pool = torch.randn(2, 3, 1, 16), torch.zeros(8, 1, 16, 16)
+    table, rows = torch.arange(1, 7).view(2, 3), torch.tensor([True, False])
+    named = dict(q=x, k=x, v=x, state_pool=pool, null_slot=0)
+    for function, options in (
+        ("delta_rule", dict(read_index=table[:, 0], has_initial_state=rows)),
+        ("decode", dict(read_index=table[:, 0], has_initial_state=rows.to(torch.uint8))),
+        ("decode", dict(read_index=table, accepted=torch.tensor([1, 3]))),
+        (
+            deltic.decode,
+            dict(
+                read_index=table[:, 0],
+                write_index=table,
+                write_pool=pool.clone(),
+                parents=torch.tensor([[-1, 0, 0], [-1, 0, 1]]),
+                out=torch.empty_like(x),
+            ),
+        ),
+    ):
+        found = deltic.explain(**named, **options, function=function)
+        assert found.implementation is not None and found.implementation.startswith("cpu.")
+        getattr(deltic, found.operation.replace("forward", "delta_rule"))(**named, **options)
+    with pytest.raises(ValueError, match="parents: expected none without a write index per token"):
+        wrong = dict(read_index=table[:, 0], parents=table)
+        deltic.explain(**named, **wrong, function=deltic.decode)
+    with pytest.raises(ValueError, match="function: expected one of delta_rule, recurrent, decode"):
+        deltic.explain(**named, function="encode")
+    with pytest.raises(TypeError, match="beta: expected .*, got bool"):
+        deltic.explain(**named, beta=torch.ones(2, 3, 1, dtype=torch.bool))
