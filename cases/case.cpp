@@ -112,7 +112,8 @@ void check_conflicts(const Case& c) {
   }
   constexpr int64_t kMostDrafts = 16;
   if (c.tree && c.longest() > kMostDrafts) {
-    fail("tree: expected lengths up to 16, got " + std::to_string(c.longest()));
+    fail("tree: expected lengths up to " + std::to_string(kMostDrafts) + ", got " +
+         std::to_string(c.longest()));
   }
   for (int64_t n : c.ckpt) {
     if (n > c.longest()) {

@@ -206,6 +206,19 @@ def _decode_fake(
     )
 
 
+def _out_fakes(
+    q: Tensor,
+    v: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+    out: Tensor | None,
+    options: str,
+) -> tuple[Tensor, Tensor]:
+    """o where the caller gives no memory for it, and the final state."""
+    o = v.new_empty(v.shape) if out is None else nothing(q)
+    return o, _final_state(q, v, initial_state, cu_seqlens, options)
+
+
 @register_fake("forward_out_")
 def _forward_out_fake(
     q: Tensor,
@@ -233,10 +246,7 @@ def _forward_out_fake(
     lower_bound: float | None = None,
     options: str = "",
 ) -> tuple[Tensor, Tensor]:
-    return (
-        v.new_empty(v.shape) if out is None else nothing(q),
-        _final_state(q, v, initial_state, cu_seqlens, options),
-    )
+    return _out_fakes(q, v, initial_state, cu_seqlens, out, options)
 
 
 @register_fake("decode_out_")
@@ -264,10 +274,7 @@ def _decode_out_fake(
     lower_bound: float | None = None,
     options: str = "",
 ) -> tuple[Tensor, Tensor]:
-    return (
-        v.new_empty(v.shape) if out is None else nothing(q),
-        _final_state(q, v, initial_state, cu_seqlens, options),
-    )
+    return _out_fakes(q, v, initial_state, cu_seqlens, out, options)
 
 
 @register_fake("decode_")

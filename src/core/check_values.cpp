@@ -124,6 +124,12 @@ void check_parents(const Problem& p) {
   }
 }
 
+// Who writes a slot, of writes in order; null: nobody.
+const SlotWrite* write_to(const SlotWrite* writes, int64_t count, int64_t slot) {
+  const SlotWrite* w = std::lower_bound(writes, writes + count, SlotWrite{slot, -1});
+  return w != writes + count && w->slot == slot ? w : nullptr;
+}
+
 void check_pool(const Problem& p, SlotWrite* writes) {
   if (!p.read_index && !p.write_index) return;
   const bool per_token = p.write_index.n1 > 0;
@@ -156,8 +162,8 @@ void check_pool(const Problem& p, SlotWrite* writes) {
   for (int64_t n = 0; n < p.N; ++n) {
     if (p.has_initial && !p.has_initial(n)) continue;
     const int64_t slot = listed_read_slot(p, n);
-    const SlotWrite* w = std::lower_bound(writes, writes + count, SlotWrite{slot, -1});
-    if (w != writes + count && w->slot == slot && w->owner != n) {
+    const SlotWrite* w = write_to(writes, count, slot);
+    if (w != nullptr && w->owner != n) {
       bad(p, {.wrong = Wrong::read_while_written,
               .argument = Argument::read_index,
               .sequence = n,
@@ -176,6 +182,23 @@ void add_pool_writes(const Problem& p, SlotWrite* writes, int64_t& count) {
       if (token_slot(p, s, t) >= 0) writes[count++] = {token_slot(p, s, t), n};
     }
   }
+}
+
+// The first sequence that starts from a slot of the pool which a checkpoint takes. Puts the writes,
+// those of checkpoints alone, in order.
+Finding checkpoint_over_start(const Problem& p, SlotWrite* writes, int64_t count) {
+  std::sort(writes, writes + count);
+  for (int64_t n = 0; n < p.N; ++n) {
+    const int64_t slot = sequence(p, n).read_slot;
+    const SlotWrite* w = slot >= 0 ? write_to(writes, count, slot) : nullptr;
+    if (w == nullptr) continue;
+    return {.wrong = Wrong::read_while_written,
+            .argument = Argument::ckpt_slots,
+            .sequence = n,
+            .got = slot,
+            .other = w->owner};
+  }
+  return {};
 }
 
 void check_checkpoints(const Problem& p, SlotWrite* writes) {
@@ -210,22 +233,11 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
       writes[count++] = {slot, n};
     }
   }
+  const Finding read =
+      p.is_ckpt_in_pool && !p.has_write_pool ? checkpoint_over_start(p, writes, count) : Finding{};
   if (p.is_ckpt_in_pool) add_pool_writes(p, writes, count);
   check_written_once(p, Argument::ckpt_slots, writes, count);
-  if (!p.is_ckpt_in_pool || p.has_write_pool) return;
-  for (int64_t n = 0; n < p.N; ++n) {
-    const int64_t slot = sequence(p, n).read_slot;
-    for (int64_t owner = 0; owner < p.N && slot >= 0; ++owner) {
-      for (int64_t m = p.ckpt_cu(owner); m < p.ckpt_cu(owner + 1); ++m) {
-        if (p.ckpt_slots(m) != slot) continue;
-        bad(p, {.wrong = Wrong::read_while_written,
-                .argument = Argument::ckpt_slots,
-                .sequence = n,
-                .got = slot,
-                .other = owner});
-      }
-    }
-  }
+  if (read.wrong != Wrong::nothing) bad(p, read);
 }
 
 // Columns [begin, end) of it: of a window with accepted tokens not all are read.

@@ -75,7 +75,8 @@ std::string expected(const Finding& f) {
       return cat("at most ", f.limit, " tokens (S - W + 2, with accepted counts), got ", f.got,
                  " for sequence ", f.sequence);
     case Wrong::many_drafts:
-      return cat("at most 16 drafted tokens, got ", f.got, " of sequence ", f.sequence);
+      return cat("at most ", kMaxDrafts, " drafted tokens, got ", f.got, " of sequence ",
+                 f.sequence);
     case Wrong::parent:
       return cat("a parent before its token, or -1, got ", f.got, where(f));
     case Wrong::parent_not_kept:
