@@ -102,24 +102,71 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return d[a.size()][b.size()];
 }
 
-CLI::App* find_command(CLI::App& app, const std::string& name) {
+// The error for a word that is none of `names`.
+[[noreturn]] void refuse_word(const std::string& what, const std::vector<std::string>& names,
+                              const std::string& word) {
   std::string all, nearest;
   size_t best = 3;  // a word with more wrong letters is another word
-  for (CLI::App* command : app.get_subcommands({})) {
-    if (command->get_name() == name) return command;
-    all += (all.empty() ? "" : "|") + command->get_name();
-    const size_t distance = edit_distance(name, command->get_name());
-    if (distance < best) best = distance, nearest = command->get_name();
+  for (const std::string& name : names) {
+    all += (all.empty() ? "" : "|") + name;
+    const size_t distance = edit_distance(word, name);
+    if (distance < best) best = distance, nearest = name;
   }
-  throw UsageError("command: expected " + all + ", got '" + name + "'" +
+  throw UsageError(what + ": expected " + all + ", got " +
+                   (word.empty() ? "none" : "'" + word + "'") +
                    (nearest.empty() ? "" : " (did you mean " + nearest + "?)"));
 }
 
+CLI::App* find_command(CLI::App& app, const std::string& name) {
+  std::vector<std::string> names;
+  for (CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == name) return command;
+    names.push_back(command->get_name());
+  }
+  refuse_word("command", names, name);
+}
+
+// What CLI11 found wrong with a command's words, in ours: what was expected, what was got.
+[[noreturn]] void refuse_words(CLI::App& command, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  const auto kind = static_cast<CLI::ExitCodes>(error.get_exit_code());
+  if (kind == CLI::ExitCodes::ExtrasError) {
+    const std::vector<std::string> extras = command.get_parent()->remaining(true);
+    const std::string word = extras.empty() ? "" : extras.front();
+    if (!word.starts_with('-')) {
+      const bool is_help = command.get_name() == "help";
+      throw UsageError(command.get_name() + ": expected " +
+                       (is_help ? "one command" : "options alone") + ", got '" + word + "'");
+    }
+    std::vector<std::string> names;
+    for (const CLI::Option* option : command.get_options()) {
+      if (!option->get_lnames().empty()) names.push_back("--" + option->get_lnames().front());
+    }
+    refuse_word(command.get_name(), names, word.substr(0, word.find('=')));
+  }
+  if (kind == CLI::ExitCodes::RequiredError)
+    static_cast<void>(parse_argument(""));  // explain without a case
+  std::string name = text.substr(0, text.find_first_of(": "));
+  if (!name.starts_with('-')) name = "--" + name;  // as it calls flags
+  const CLI::Option* option = command.get_option_no_throw(name);
+  if (kind == CLI::ExitCodes::ArgumentMismatch && option != nullptr) {
+    const size_t count = option->results().size();
+    if (option->get_type_name().empty()) throw UsageError(name + ": expected no value, got one");
+    throw UsageError(name + ": expected " + option->get_type_name() + ", got " +
+                     (count == 0 ? "none" : std::to_string(count) + " values"));
+  }
+  throw UsageError(text + " (see deltic help)");
+}
+
 void add_quick(CLI::App* command, bool& quick, const std::string& what, const std::string& whole) {
-  command->add_flag_callback(
-      "--quick", [&quick] { quick = true; }, what + (quick ? " (default)" : ""));
-  command->add_flag_callback(
-      "--all", [&quick] { quick = false; }, whole + (quick ? "" : " (default)"));
+  command
+      ->add_flag_callback(
+          "--quick", [&quick] { quick = true; }, what + (quick ? " (default)" : ""))
+      ->disable_flag_override();
+  command
+      ->add_flag_callback(
+          "--all", [&quick] { quick = false; }, whole + (quick ? "" : " (default)"))
+      ->disable_flag_override();
 }
 
 int run(int argc, char** argv, bool is_quick) {
@@ -166,7 +213,8 @@ int run(int argc, char** argv, bool is_quick) {
       ->expected(1)
       ->take_all();
   add_seed(verify_command, verify.seed);
-  verify_command->add_flag("--list", verify.list, "Print the canonical lines and run nothing");
+  verify_command->add_flag("--list", verify.list, "Print the canonical lines and run nothing")
+      ->disable_flag_override();
   verify.quick = is_quick;
   add_quick(verify_command, verify.quick,
             "A few small cases of every feature, in seconds; without --filter and --cases only",
@@ -202,7 +250,8 @@ int run(int argc, char** argv, bool is_quick) {
              "seconds above 0, at most 86400",
              "Seconds per row and side, at least 5 runs (default: 6, or with --quick 0.5)")
       ->type_name("S");
-  bench_command->add_flag("--list", bench.list, "Print the suites and their cases and run nothing");
+  bench_command->add_flag("--list", bench.list, "Print the suites and their cases and run nothing")
+      ->disable_flag_override();
   bench_command->add_option("--compare", bench.compare, "Compare two JSON results; fails on a loss")
       ->type_name("OLD NEW")
       ->expected(2);
@@ -232,8 +281,9 @@ int run(int argc, char** argv, bool is_quick) {
   help_command->add_option("command", help_of, "The command");
   const std::string help = app.help();  // after parsing it would be that of `help`
 
+  CLI::App* command = nullptr;  // null: an option of the program's own comes first
   try {
-    if (argc > 1 && argv[1][0] != '-') find_command(app, argv[1]);
+    if (argc > 1 && argv[1][0] != '-') command = find_command(app, argv[1]);
     app.parse(argc, argv);
     if (help_command->parsed()) {
       const std::string text = help_of.empty() ? help : find_command(app, help_of)->help("deltic");
@@ -257,7 +307,9 @@ int run(int argc, char** argv, bool is_quick) {
     return bench.compare.empty() ? run_bench(bench) : run_compare(bench);
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e);
-    throw UsageError(std::string(e.what()) + " (see deltic help)");
+    if (command != nullptr) refuse_words(*command, e);
+    find_command(app, argc > 1 ? argv[1] : "");
+    throw;
   }
 }
 

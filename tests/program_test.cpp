@@ -60,6 +60,30 @@ void expect_usage_error(const std::string& arguments, const std::string& text) {
   EXPECT_EQ(r.text, "deltic: " + text + "\n") << arguments;
 }
 
+TEST_F(Program, WordsThatNobodyTakesAreNamed) {
+  expect_usage_error("info extra", "info: expected options alone, got 'extra'");
+  expect_usage_error("info extra more", "info: expected options alone, got 'extra'");
+  expect_usage_error("verify -- stray", "verify: expected options alone, got 'stray'");
+  expect_usage_error("help info demo", "help: expected one command, got 'demo'");
+  expect_usage_error("info --bogus=3", "info: expected --help|--json|--threads, got '--bogus'");
+  expect_usage_error("info --jsn x",
+                     "info: expected --help|--json|--threads, got '--jsn' (did you mean --json?)");
+  expect_usage_error("explain",
+                     "case: expected an operation, got an empty line (a line: forward gate=head "
+                     "dense=1x4096 H=16 K=128 V=128)");
+  expect_usage_error("info --json", "--json: expected PATH, got none");
+  expect_usage_error("info --json a --json b", "--json: expected PATH, got 2 values");
+  expect_usage_error("bench --compare a", "--compare: expected OLD NEW, got 1 values");
+  expect_usage_error("bench --time", "--time: expected S, got none");
+  for (const char* flag : {"--quick", "--all", "--list"}) {
+    expect_usage_error(std::string("verify ") + flag + "=3",
+                       std::string(flag) + ": expected no value, got one");
+  }
+  const std::string all = "command: expected info|explain|verify|bench|demo|help, got ";
+  expect_usage_error("", all + "none");
+  expect_usage_error("--bogus", all + "'--bogus'");
+}
+
 TEST_F(Program, WrongNumbersAreNamed) {
   for (const char* value : {"0", "-1", "4097", "two", "1.5", "99999999999999999999", "''"}) {
     expect_usage_error(std::string("info --threads ") + value,

@@ -88,6 +88,18 @@ bool refuses_dtype(std::string_view operation, std::string_view argument, std::s
   return false;
 }
 
+// Another argument that an error speaks of, in our words: it stands behind one of these, and before
+// a comma or the end.
+void rename_other(std::string& text) {
+  for (const std::string_view before : {" overlap with ", " as "}) {
+    const size_t found = text.rfind(before);
+    if (found == std::string::npos) continue;
+    const size_t begin = found + before.size(), end = std::min(text.find(',', begin), text.size());
+    const std::string name = text.substr(begin, end - begin);
+    text.replace(begin, end - begin, argument_name(t_operator, name.c_str()));
+  }
+}
+
 // A text of the library's, `operation: argument: rest`, as the function that was called would say
 // it. Texts of other forms stay.
 std::string in_our_words(const std::string& text) {
@@ -100,6 +112,7 @@ std::string in_our_words(const std::string& text) {
   if (second == std::string::npos || rest.find(' ') < second) return t_function + ": " + rest;
   std::string argument = argument_name(t_operator, rest.substr(0, second).c_str());
   rest.erase(0, second + 2);
+  rename_other(rest);
   if (refuses_dtype(operation, argument, rest)) argument = "dtype";
   if (rest.find("expected stride 1 in the last dimension") != std::string::npos) {
     rest += " (it is written in place, so no copy will do: " + argument + ".contiguous() has it)";
@@ -153,6 +166,9 @@ const char* types_of(std::string_view op, std::string_view name) {
   return is_state && !op.starts_with("conv") ? "fp32 or bf16" : "fp32, bf16 or fp16";
 }
 
+// Arguments whose elements count, in whatever shape: one number may come without a dimension.
+bool has_any_shape(std::string_view name) { return name == "A_log" || name == "dt_bias"; }
+
 // Says once for every function and argument that a tensor is copied.
 void note_copy(const std::string& function, const char* name, int64_t stride) {
   const deltic_torch_note_fn listener = g_note.load();
@@ -174,11 +190,7 @@ void note(const char* name, const deltic_tensor& t) {
   const char* types[] = {"fp32",  "bf16",  "fp16", "fp64",
                          "int32", "int64", "uint8"};  // as deltic_dtype
   t_tensors += t_tensors.empty() ? "" : ", ";
-  t_tensors += std::string(name) + " " + types[t.dtype] + " [";
-  for (int32_t i = 0; i < std::min<int32_t>(t.rank, DELTIC_MAX_RANK); ++i) {
-    t_tensors += (i > 0 ? "," : "") + std::to_string(t.shape[i]);
-  }
-  t_tensors += "]";
+  t_tensors += std::string(name) + " " + types[t.dtype] + " " + shape_text(t, ",");
 }
 
 int32_t torch_device_type(const deltic_tensor& t) {
@@ -270,12 +282,26 @@ deltic_tensor view_of(const char* op, const char* name, const Tensor& tensor, bo
   const int64_t held = std::min<int64_t>(rank, DELTIC_MAX_RANK);
   std::copy(sizes, sizes + held, t.shape);
   std::copy(strides, strides + held, t.strides);
-  if (rank == 0) t.rank = 1, t.shape[0] = 1, t.strides[0] = 1;
+  if (rank == 0) {  // the library's sign for no tensor
+    if (!has_any_shape(name)) {
+      fail(DELTIC_INVALID_ARGUMENT,
+           std::string(op) + ": " + name + ": expected at least one dimension, got shape []");
+    }
+    t.rank = 1, t.shape[0] = 1, t.strides[0] = 1;
+  }
   if (g_log.load(std::memory_order_relaxed) != nullptr) note(name, t);
   return t;
 }
 
 }  // namespace
+
+std::string shape_text(const deltic_tensor& t, const char* between) {
+  std::string text = "[";
+  for (int32_t i = 0; i < std::min<int32_t>(t.rank, DELTIC_MAX_RANK); ++i) {
+    text += (i > 0 ? between : "") + std::to_string(t.shape[i]);
+  }
+  return text + "]";
+}
 
 deltic_tensor view(const char* op, const char* name, const Tensor& tensor) {
   return view_of(op, name, tensor, false);

@@ -87,6 +87,9 @@ class Workspace {
 // what an operator returns is the same in every run.
 Tensor zeroed_bytes(uint64_t bytes, const deltic_tensor& where);
 
+// A shape as the library's errors have it: [2, 3].
+std::string shape_text(const deltic_tensor& t, const char* between = ", ");
+
 // A call's options. Operators take them as one text of words, because each number of a schema costs
 // 0.3 us in torch's argument parser:
 //

@@ -116,7 +116,15 @@ std::tuple<Tensor, Tensor> conv_out_(const Tensor& x, const Tensor& weight, cons
   in.t.ckpt_tokens = in.as_given("ckpt_tokens", ckpt_tokens);
   in.t.ckpt_slots = in.as_given("ckpt_slots", ckpt_slots);
   in.t.ckpt_states = in.as_given("ckpt_states", ckpt_states);
-  if (out.has_value()) planned = in.as_given("out", *out);
+  if (out.has_value()) {
+    const deltic_tensor given = in.as_given("out", *out);
+    // A token's dimension of one is x's to leave out, not this one's.
+    if (has_pool && given.rank != planned.rank && (planned.rank == 2 || planned.rank == 3)) {
+      fail(DELTIC_INVALID_ARGUMENT, std::string(in.function()) + ": out: expected shape " +
+                                        shape_text(planned) + ", got " + shape_text(given));
+    }
+    planned = given;
+  }
   in.t.out = has_pool ? with_tokens(planned) : planned;
   in.plan_final_state();
   const uint64_t bytes = in.workspace_bytes();

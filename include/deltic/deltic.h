@@ -236,8 +236,9 @@ typedef struct deltic_tensors {
   deltic_tensor has_initial_state; /* [N] DELTIC_U8: where 0 the sequence starts from zero, whatever
                                       its read slot or initial state */
   /* Drafted tokens: sequence n starts from slot read_index[n][accepted[n] - 1] of a table [N,T'],
-   * accepted from 1 to T'. decode writes the same table where it has no write_index: its next call
-   * finds the state after every drafted token. */
+   * accepted from 1 to T' (anything where none of the sequence's slots is one). decode writes the
+   * same table where it has no write_index: its next call finds the state after every drafted
+   * token. */
   deltic_tensor accepted; /* [N] int32 or int64 */
   /* decode: a tree of up to 16 drafted tokens. Token t starts from the state after token
    * parents[n][t] of this call, before t, or (-1) from where the sequence starts. Found in a slot
@@ -330,8 +331,9 @@ typedef struct deltic_block_backward_tensors {
  * With `accepted` (drafted tokens of the last call, of which so many count) a state is a window: the
  * W - 1 inputs from place accepted[n] - 1 on are those before this call's first token, and the state
  * left behind is the W - 2 inputs before it, then the call's own, from place 0 on; 0 behind them (an
- * empty sequence's window stays as it is). S is at least W - 2 plus the tokens of a sequence: W - 1 + drafts. A call without `accepted` on the first
- * W - 1 places of each slot (a view) leaves what accepted = 1 reads.
+ * empty sequence's window stays as it is). S is at least W - 2 plus the tokens of a sequence: W - 1 +
+ * drafts. A call without `accepted` on the first W - 1 places of each slot (a view) leaves what
+ * accepted = 1 reads. The count of a skipped sequence may be anything.
  * x and out have unit stride in D; weights and states may have any strides. Arithmetic is fp32. */
 /* clang-format on */
 typedef struct deltic_conv_tensors {

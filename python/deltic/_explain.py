@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ._fakes import ANY_SHAPE
 from ._library import (
     LIBRARY,
     NAMESPACE,
@@ -258,6 +259,8 @@ def _view(
     if x.layout != torch.strided:
         layout = str(x.layout).removeprefix("torch.")
         raise TypeError(f"{function}: {argument}: expected a dense tensor, got {layout}")
+    if x.dim() == 0 and name not in ANY_SHAPE:
+        raise ValueError(f"{function}: {argument}: expected at least one dimension, got shape []")
     is_bytes = x.dtype in _BYTES_DTYPES and name == "has_initial_state"
     if x.dtype not in _DTYPES and not is_bytes:
         expected = LIBRARY.deltic_torch_types_of(operator.encode(), name.encode()).decode()

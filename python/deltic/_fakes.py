@@ -12,6 +12,11 @@ import torch
 
 from ._library import OPS, argument_name, function_of, qualified
 
+# Their elements count, in whatever shape.
+ANY_SHAPE = ("A_log", "dt_bias", "saved")
+# The most tokens of a tree.
+_MOST_DRAFTS = 16
+
 
 class _Shapes:
     """The shapes of one call's tensors, and the sizes that they gave to letters."""
@@ -19,11 +24,15 @@ class _Shapes:
     def __init__(self, operator: str, function: str, given: dict[str, Any]) -> None:
         self.operator, self.function = operator, function
         self.words = str(given.get("options", "")).split()
-        # The library sees a tensor without dimensions as one of one element.
         self.shapes = {
-            name: list(x.shape) or [1] for name, x in given.items() if isinstance(x, torch.Tensor)
+            name: list(x.shape) or [1] * (name in ANY_SHAPE)
+            for name, x in given.items()
+            if isinstance(x, torch.Tensor)
         }
         self.sizes: dict[str, Any] = {}
+        for name, shape in self.shapes.items():
+            if not shape and name not in ANY_SHAPE:
+                self.refuse(name, "at least one dimension, got shape []")
 
     def refuse(self, name: str, text: str) -> NoReturn:
         argument = argument_name(self.operator, name)
@@ -85,10 +94,25 @@ class _Shapes:
 
     def sequences(self) -> None:
         is_packed = self.index("cu_seqlens")
+        if is_packed and _differ(self.sizes["B"], 1):
+            text = f"a batch of 1 with packed sequences, got {self.sizes['B']}"
+            self.refuse("cu_seqlens", text)
         sequences = self.shapes["cu_seqlens"][0] - 1 if is_packed else self.sizes["B"]
         self.sizes["N"], self.sizes["N+1"] = sequences, sequences + 1
         if is_packed:
             self.take("cu_seqlens_cpu", "N+1")
+
+    def slots_without_lists(self, name: str) -> None:
+        """Every sequence has a slot of a pool where no list says which."""
+        if name not in self.shapes or "read_index" in self.shapes or "write_index" in self.shapes:
+            return
+        found, wanted = self.shapes[name][0], self.sizes["N"]
+        if _is_less(found, wanted):
+            self.refuse(name, f"at least N = {wanted} slots without indices, got {found}")
+
+
+def _is_less(a: Any, b: Any) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a < b
 
 
 def _differ(a: Any, b: Any) -> bool:
@@ -119,18 +143,12 @@ def _check_sequences(c: _Shapes) -> None:
             c.sizes["slots"] = c.shapes[name][0]
             c.take(name, f"slots,{state}")
 
-    c.take("has_initial_state", "N")
-    if c.index("accepted"):
-        c.take("accepted", "N")
-    is_table = "accepted" in c.shapes
-    c.index("read_index", (1, 2) if is_table else (1,))
-    c.index("write_index", (1, 2) if c.operator.startswith("decode") else (1,))
-    if not is_table:
-        c.take("read_index", "N")
-    _check_writes(c)
-    take_pool("state_pool")
-    take_pool("write_pool")
     c.take("out", "B,T,HV,V")
+    _check_lists(c)
+    for name in ("state_pool", "write_pool"):
+        take_pool(name)
+    for name in ("state_pool", "write_pool"):
+        c.slots_without_lists(name)
     c.take("initial_state", f"N,{state}")
     has_checkpoints = [c.index(f"ckpt_{name}") for name in ("cu", "tokens", "slots")]
     take_pool("ckpt_states")
@@ -138,22 +156,57 @@ def _check_sequences(c: _Shapes) -> None:
         c.take("ckpt_cu", "N+1")
         c.sizes["entries"] = c.shapes["ckpt_tokens"][0]
         c.take("ckpt_slots", "entries")
+    _check_parents(c)
     c.take("d_o", "B,T,HV,V")
     c.take("d_final_state", f"N,{state}")
 
 
-def _check_writes(c: _Shapes) -> None:
-    """A slot per sequence, or one per sequence and token."""
-    shape = c.shapes.get("write_index")
+def _check_lists(c: _Shapes) -> None:
+    """Slots of sequences: lists, or tables with a column per token."""
+    is_decode = c.operator.startswith("decode")
+    c.take("has_initial_state", "N")
+    if c.index("accepted"):
+        c.take("accepted", "N")
+    has_table = "accepted" in c.shapes
+    for name, may_be_table in (("read_index", has_table), ("write_index", is_decode)):
+        c.index(name, (1, 2) if may_be_table else (1,))
+    if has_table and len(c.shapes.get("read_index", ())) != 2:
+        got = "a list" if "read_index" in c.shapes else "none"
+        c.refuse("read_index", f"a table [N,T'] with accepted counts, got {got}")
+    for name, may_be_table in (("read_index", has_table), ("write_index", is_decode)):
+        shape = c.shapes.get(name)
+        if shape is None:
+            continue
+        if not may_be_table:
+            c.take(name, "N")
+        elif _differ(shape[0], c.sizes["N"]):
+            c.refuse(name, f"N = {c.sizes['N']} rows, got shape {shape}")
+    # Without a list of its own decode writes where the table reads.
+    name = "write_index" if "write_index" in c.shapes or not is_decode else "read_index"
+    _check_columns(c, name)
+
+
+def _check_columns(c: _Shapes, name: str) -> None:
+    """A table has a column for each token."""
+    shape = c.shapes.get(name, [])
+    if len(shape) == 2 and "cu_seqlens" not in c.shapes and _is_less(shape[1], c.sizes["T"]):
+        c.refuse(name, f"at least T = {c.sizes['T']} columns, got shape {shape}")
+
+
+def _check_parents(c: _Shapes) -> None:
+    """Trees of drafted tokens."""
+    shape = c.shapes.get("parents")
     if shape is None:
         return
-    sequences, tokens = c.sizes["N"], c.sizes["T"]
-    if _differ(shape[0], sequences):
-        c.refuse("write_index", f"N = {sequences} rows, got shape {shape}")
-    if len(shape) == 1 or "cu_seqlens" in c.shapes:
-        return
-    if isinstance(shape[1], int) and isinstance(tokens, int) and shape[1] < tokens:
-        c.refuse("write_index", f"at least T = {tokens} columns, got shape {shape}")
+    name = "write_index" if "write_index" in c.shapes else "read_index"
+    if len(c.shapes.get(name, ())) != 2:
+        c.refuse("parents", "none without a write index per token, got a tensor")
+    c.index("parents", (1, 2))
+    if len(shape) != 2 or _differ(shape[0], c.sizes["N"]):
+        c.refuse("parents", f"shape [N,T'] with N = {c.sizes['N']}, got {shape}")
+    if "cu_seqlens" not in c.shapes and _is_less(_MOST_DRAFTS, c.sizes["T"]):
+        c.refuse("parents", f"at most {_MOST_DRAFTS} drafted tokens, got T = {c.sizes['T']}")
+    _check_columns(c, "parents")
 
 
 def _check_block(c: _Shapes) -> None:
@@ -168,6 +221,9 @@ def _check_block(c: _Shapes) -> None:
         is_size = isinstance(square[3], int) and square[3] not in (16, 32)
         c.sizes["W"] = 64 if is_size else square[3]
     c.take("a", "B,T,HV,W")
+    width = c.sizes.get("W")
+    if c.operator == "inverse" and isinstance(width, int) and width not in (16, 32, 64):
+        c.refuse("a", f"a width of 16, 32 or 64, got {width}")
     c.gates()
     c.sequences()
     c.take("q", "B,T,H,K")
@@ -177,8 +233,14 @@ def _check_block(c: _Shapes) -> None:
 
 def _check_conv(c: _Shapes) -> None:
     """The convolution, whose weight may be [D,1,W], and in place x [B,D]."""
-    if "state_pool" in c.shapes and len(c.shapes["x"]) == 2:
-        c.shapes["x"].insert(1, 1)
+    out = c.shapes.get("out")
+    if "state_pool" in c.shapes:
+        x = c.shapes["x"]
+        if out is not None and len(x) in (2, 3) and len(out) != len(x):
+            c.refuse("out", f"shape {x}, got {out}")
+        for shape in (x, out):
+            if shape is not None and len(shape) == 2:
+                shape.insert(1, 1)
     weight = c.shapes["weight"]
     if len(weight) == 3 and weight[1] == 1:
         del weight[1]
@@ -186,23 +248,33 @@ def _check_conv(c: _Shapes) -> None:
     c.take("weight", "D,W")
     c.take("bias", "D")
     c.sequences()
+
+    def take_states(name: str, slots: str) -> None:
+        shape, taps = c.shapes.get(name), c.sizes["W"]
+        if shape is None:
+            return
+        if slots == "slots":
+            c.sizes["slots"] = shape[0]
+        if len(shape) == 3 and isinstance(taps, int) and _is_less(shape[2], max(taps - 1, 1)):
+            text = f"at least W - 1 = {taps - 1} inputs S per channel (and 1), got {shape[2]}"
+            c.refuse(name, text)
+        c.take(name, f"{slots},D,S")
+
     c.take("has_initial_state", "N")
     if c.index("accepted"):
         c.take("accepted", "N")
-    if "out" in c.shapes and len(c.shapes["out"]) == 2 and "state_pool" in c.shapes:
-        c.shapes["out"].insert(1, 1)
-    c.take("out", "B,T,D")
-    c.take("state_pool", "slots,D,S")
-    if "write_pool" in c.shapes:
-        c.sizes["slots"] = c.shapes["write_pool"][0]
-        c.take("write_pool", "slots,D,S")
     for name in ("read_index", "write_index"):
         c.index(name)
     for name in ("read_index", "write_index"):
         c.take(name, "N")
-    c.take("initial_state", "N,D,S")
+    for name in ("state_pool", "write_pool"):
+        take_states(name, "slots")
+    for name in ("state_pool", "write_pool"):
+        c.slots_without_lists(name)
+    take_states("initial_state", "N")
+    c.take("out", "B,T,D")
     c.take("d_out", "B,T,D")
-    c.take("d_final_state", "N,D,S")
+    take_states("d_final_state", "N")
 
 
 _CHECKS: dict[str, Callable[[_Shapes], None]] = {

@@ -58,12 +58,27 @@ void check_slot(const Problem& p, Argument name, int64_t slot, int64_t slots, in
   }
 }
 
+// Whether the lists name no slot of a sequence: it is skipped, and its count is nobody's.
+bool is_padding(const Problem& p, int64_t n) {
+  const auto is_none = [&](const Indices& list) {
+    for (int64_t column = 0; column < std::max<int64_t>(list.n1, 1) && list; ++column) {
+      if (named_slot(p, list(n, column)) >= 0) return false;
+    }
+    return true;
+  };
+  return (p.read_index || p.write_index) && is_none(p.read_index) && is_none(p.write_index);
+}
+
 // Counts of accepted tokens: each names a column of the table or, of conv, a place in the window.
 void check_accepted(const Problem& p) {
   const bool is_conv = p.op == DELTIC_CONV;
   const int64_t most = is_conv ? p.V - p.taps + 2 : p.read_index.n1;
   for (int64_t n = 0; n < p.N; ++n) {
     const int64_t accepted = p.accepted(n);
+    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+    const bool is_long = is_conv && length > most;
+    if (accepted >= 1 && accepted <= most && !is_long) continue;
+    if (is_padding(p, n)) continue;
     if (accepted < 1 || accepted > most) {
       bad(p, {.wrong = Wrong::accepted,
               .argument = Argument::accepted,
@@ -71,14 +86,11 @@ void check_accepted(const Problem& p) {
               .got = accepted,
               .limit = most});
     }
-    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
-    if (is_conv && length > most) {
-      bad(p, {.wrong = Wrong::long_window,
-              .argument = Argument::x,
-              .sequence = n,
-              .got = length,
-              .limit = most});
-    }
+    bad(p, {.wrong = Wrong::long_window,
+            .argument = Argument::x,
+            .sequence = n,
+            .got = length,
+            .limit = most});
   }
 }
 
@@ -147,8 +159,8 @@ void check_pool(const Problem& p, SlotWrite* writes) {
               .limit = length});
     }
     if (p.read_index) {
-      const int64_t column = p.read_index.n1 > 0 ? p.accepted(n) - 1 : 0;
-      check_slot(p, Argument::read_index, p.read_index(n, column), p.state_in.slots, n);
+      const int64_t slot = p.read_index(n, read_column(p, n));
+      check_slot(p, Argument::read_index, slot, p.state_in.slots, n);
     }
     const Indices& write = p.write_index ? p.write_index : p.read_index;
     for (int64_t t = 0; t < (per_token ? length : 1); ++t) {
@@ -355,7 +367,7 @@ void check_finite(const Problem& p) {
     check_finite_state(p, p.state_in, state, s.read_slot, n, is_window ? s.inputs - p.taps + 1 : 0,
                        is_window ? s.inputs : p.V);
     check_finite_state(p, p.d_final, Argument::d_final_state, n, n, 0, p.V);
-    for (int64_t t = 0; t < s.length; ++t) {
+    for (int64_t t = 0; t < s.length && !s.skipped; ++t) {
       for (int64_t h = 0; h < p.HV; ++h) {
         for (const CheckedRows& in : all_rows) {
           if (h >= in.heads) continue;
@@ -380,7 +392,7 @@ void check_finite(const Problem& p) {
   const int64_t width = p.gate == Gate::channel ? p.K : 1;
   for (int64_t n = 0; n < p.N; ++n) {
     const Sequence s = sequence(p, n);
-    if (s.length == 0) continue;  // there may be 2^50 heads
+    if (s.length == 0 || s.skipped) continue;  // there may be 2^50 heads
     for (int64_t h = 0; h < p.HV; ++h) {
       for (int64_t c = 0; c < width; ++c) {
         double sum = 0;

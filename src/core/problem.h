@@ -200,11 +200,16 @@ inline int64_t named_slot(const Problem& p, int64_t slot) {
 inline int64_t checkpoint_slot(const Problem& p, int64_t m) {
   return named_slot(p, p.ckpt_slots(m));
 }
+// The column of a read table that the count of accepted tokens names. Where a row has no slots the
+// count may be anything.
+inline int64_t read_column(const Problem& p, int64_t n) {
+  const int64_t columns = p.read_index.n1;
+  return columns > 0 ? std::clamp<int64_t>(p.accepted(n), 1, columns) - 1 : 0;
+}
 // Where the read list or table says that sequence n starts; -1: nowhere.
 inline int64_t listed_read_slot(const Problem& p, int64_t n) {
   const Indices& read = p.read_index ? p.read_index : p.write_index;
-  if (!read) return n;
-  return named_slot(p, read(n, read.n1 > 0 ? p.accepted(n) - 1 : 0));
+  return read ? named_slot(p, read(n, read_column(p, n))) : n;
 }
 
 // Needs host-visible lengths and indices. With write_index [N,T'] write_slot is -1: ask token_slot.
@@ -234,7 +239,8 @@ inline Sequence sequence(const Problem& p, int64_t n) {
   }
   if (p.has_initial && !p.has_initial(n)) s.read_slot = -1;
   if (p.op == DELTIC_CONV) {
-    const bool is_window = p.accepted && s.length > 0;  // an empty sequence's stays as it is
+    // An empty sequence's stays as it is; a skipped one's count may be anything.
+    const bool is_window = p.accepted && s.length > 0 && !s.skipped;
     s.inputs = is_window ? p.accepted(n) + p.taps - 2 : p.V;
     s.left_from = is_window ? 2 - p.taps : s.length - p.V;
   }

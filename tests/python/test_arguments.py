@@ -441,6 +441,17 @@ FORMED = dict(SOFTPLUS, dt_bias=DT_BIAS)
 STATES = dict(ONE_SEQUENCE, initial_state=STATE, output_final_state=True)
 INDEXED = dict(state_pool=POOL, read_index=torch.tensor([0]), write_index=torch.tensor([1]))
 CONV = dict(x=randn(2, 9, 6), weight=randn(6, 4), bias=randn(6))
+# A tree of four drafted tokens, as servers call it.
+DRAFTS = dict(
+    {name: x[:, :4] for name, x in BASE["decode"].items() if name in ("q", "k", "v", "beta", "g")},
+    state_pool=randn(5, *POOL.shape[1:]),
+    read_index=torch.tensor([4]),
+    write_index=torch.tensor([[0, 1, 2, 3]]),
+    write_pool=randn(5, *POOL.shape[1:]),
+    has_initial_state=torch.tensor([True]),
+    parents=torch.tensor([[-1, 0, 0, 2]]),
+    out=randn(1, 4, HV, V),
+)
 # Calls that together have every tensor argument.
 CALLS = [
     ("delta_rule", dict(BASE["delta_rule"], **FORMED, **STATES)),
@@ -460,12 +471,22 @@ CALLS = [
         "causal_conv1d_update",
         dict(CONV, x=randn(2, 6), weight=randn(6, 1, 4), state=randn(2, 6, 3)),
     ),
+    ("delta_rule", dict(BASE["delta_rule"], out=randn(1, T, HV, V))),
+    ("recurrent", dict(BASE["recurrent"], out=randn(1, T, HV, V))),
+    ("decode", DRAFTS),
+    ("decode", dict(DRAFTS, read_index=torch.tensor([[4, 1, 2, 3]]), accepted=torch.tensor([2]))),
+    *(
+        ("causal_conv1d_update", dict(CONV, x=x, state=randn(2, 6, 3), out=x.clone()))
+        for x in (randn(2, 6), randn(2, 1, 6))
+    ),
 ]
 OTHER_RANKS = (
     lambda x: x[0],
     lambda x: x[None],
     lambda x: x[..., None],
     lambda x: x.flatten()[0],
+    lambda x: x[..., :-1],
+    lambda x: torch.cat((x, x)),
     lambda x: x,
 )
 

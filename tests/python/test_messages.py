@@ -267,3 +267,54 @@ def test_arguments_of_a_cache():
     assert cache[0]["recurrent_state"].shape[0] == 3
     cache.reorder([])
     assert cache[0]["recurrent_state"].shape[0] == 0 and cache.get_seq_length() == 5
+
+
+# ---- Names of arguments, and tensors without dimensions ------------------------------------------
+
+
+def test_the_other_argument_has_its_name_of_here():
+    """An error that speaks of two arguments names both as the function's parameters."""
+    pool, state = torch.zeros(2, 2, 16, 16), torch.zeros(2, 8, 3)
+    inside = pool.view(-1)[: X.numel()].view(X.shape)
+    text = "^decode: state_pool: expected memory of its own, got an overlap with out$"
+    with pytest.raises(ValueError, match=text):
+        deltic.decode(X, X, X, state_pool=pool, out=inside)
+    x, weight = torch.zeros(2, 8), torch.zeros(8, 4)
+    for changes, argument, other in (
+        (dict(out=state.view(-1)[:16].view(2, 8)), "state", "out"),
+        (dict(write_state=state), "write_state", "state"),
+    ):
+        text = f"^causal_conv1d_update: {argument}: expected memory of its own, got an overlap with"
+        with pytest.raises(ValueError, match=f"{text} {other}$"):
+            deltic.causal_conv1d_update(x, state, weight, **changes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_out_has_the_shape_of_the_input(device):
+    x, state, weight = torch.zeros(2, 8), torch.zeros(2, 8, 3), torch.zeros(8, 4)
+    for given, out in ((x, x[:, None]), (x[:, None], x)):
+        shapes = re.escape(f"{list(given.shape)}, got {list(out.shape)}")
+        tensors = [t.clone().to(device) for t in (given, state, weight, out)]
+        text = f"^causal_conv1d_update: out: expected shape {shapes}$"
+        with pytest.raises(ValueError, match=text):
+            deltic.causal_conv1d_update(*tensors[:3], out=tensors[3])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_lists_without_a_dimension(device):
+    """One number is no list, though it has as many elements as a list of one."""
+    x, one = X.to(device), torch.tensor(0, device=device)
+    pool = torch.zeros(1, 2, 16, 16, device=device)
+    for call, argument in (
+        (lambda: deltic.delta_rule(x, x, x, cu_seqlens=one), "cu_seqlens"),
+        (lambda: deltic.decode(x, x, x, state_pool=pool, read_index=one), "read_index"),
+        (lambda: deltic.decode(x, x, x, state_pool=pool, write_index=one), "write_index"),
+        (lambda: deltic.explain(x, x, x, cu_seqlens=one), "cu_seqlens"),
+    ):
+        text = rf"^\w+: {argument}: expected at least one dimension, got shape \[\]$"
+        with pytest.raises(ValueError, match=text):
+            call()
+    g = torch.zeros(1, 8, 1, device=device)
+    parameter = torch.tensor(0.0, device=device)
+    found = deltic.log_decay(g, gate="softplus", A_log=parameter, dt_bias=parameter)
+    assert found.shape == g.shape

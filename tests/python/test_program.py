@@ -54,7 +54,11 @@ def test_info_and_help(capfd):
     ("words", "text"),
     [
         (["verfy"], "deltic: command: expected .*got 'verfy' \\(did you mean verify\\?\\)\n"),
-        ([], "deltic: .*(see deltic help)"),
+        ([], "deltic: command: expected info\\|.*, got none\n"),
+        (["info", "extra"], "deltic: info: expected options alone, got 'extra'\n"),
+        (["explain"], "deltic: case: expected an operation, got an empty line "),
+        (["info", "--bogus"], "deltic: info: expected --help\\|.*, got '--bogus'\n"),
+        (["verify", "--quick=3"], "deltic: --quick: expected no value, got one\n"),
         (["verify", "--seed", "x"], "deltic: --seed: expected a whole number .*got 'x'\n"),
         (["explain", "forward gate=x"], "deltic: .*gate"),
         (["bench", "--suite", "none"], "deltic: --suite: expected a name that --list prints"),

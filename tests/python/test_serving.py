@@ -384,3 +384,51 @@ def test_explain_takes_what_servers_give():
         deltic.explain(**named, function="encode")
     with pytest.raises(TypeError, match="beta: expected .*, got bool"):
         deltic.explain(**named, beta=torch.ones(2, 3, 1, dtype=torch.bool))
+
+
+def test_counts_of_padding_rows_may_be_anything():
+    """A row without slots is skipped: servers leave 0, or what was there, in its count."""
+    named, table = rows(3, 2), torch.tensor([[1, 2], [0, 0], [-1, -1]])
+    pool = torch.randn(3, HV, K, V)
+    expected, other = pool.clone(), pool.clone()
+    first = part(named, slice(0, 1))
+    o = deltic.decode(
+        **first, **gates(), state_pool=expected, read_index=table[:1], accepted=torch.tensor([2])
+    )
+    for rubbish in (0, 3, -(2**63), 2**63 - 1):
+        pool = other.clone()
+        counts = torch.tensor([2, rubbish, rubbish])
+        call = dict(**named, **gates(), read_index=table, accepted=counts, null_slot=0)
+        found = deltic.decode(**call, state_pool=pool)
+        assert torch.equal(found[:1], o) and found[1:].count_nonzero() == 0
+        assert torch.equal(pool[1:], expected[1:]) and torch.equal(pool[0], other[0])
+        # Slots that are there are another matter, in the table or in a list of their own.
+        for call["read_index"] in (table + 1, torch.tensor([[1, 2], [0, 0], [0, 1]])):
+            with pytest.raises(ValueError, match="^decode: accepted: expected 1 to 2 accepted"):
+                deltic.decode(**call, state_pool=pool)
+    x, weight, windows = torch.randn(2, 2, 8), torch.randn(8, W), torch.randn(2, 8, W + 1)
+    before, call = windows.clone(), dict(state_index=torch.tensor([1, -1]), null_slot=0)
+    counts = torch.tensor([1, -(2**63)])
+    y = deltic.causal_conv1d_update(x, windows, weight, accepted=counts, **call)
+    alone = deltic.causal_conv1d_update(x[:1], before[1:], weight, accepted=counts[:1])
+    assert torch.equal(y[:1], alone) and y[1].count_nonzero() == 0 and torch.equal(windows, before)
+
+
+def test_checked_mode_does_not_look_at_skipped_rows(monkeypatch):
+    monkeypatch.setenv("DELTIC_CHECKED", "1")
+    named, pool = rows(2, 1), torch.zeros(2, HV, K, V)
+    for name in named:
+        named[name] = named[name].clone()
+        named[name][1] = torch.nan
+    o = deltic.decode(**named, **gates(), state_pool=pool, read_index=torch.tensor([1, -1]))
+    assert o.isfinite().all() and pool.isfinite().all()
+    plain = {**part(named, slice(None)), "g": named["g"].abs() * 1e5}  # grows beyond any sum
+    plain["g"][0] = -1
+    kind = dict(state_pool=pool, read_index=torch.tensor([1, -1]))
+    assert deltic.delta_rule(**plain, **kind)[0].isfinite().all()
+    with pytest.raises(ValueError, match="^decode: q: expected finite values, got nan at sequence"):
+        deltic.decode(**named, **gates(), state_pool=pool, read_index=torch.tensor([1, 0]))
+    x, windows = torch.full((2, 8), torch.nan), torch.zeros(2, 8, W - 1)
+    x[0] = 1
+    y = deltic.causal_conv1d_update(x, windows, torch.ones(8, W), state_index=torch.tensor([0, -1]))
+    assert torch.equal(y, torch.stack((torch.ones(8), torch.zeros(8))))

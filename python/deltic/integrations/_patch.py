@@ -165,14 +165,19 @@ class Switch:
             return report
 
 
-_said: set[tuple[str, str]] = set()
+_said: set[str] = set()
 
 
 def say_once(function: str, reason: str) -> None:
     """Logs that calls of a function go to the original, once for each reason."""
-    if (function, reason) not in _said:
-        _said.add((function, reason))
-        _log.warning("%s: handed to the original: %s", function, reason)
+    warn_once(f"{function}: handed to the original: {reason}")
+
+
+def warn_once(text: str) -> None:
+    """Logs a warning, once in a process."""
+    if text not in _said:
+        _said.add(text)
+        _log.warning("%s", text)
 
 
 def named(put: Callable[..., Any], original: Any, name: str) -> Callable[..., Any]:

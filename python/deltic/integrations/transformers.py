@@ -27,7 +27,7 @@ from ..fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_g
 from ..fla.ops.kda import chunk_kda, fused_recurrent_kda
 from ..layers._norms import GATE_ACTIVATIONS, rms_norm
 from ._modules import ACTIVATIONS, causal_conv, conv_step, offsets_of, takes_weight
-from ._patch import Report, Switch, Target, named, say_once
+from ._patch import Report, Switch, Target, named, say_once, warn_once
 from ._weights import from_deltic, to_deltic
 
 __all__ = ["MODELS", "disable", "enable", "from_deltic", "to_deltic"]
@@ -270,6 +270,57 @@ def _make_forget_gate(original: Any, name: str) -> Any:
     return named(forward, original, name)
 
 
+def _is_packed(positions: Tensor, mask: Tensor | None) -> bool:
+    """Whether positions start again inside of a row, between tokens that are no padding."""
+    if positions.dim() == 3:  # one row per axis of images: that of text comes first
+        positions = positions[0]
+    if positions.dim() != 2 or positions.shape[1] < 2:
+        return False
+    starts = (positions[:, 1:] == 0) & (positions[:, :-1] > 0)
+    if mask is not None and mask.dim() == 2 and mask.shape[1] >= positions.shape[1]:
+        used = mask[:, -positions.shape[1] :] != 0
+        starts = starts & used[:, 1:] & used[:, :-1]
+    return bool(starts.any())
+
+
+def _make_model(original: Any, name: str) -> Any:
+    """A model's forward that says when packed sequences will run into each other.
+
+    Its layers of linear attention do not see ``position_ids``. A look takes tens of microseconds
+    on the CPU and waits for a GPU, where only the first call is looked at; compiled code is not.
+    """
+    places = {parameter: i for i, parameter in enumerate(_parameters(original))}
+    is_watched = True
+
+    def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal is_watched
+        if any(kwargs.get(key) is not None for key in ("cu_seq_lens_q", "cu_seqlens", "seq_idx")):
+            return
+
+        def given(key: str) -> Any:
+            place = places[key] - 1  # without self
+            return args[place] if place < len(args) else kwargs.get(key)
+
+        positions, mask = given("position_ids"), given("attention_mask")
+        if not isinstance(positions, Tensor):
+            return
+        is_watched = positions.device.type == "cpu"
+        if _is_packed(positions, mask if isinstance(mask, Tensor) else None):
+            is_watched = False
+            warn_once(
+                "packed sequences: position_ids start again inside of a row, without "
+                "cu_seq_lens_q: convolution and recurrence run on from one sequence into the "
+                "next (docs/transformers.md)"
+            )
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and is_watched:
+            look(args, kwargs)
+        return original(self, *args, **kwargs)
+
+    return named(forward, original, name)
+
+
 # A function's name: what makes its replacement, the parameters it must have, what does its work.
 _FUNCTIONS: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = {
     "torch_chunk_gated_delta_rule": (
@@ -318,6 +369,22 @@ def _parameters(function: Any) -> tuple[str, ...]:
     return tuple(found[1:] if is_module else found)
 
 
+def _models_in(module: ModuleType) -> dict[str, Any]:
+    """The classes that run a module's layers over text; of images and text, the one for text."""
+    wanted = {"position_ids", "attention_mask", "inputs_embeds"}
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and value.__module__ == module.__name__
+        and name.endswith("Model")
+        and "forward" in vars(value)
+        and wanted <= set(_parameters(vars(value)["forward"]))
+    }
+    text = {name: value for name, value in found.items() if name.endswith("TextModel")}
+    return text or found
+
+
 def _targets_in(module: ModuleType, model: str, left: dict[str, str]) -> list[Target]:
     """What can be replaced in a model's module; what cannot goes to `left` with the reason."""
     targets = []
@@ -344,6 +411,12 @@ def _targets_in(module: ModuleType, model: str, left: dict[str, str]) -> list[Ta
                 add(value, "forward", row, f"{model}: {name}.forward")
     if not any(target.name in _FUNCTIONS for target in targets):
         left.setdefault(model, "has none of the functions that deltic knows")
+        return targets
+    for name, value in _models_in(module).items():
+        original = vars(value)["forward"]
+        put = _switch.held(value, "forward") or _make_model(original, "forward")
+        note = "the same, with a warning for packed position_ids alone"
+        targets.append(Target(value, "forward", put, f"{model}: {name}.forward", note))
     return targets
 
 
