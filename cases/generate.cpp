@@ -317,7 +317,7 @@ void Instance::add_pool_lists(int64_t index_columns) {
 void Instance::fill_slot(Tensor& pool, int64_t slot) const {
   const Random random(spec_.seed, "state");
   const TensorView& view = pool.view;
-  const int64_t columns = view.shape[view.rank - 1], per_slot = view.numel() / view.shape[0];
+  const int64_t columns = row_width(view), per_slot = view.numel() / view.shape[0];
   const DType type = spec_.sdtype;
 #pragma omp parallel for if (per_slot > kWorthThreads)
   for (int64_t r = 0; r < per_slot / columns; ++r) {

@@ -122,7 +122,12 @@ Tensor& Instance::add(std::string name, Role role, DType dtype, std::vector<int6
                       bool rows) {
   Layout kind = spec_.strided;
   if (!rows && kind != Layout::wide && kind != Layout::pages) kind = Layout::packed;
-  const MemoryLayout layout = make_layout(shape, kind, role == Role::input, rows);
+  // States of conv with channels innermost: [slots,S,D] in memory.
+  const bool is_turned =
+      spec_.op == Op::conv && spec_.state == StateLayout::vk && !rows && shape.size() == 3;
+  if (is_turned) std::swap(shape[1], shape[2]);
+  MemoryLayout layout = make_layout(shape, kind, role == Role::input, rows);
+  if (is_turned) std::swap(shape[1], shape[2]), std::swap(layout.strides[1], layout.strides[2]);
   auto t = std::make_unique<Tensor>();
   t->name = std::move(name);
   t->role = role;
@@ -175,6 +180,7 @@ Instance Instance::widened(const Instance& other, DType wide) {
   Instance copy;
   copy.spec_ = other.spec_;
   copy.spec_.strided = Layout::packed;
+  if (copy.spec_.op == Op::conv) copy.spec_.state = StateLayout::kv;  // of memory alone
   copy.spec_.save = Save::none;         // the oracle keeps nothing and needs nothing
   copy.spec_.split = Split::automatic;  // and knows no segments
   copy.spec_.segment = 0;
@@ -408,7 +414,7 @@ std::vector<double> Instance::values(std::string_view name) const {
   const Tensor& t = tensor(name);
   std::vector<double> list(static_cast<size_t>(t.view.numel()));
   const DType type = dtype_of(t.view);
-  const int64_t width = t.view.shape[t.view.rank - 1];
+  const int64_t width = row_width(t.view);
   const int64_t rows = width > 0 ? t.view.numel() / width : 0;
 #pragma omp parallel for if (rows * width > kWorthThreads)
   for (int64_t r = 0; r < rows; ++r) {
@@ -422,7 +428,7 @@ std::vector<double> Instance::values(std::string_view name) const {
 std::vector<std::byte> Instance::bytes(std::string_view name) const {
   const Tensor& t = tensor(name);
   const auto size = static_cast<size_t>(size_of(dtype_of(t.view)));
-  const auto width = static_cast<size_t>(t.view.shape[t.view.rank - 1]);
+  const auto width = static_cast<size_t>(row_width(t.view));
   std::vector<std::byte> list(static_cast<size_t>(t.view.numel()) * size);
   for_each_row(t.view, [&](int64_t index, int64_t offset) {
     std::memcpy(list.data() + static_cast<size_t>(index) * size,
@@ -477,7 +483,7 @@ std::string Instance::damage() const {
     const std::vector<int64_t>& slots = written_slots(t->name);
     const int64_t per_slot = t->view.shape[0] > 0 ? numel / t->view.shape[0] : 0;
     const auto first = static_cast<size_t>(static_cast<const std::byte*>(t->view.data) - data);
-    const auto row_bytes = static_cast<size_t>(t->view.shape[t->view.rank - 1]) * element;
+    const auto row_bytes = static_cast<size_t>(row_width(t->view)) * element;
     for_each_row(t->view, [&](int64_t index, int64_t offset) {
       if (by_slot && !std::binary_search(slots.begin(), slots.end(), index / per_slot)) return;
       std::memset(writable.data() + first + static_cast<size_t>(offset) * element, 1, row_bytes);

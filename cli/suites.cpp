@@ -46,6 +46,22 @@ std::vector<SuiteRow> gpu_suites() {
           "kkt gate=none dense=8x4096 K=128 dtype=bf16 odtype=bf16" + sizes + chunk);
     }
   }
+  // neighbours: what a layer has around the delta rule, as wide as Qwen3-Next's, against a copy.
+  const std::string conv = " D=8192 W=4 act=silu bias=0 dtype=bf16 wdtype=bf16 ";
+  add("neighbours", "convolution T=8192", "conv dense=1x8192 final=0" + conv);
+  add("neighbours", "convolution, 8 packed sequences",
+      "conv seqs=4096,1024,1024,512,512,512,256,256 sdtype=bf16 init=1" + conv);
+  add("neighbours", "convolution T=8192 fp32",
+      "conv dense=1x8192 D=8192 W=4 act=silu bias=0 final=0 dtype=f32");
+  add("neighbours", "its gradient T=8192",
+      "conv_backward dense=1x8192 dfinal=0 odtype=bf16" + conv);
+  for (const char* state : {"kv", "vk"}) {
+    const std::string layout = std::string(" sdtype=bf16 state=") + state;
+    add("neighbours", std::string("its step, 256 sequences ") + state,
+        "conv dense=256x1 pool=inplace" + layout + conv);
+    add("neighbours", std::string("its step, 64 times 4 drafts ") + state,
+        "conv dense=64x4 pool=drafts S=7" + layout + conv);
+  }
   // options: norm, gate and sigmoid inside, and the same shape with all of them done before.
   const auto add_pair = [&](const std::string& label, const std::string& shape,
                             const std::string& inside, const std::string& before) {

@@ -43,6 +43,9 @@ inline bool cuda_decode_takes(const cases::Case& c) {
          (!has_state || c.state == StateLayout::vk || c.V % run == 0);
 }
 
+// cuda.conv: the convolution, all of it.
+inline bool cuda_conv_takes(const cases::Case& c) { return c.op == Op::conv; }
+
 struct CudaRule {
   std::string_view impl;
   bool (*takes)(const cases::Case&);
@@ -50,6 +53,7 @@ struct CudaRule {
 inline constexpr CudaRule kCudaRules[] = {{"cuda.sm90.forward", sm90_forward_takes},
                                           {"cuda.sm90.backward", sm90_backward_takes},
                                           {"cuda.decode", cuda_decode_takes},
+                                          {"cuda.conv", cuda_conv_takes},
                                           {"cuda.general", cuda_general_takes}};
 
 }  // namespace deltic::test

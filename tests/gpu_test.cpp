@@ -53,7 +53,11 @@ const char* const kLines[] = {
     "dtype=f32 init=1 split=off",
     "decode gate=head seqs=1,3,2 H=2 HV=4 K=128 V=128 dtype=bf16 init=1",
     "decode gate=channel seqs=1,0,9 H=2 HV=4 K=64 V=72 dtype=f32 init=1 state=vk sdtype=bf16",
+    "conv seqs=130,0,64,257 D=1032 W=4 dtype=bf16 init=1 act=silu",
+    "conv seqs=1,0,9,3 D=33 W=5 dtype=f32 init=1",
 };
+// The tensor that every token has a row of.
+std::string out_of(const Case& c) { return c.op == Op::conv ? "out" : "o"; }
 
 struct Shard {
   std::string file;
@@ -96,11 +100,12 @@ INSTANTIATE_TEST_SUITE_P(All, LongGpuCases, testing::ValuesIn(shards()));
 
 // Every operation has somebody who takes its plainest call.
 TEST_F(Gpu, EveryOperationHasAnImplementation) {
-  for (const char* line : {"forward gate=head seqs=64 dtype=f32", "decode gate=channel seqs=1",
-                           "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64",
-                           "l2norm seqs=64", "kkt gate=head seqs=64", "scores gate=channel seqs=64",
-                           "inverse seqs=64", "wy gate=head seqs=64",
-                           "scores_inverse gate=channel seqs=64", "backward gate=head seqs=64"}) {
+  for (const char* line :
+       {"forward gate=head seqs=64 dtype=f32", "decode gate=channel seqs=1",
+        "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64", "l2norm seqs=64",
+        "kkt gate=head seqs=64", "scores gate=channel seqs=64", "inverse seqs=64",
+        "wy gate=head seqs=64", "scores_inverse gate=channel seqs=64", "backward gate=head seqs=64",
+        "conv seqs=64", "conv_backward seqs=64"}) {
     EXPECT_FALSE(takers(cases::parse(line)).empty()) << line;
   }
 }
@@ -138,7 +143,9 @@ TEST_F(Gpu, NotFiniteStaysInItsSequenceHeadAndChunk) {
 }
 
 TEST_F(Gpu, SameBitsTwice) {
-  for (const char* line : kLines) {
+  std::vector<std::string> lines(std::begin(kLines), std::end(kLines));
+  lines.emplace_back("conv_backward seqs=130,0,64,1257 D=1032 W=4 dtype=bf16 init=1 act=silu");
+  for (const std::string& line : lines) {
     const Case c = cases::parse(line);
     for (const std::string& impl : takers(c)) {
       Instance instance(c, true, kGpu);
@@ -154,7 +161,7 @@ TEST_F(Gpu, SameBitsTwice) {
   }
 }
 
-const std::vector<std::string> kRows = {"q", "k", "v", "beta", "g"};
+const std::vector<std::string> kRows = {"q", "k", "v", "beta", "g", "x"};
 int64_t per_token(const Instance& i, const std::string& name) {
   return i.tensor(name).view.numel() / i.tensor(name).view.shape[1];
 }
@@ -186,8 +193,9 @@ TEST_F(Gpu, ASequenceDoesNotSeeItsNeighbours) {
           one.set_values("initial_state", slice(states, size, n, 1));
         }
         one.run({.impl = impl});
-        const int64_t unit = per_token(all, "o") * cases::size_of(c.dtype);
-        EXPECT_TRUE(one.bytes("o") == slice(all.bytes("o"), unit, begin, length))
+        const std::string out = out_of(c);
+        const int64_t unit = per_token(all, out) * cases::size_of(c.dtype);
+        EXPECT_TRUE(one.bytes(out) == slice(all.bytes(out), unit, begin, length))
             << impl << ": sequence " << n << "\n  " << line;
         begin += length;
       }
@@ -218,10 +226,11 @@ TEST_F(Gpu, LaterTokensChangeNoBit) {
       halve_rows(b, from);
       a.run({.impl = impl});
       b.run({.impl = impl});
-      const int64_t unit = per_token(a, "o") * cases::size_of(c.dtype);
-      EXPECT_TRUE(slice(a.bytes("o"), unit, 0, from) == slice(b.bytes("o"), unit, 0, from))
+      const std::string out = out_of(c);
+      const int64_t unit = per_token(a, out) * cases::size_of(c.dtype);
+      EXPECT_TRUE(slice(a.bytes(out), unit, 0, from) == slice(b.bytes(out), unit, 0, from))
           << impl << "\n  " << line;
-      EXPECT_FALSE(a.bytes("o") == b.bytes("o")) << impl << "\n  " << line;
+      EXPECT_FALSE(a.bytes(out) == b.bytes(out)) << impl << "\n  " << line;
     }
   }
 }
@@ -234,7 +243,8 @@ void expect_tokens_one_by_one(const Case& c, const std::string& impl) {
   Instance whole(c, true, kGpu), one(step, true, kGpu);
   auto state = whole.values("initial_state");
   whole.run({.impl = impl});
-  const auto o = whole.bytes("o");
+  const std::string out = out_of(c);
+  const auto o = whole.bytes(out);
   // Row t of every sequence; size: elements or bytes of a row.
   const auto rows_of = [&](const auto& all, int64_t size, int64_t t) {
     auto rows = slice(all, size, t, 1);
@@ -252,8 +262,8 @@ void expect_tokens_one_by_one(const Case& c, const std::string& impl) {
     one.set_values("initial_state", state);
     one.run({.impl = impl});
     state = one.values("final_state");
-    const int64_t bytes = per_token(whole, "o") / c.batch * cases::size_of(c.dtype);
-    EXPECT_TRUE(one.bytes("o") == rows_of(o, bytes, t)) << "o of token " << t;
+    const int64_t bytes = per_token(whole, out) / c.batch * cases::size_of(c.dtype);
+    EXPECT_TRUE(one.bytes(out) == rows_of(o, bytes, t)) << out << " of token " << t;
   }
   EXPECT_TRUE(state == whole.values("final_state"));
 }
@@ -278,6 +288,11 @@ TEST_F(Gpu, TokensAtOnceAreTokensOneByOne) {
     }
   }
   EXPECT_TRUE(names.contains("cuda.decode") && names.contains("cuda.general"));
+  // Forty tokens go by runs, one by whole sequences; the state has the inputs' own dtype.
+  for (const char* line : {"conv dense=2x40 D=1032 W=4 dtype=bf16 init=1 act=silu",
+                           "conv dense=3x40 D=33 W=6 S=7 dtype=f32 init=1 state=vk"}) {
+    expect_tokens_one_by_one(cases::parse(line), "cuda.conv");
+  }
 }
 
 // A gate that is NaN makes its head NaN from there on, and nothing else: a decay of 0 would hide

@@ -240,7 +240,7 @@ TEST_F(Program, VerifyTakesBothDevices) {
   const auto list = [&](const std::string& device) {
     return run("verify --list --filter 'conv D=64' --device " + device).text;
   };
-  // The CPU has the convolution, CUDA has not: a case needs one of them.
+  // A case needs one of them: a build without CUDA has the CPU.
   EXPECT_EQ(list("both"), list("cpu"));
   EXPECT_NE(list("both").find("conv"), std::string::npos);
   const bool has_gpu = run("info").text.find("driver     none") == std::string::npos;
@@ -583,6 +583,7 @@ TEST_F(Program, ListsTheSuitesOfAGpu) {
                                                {"gdn_forward", 171},
                                                {"growth", 12},
                                                {"layers", 1},
+                                               {"neighbours", 8},
                                                {"kda_forward_random", 21},
                                                {"kda_forward_slow", 21},
                                                {"kda_forward_softplus", 6},

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._fakes import register_fake
-from ._library import OPS, call, qualified
+from ._library import HAS_CUDA_BACKWARD, OPS, call, qualified
 from ._native import (
     Checkpoints,
     autocast,
@@ -31,6 +31,19 @@ if TYPE_CHECKING:
 
 Activation = Literal["silu"] | None
 MOST_TAPS = 8
+
+
+@torch.compiler.assume_constant_result  # type: ignore[misc]
+def _has_kernels(index: int | None) -> bool:
+    return HAS_CUDA_BACKWARD and torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether the operators around the delta rule run where a tensor lies."""
+    if x.device.type == "cuda":
+        return _has_kernels(x.device.index)
+    return x.device.type == "cpu"
+
 
 _CONV = OPS.conv.default
 _CONV_ = OPS.conv_.default

@@ -1,4 +1,4 @@
-"""What a model's layers have around the operator, on the CPU: convolutions."""
+"""What a model's layers have around the operator: convolutions."""
 
 import torch
 import torch.nn.functional as F

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from .. import _blocks
+from .._conv import has_kernels
 from ..fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
 from ..fla.ops.kda import chunk_kda, fused_recurrent_kda
 from ..layers._norms import GATE_ACTIVATIONS, rms_norm
@@ -155,7 +156,7 @@ def _check_end(function: str, offsets: Tensor, tokens: int) -> None:
         f"{function}: cu_seq_lens_q: expected offsets that end at the row's {tokens} tokens "
         "(packed sequences have no cache of earlier ones: use_cache=False)"
     )
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or offsets.is_cuda:  # nobody waits for the GPU
         torch._assert_async(offsets[-1] == tokens, f"{expected}, got others")
     elif int(offsets[-1]) != tokens:
         raise ValueError(f"{expected}, got {int(offsets[-1])}")
@@ -174,7 +175,7 @@ def _make_convolution(original: Any, name: str) -> Any:
         if offsets is None:
             offsets = kwargs.get("cu_seq_lens_q")
         reason = None
-        if hidden_states.device.type != "cpu":
+        if not has_kernels(hidden_states):
             reason = f"{hidden_states.device.type} tensors"
         elif hidden_states.dtype not in _DTYPES:
             reason = f"{hidden_states.dtype} tensors"
@@ -216,7 +217,7 @@ def _make_convolution_step(original: Any, name: str) -> Any:
         **kwargs: Any,
     ) -> Any:
         ours = (
-            hidden_states.device.type == "cpu"
+            has_kernels(hidden_states)
             and hidden_states.dtype in _DTYPES
             and hidden_states.dim() == 3
             and hidden_states.shape[-1] == 1

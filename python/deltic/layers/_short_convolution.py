@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .._conv import MOST_TAPS as _MOST_TAPS
-from .._conv import Activation, causal_conv1d, causal_conv1d_update
+from .._conv import Activation, causal_conv1d, causal_conv1d_update, has_kernels
 from .._library import got
 from ._checks import expect_size
 from ._packing import Packing
@@ -13,7 +13,7 @@ from ._packing import Packing
 
 def _is_native(x: Tensor, width: int) -> bool:
     """Whether deltic's operator takes it; else a few plain operations do."""
-    return x.device.type == "cpu" and width <= _MOST_TAPS
+    return has_kernels(x) and width <= _MOST_TAPS
 
 
 def is_writable(state: Tensor) -> bool:
@@ -41,7 +41,7 @@ def _taps(window: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _plain(
     x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, packing: Packing
 ) -> Tensor:
-    """The convolution by plain operations: on a GPU, or with more taps than the operator has."""
+    """The convolution by plain operations: on other devices, or with more taps."""
     history = weight.shape[1] - 1
     before_first = None if state is None else state.transpose(1, 2)
     if packing.cu_seqlens is None:

@@ -21,8 +21,24 @@ inline int64_t num_tiles(bool packed, int64_t N, int64_t T) {
   return packed ? T / kTileTokens + N : N * ((T + kTileTokens - 1) / kTileTokens);
 }
 
-__device__ inline int64_t first_tile(const Tokens& x, int64_t n) {
-  return clamp_index(load_index(x.cu, n), 0, x.T) / kTileTokens + n;
+// Which tile of which sequence has a number; tiles may also have another power of two of tokens.
+struct TilePlace {
+  int64_t sequence, tile;
+};
+inline constexpr int kTileLog2 = 6;
+static_assert(1 << kTileLog2 == kTileTokens);
+__device__ inline int64_t first_tile(const Tokens& x, int64_t n, int tokens_log2 = kTileLog2) {
+  return (clamp_index(load_index(x.cu, n), 0, x.T) >> tokens_log2) + n;
+}
+// Packed; a list that decreases gives a tile below 0. A sequence without tokens has one number.
+__device__ inline TilePlace place_of_tile(const Tokens& x, int64_t number,
+                                          int tokens_log2 = kTileLog2) {
+  int64_t n = 0, end = x.N;  // the sequence is in [n, end)
+  while (end - n > 1) {
+    const int64_t middle = (n + end) / 2;
+    (first_tile(x, middle, tokens_log2) <= number ? n : end) = middle;
+  }
+  return {n, number - first_tile(x, n, tokens_log2)};
 }
 
 // Numbers fit 32 bits, as CTAs do: a division of 64 bits is a hundred instructions.
@@ -32,12 +48,8 @@ __device__ inline TokenTile find_tile(const Tokens& x, unsigned number) {
     const unsigned tiles = static_cast<unsigned>((x.T + kTileTokens - 1) / kTileTokens);
     n = number / tiles, tile = number % tiles;
   } else {
-    int64_t end = x.N;  // the sequence is in [n, end)
-    while (end - n > 1) {
-      const int64_t middle = (n + end) / 2;
-      (first_tile(x, middle) <= number ? n : end) = middle;
-    }
-    tile = number - first_tile(x, n);
+    const TilePlace place = place_of_tile(x, number);
+    n = place.sequence, tile = place.tile;
   }
   const Span span = span_of(x, n);
   const int64_t left = span.length - tile * kTileTokens;

@@ -1,0 +1,93 @@
+// The convolution and its gradient: which CTA has which runs of tokens and which channels.
+#pragma once
+
+#include "cuda/sm80/conv/stage_backward.cuh"
+
+namespace deltic::gpu::conv {
+
+// CTAs are (part, column of channels), columns fastest: neighbours in memory run together.
+struct Place {
+  unsigned part;
+  int channel;  // a thread's first
+};
+template <class Tr>
+__device__ Place find_place(const Params& p) {
+  const unsigned part = blockIdx.x / p.num_columns, column = blockIdx.x - part * p.num_columns;
+  return {part, static_cast<int>(column * blockDim.x + threadIdx.x) * Tr::kVec};
+}
+
+// The CTAs behind all parts write zeros to the rows of no sequence.
+__device__ inline bool is_past_parts(const Params& p, const Rows& out) {
+  const int64_t num = int64_t{p.num_parts} * p.num_columns;
+  if (blockIdx.x < num) return false;
+  zero_padding(p.tokens, out, 1, p.channels, blockIdx.x - num, kPaddingCtas);
+  return true;
+}
+
+// Calls f with every run of a part.
+template <class F>
+__device__ void for_runs(const Params& p, unsigned part, F&& f) {
+  const int begin = static_cast<int>(part) * p.runs_per_cta;
+  const int end = min(begin + p.runs_per_cta, p.num_runs);
+#pragma unroll 1
+  for (int i = begin; i < end; ++i) {
+    const Work s = find_work(p, i);
+    // A number may have no tokens; an empty sequence's first has its states to move.
+    if (s.count > 0 || s.is_first) f(s);
+  }
+}
+
+template <class Tr>
+__global__ void __launch_bounds__(kThreads, Tr::kCtas)
+    forward_kernel(const __grid_constant__ Params p) {
+  if (is_wrong(p.tokens) || is_past_parts(p, p.out)) return;
+  const Place at = find_place<Tr>(p);
+  if (at.channel >= p.channels) return;
+  Taps<Tr> taps;
+  load_taps<Tr>(p, at.channel, taps);
+  for_runs(p, at.part, [&](const Work& s) {
+    if (s.is_skipped) return zero_run<Tr>(p, s, at.channel);
+    Ring<Tr> x(p.x, s, at.channel, s.count);
+    float before[Tr::kBefore][Tr::kVec];
+    load_before<Tr>(p, s, at.channel, before);
+    run_tokens<Tr>(p, s, at.channel, taps, x, before);
+    if (s.is_first && s.to >= 0) leave_state<Tr>(p, s, at.channel, before);
+  });
+}
+
+// A CTA per entry of the checkpoint lists and column, before the states are written.
+template <class Tr>
+__global__ void __launch_bounds__(kThreads) checkpoint_kernel(const __grid_constant__ Params p) {
+  if (is_wrong(p.tokens)) return;
+  const Place at = find_place<Tr>(p);
+  if (at.channel >= p.channels) return;
+  const int64_t m = at.part;
+  int n = 0,
+      end = static_cast<int>(p.tokens.N);  // the last sequence whose list begins at m or before
+  while (end - n > 1) {
+    const int middle = (n + end) / 2;
+    (load_index(p.ckpt_cu, middle) <= m ? n : end) = middle;
+  }
+  if (m < load_index(p.ckpt_cu, n) || m >= load_index(p.ckpt_cu, n + 1)) return;
+  const int64_t slot =
+      named_slot(load_index(p.ckpt_slots, m), p.slots.null_slot, p.ckpt.states.slots);
+  const Work s = find_work(p, n);
+  if (slot < 0 || s.is_skipped) return;
+  const int64_t tokens = clamp_index(load_index(p.ckpt_tokens, m), 0, s.length);
+  leave_checkpoint<Tr>(p, s, static_cast<int>(tokens), static_cast<int>(slot), at.channel);
+}
+
+template <class Tr>
+__global__ void __launch_bounds__(kThreads, Tr::kCtas)
+    backward_kernel(const __grid_constant__ Params p) {
+  if (is_wrong(p.tokens) || is_past_parts(p, p.dx)) return;
+  const Place at = find_place<Tr>(p);
+  if (at.channel >= p.channels) return;
+  Taps<Tr> taps;
+  load_taps<Tr>(p, at.channel, taps);
+  Sums<Tr> sums{};
+  for_runs(p, at.part, [&](const Work& s) { run_gradients<Tr>(p, s, at.channel, taps, sums); });
+  if (p.wants_sums) leave_sums<Tr>(p, at.part, at.channel, taps, sums);
+}
+
+}  // namespace deltic::gpu::conv

@@ -1,0 +1,149 @@
+// A run of tokens of the gradient. With dpre_t = dy_t act'(pre_t), the gradient of input s is
+// complete at token s + W - 1: walking upwards it leaves W - 1 tokens late, and W - 1 tokens behind
+// the run are computed again. Each function is called by a thread on its own, for its channels;
+// none has a barrier.
+#pragma once
+
+#include "cuda/sm80/conv/stage_forward.cuh"
+
+namespace deltic::gpu::conv {
+
+// Sums over tokens of a thread's channels.
+template <class Tr>
+struct Sums {
+  float w[Tr::kTaps][Tr::kVec], bias[Tr::kVec];
+};
+
+// dpre_t of the token whose input and gradient are given; adds to the sums if the token is the
+// run's own.
+template <class Tr>
+__device__ void gradient_of_sum(const Params& p, const Taps<Tr>& taps,
+                                const float (&before)[Tr::kBefore][Tr::kVec],
+                                const float (&x)[Tr::kVec], bool is_own, float (&d)[Tr::kVec],
+                                Sums<Tr>& sums) {
+  if (p.is_silu) {
+    float pre[Tr::kVec];
+    add_taps<Tr>(taps, before, x, pre);
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) d[k] *= silu_slope(pre[k]);
+  }
+  if (!is_own || !p.wants_sums) return;
+#pragma unroll
+  for (int j = 0; j < Tr::kBefore; ++j) {
+    if (!taps.has(j)) continue;
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) sums.w[j][k] = fmaf(d[k], before[j][k], sums.w[j][k]);
+  }
+#pragma unroll
+  for (int k = 0; k < Tr::kVec; ++k) {
+    sums.w[Tr::kBefore][k] = fmaf(d[k], x[k], sums.w[Tr::kBefore][k]);
+    sums.bias[k] += d[k];
+  }
+}
+
+// The gradient of input `to`, kBefore tokens before the one whose dpre is d: into dx, or the
+// initial state's.
+template <class Tr>
+__device__ void leave_gradient(const Params& p, const Work& s, int to, int c, const Taps<Tr>& taps,
+                               const float (&later)[Tr::kBefore][Tr::kVec],
+                               const float (&d)[Tr::kVec]) {
+  const bool is_token = to >= 0;
+  if (is_token ? !p.dx.present : !p.d_initial.states.present || to < -p.kept) return;
+  float sum[Tr::kVec] = {};
+  const int place = p.kept - s.length + to;  // in the final state
+  if (p.d_final.states.present && place >= 0) {
+    load_place<Tr::kVec>(p.d_final, s.sequence, c, place, sum);
+  }
+#pragma unroll
+  for (int j = Tr::kTaps - 1; j > 0; --j) {  // later[i] is dpre of token to + i
+    if (!taps.has(j)) continue;
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) {
+      sum[k] = fmaf(taps.w[j][k], later[Tr::kTaps - 1 - j][k], sum[k]);
+    }
+  }
+  if (taps.has(0)) {
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) sum[k] = fmaf(taps.w[0][k], d[k], sum[k]);
+  }
+  if (is_token) {
+    using E = typename Tr::E;
+    store_run<E, Tr::kVec>(row_of<E>(p.dx, s, to, c), sum);
+  } else {
+    store_place<Tr::kVec>(p.d_initial, s.sequence, c, to + p.kept, sum);
+  }
+}
+
+// What a state has before the inputs that any token sees went on to the final state, or nowhere.
+template <class Tr>
+__device__ void leave_old_inputs(const Params& p, const Work& s, int c) {
+#pragma unroll 1
+  for (int i = 0; i < p.kept - Tr::kBefore; ++i) {
+    float d[Tr::kVec] = {};
+    const int place = i - s.length;
+    if (p.d_final.states.present && place >= 0) {
+      load_place<Tr::kVec>(p.d_final, s.sequence, c, place, d);
+    }
+    store_place<Tr::kVec>(p.d_initial, s.sequence, c, i, d);
+  }
+}
+
+template <class Tr>
+__device__ void run_gradients(const Params& p, const Work& s, int c, const Taps<Tr>& taps,
+                              Sums<Tr>& sums) {
+  constexpr int kBefore = Tr::kBefore, kVec = Tr::kVec;
+  const bool has_d = p.d_out.present;
+  // Tokens whose dpre is not 0, and all that the run's inputs meet.
+  const int real = has_d ? min(s.length - s.first, s.count + kBefore) : 0;
+  const int steps = s.count + kBefore;
+  Ring<Tr> x(p.x, s, c, real), d_out(p.d_out, s, c, real);  // none of d_out is none to load
+  float before[kBefore][kVec], later[kBefore][kVec] = {};
+  load_before<Tr>(p, s, c, before);
+  const auto leave = [&](int step, const float(&d)[kVec]) {
+    // Inputs before a run that is not the first are the run's before it.
+    if (step >= kBefore || s.is_first) {
+      leave_gradient<Tr>(p, s, s.first + step - kBefore, c, taps, later, d);
+    }
+    shift(later, d);
+  };
+  int step = 0;
+#pragma unroll 1
+  for (; step + Tr::kAhead <= min(real, s.count); step += Tr::kAhead) {
+#pragma unroll
+    for (int u = 0; u < Tr::kAhead; ++u) {
+      float row[kVec], d[kVec];
+      x.take(u, row), d_out.take(u, d);
+      gradient_of_sum<Tr>(p, taps, before, row, true, d, sums);
+      shift(before, row);
+      leave(step + u, d);
+    }
+  }
+#pragma unroll 1
+  for (; step < steps; ++step) {
+    float d[kVec] = {};
+    if (step < real) {
+      float row[kVec];
+      x.take_first(row), d_out.take_first(d);
+      gradient_of_sum<Tr>(p, taps, before, row, step < s.count, d, sums);
+      shift(before, row);
+    }
+    leave(step, d);
+  }
+  if (s.is_first && p.d_initial.states.present) leave_old_inputs<Tr>(p, s, c);
+}
+
+// A part's sums into scratch.
+template <class Tr>
+__device__ void leave_sums(const Params& p, unsigned part, int c, const Taps<Tr>& taps,
+                           const Sums<Tr>& sums) {
+  float* to = p.sums + int64_t{part} * (p.taps + 1) * p.channels + c;
+#pragma unroll
+  for (int j = 0; j < Tr::kTaps; ++j) {
+    if (!taps.has(j)) continue;
+    *reinterpret_cast<Run<float, Tr::kVec>*>(to) = pack_run<float, Tr::kVec>(sums.w[j]);
+    to += p.channels;
+  }
+  *reinterpret_cast<Run<float, Tr::kVec>*>(to) = pack_run<float, Tr::kVec>(sums.bias);
+}
+
+}  // namespace deltic::gpu::conv

@@ -1,0 +1,28 @@
+// The second pass of a gradient's sums. In one source file alone: it is no template.
+#pragma once
+
+#include "cuda/sm80/conv/params.h"
+
+namespace deltic::gpu::conv {
+
+// The parts' sums in order, in fp64, rounded once. A thread has one weight or bias.
+inline constexpr int kSumThreads = 128;
+__global__ void __launch_bounds__(kSumThreads) sums_kernel(const __grid_constant__ Params p) {
+  if (is_wrong(p.tokens)) return;
+  const int64_t index = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
+  const int64_t step = int64_t{p.channels} * (p.taps + 1);
+  if (index >= step) return;
+  double sum = 0;
+#pragma unroll 8
+  for (unsigned part = 0; part < p.num_parts; ++part) {
+    sum += static_cast<double>(p.sums[part * step + index]);
+  }
+  const int64_t j = index / p.channels, channel = index - j * p.channels;
+  const bool is_bias = j == p.taps;
+  const Param& to = is_bias ? p.dbias : p.dweight;
+  if (!to.present) return;
+  store(to.data, to.dtype, param_offset(to, is_bias ? channel : channel * p.taps + j),
+        static_cast<float>(sum));
+}
+
+}  // namespace deltic::gpu::conv
