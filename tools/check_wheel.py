@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks a built wheel: its tag, its size, what its library shows, and which files are inside.
+"""Checks a built wheel: tag, size, what its library shows, files inside, links of its description.
 
   tools/check_wheel.py WHEEL
 
@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import index_page
 import wheel_tag
 
 # What Hugging Face's kernel hub asks for: RHEL 8, Debian 10, Ubuntu 20.04 and later.
@@ -41,6 +42,13 @@ def findings(wheel: Path) -> list[str]:
         found += [f"expected {name}, got none" for name in MUST_HAVE if name not in names]
         strange = [n for n in names if n != LIBRARY and not MAY_HAVE.fullmatch(n)]
         found += [f"expected the package and its metadata alone, got {n}" for n in strange]
+        for name in names:
+            if name.endswith(".dist-info/METADATA"):
+                _, _, text = archive.read(name).decode().partition("\n\n")
+                found += [
+                    f"expected links that an index can follow in its description, got {target}"
+                    for target in index_page.relative(text)
+                ]
         if LIBRARY not in names:
             return found
         data = archive.read(LIBRARY)

@@ -19,6 +19,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import index_page
+
 # What a system of each glibc has beside it: the newest libstdc++, C++ runtime and libgcc versions.
 # Distributions: 2.28 RHEL 8, 2.31 Debian 11, 2.34 RHEL 9, 2.35 Ubuntu 22.04, 2.36 Debian 12.
 SYSTEMS = {
@@ -100,25 +103,32 @@ def digest(data: bytes) -> str:
 
 
 def retagged(wheel: Path, platform: str) -> Path:
-    """The wheel under its new name; its own record of the tag says the same."""
+    """The wheel under its new name; its own record of the tag says the same.
+
+    Its description becomes one for a package index (tools/index_page.py).
+    """
     stem = NAME.match(wheel.stem)["stem"]
     target = wheel.with_name(f"{stem}-{platform}.whl")
     with zipfile.ZipFile(wheel) as old:
-        entries = [(info, old.read(info)) for info in old.infolist()]
-    paper = next(info.filename for info, _ in entries if info.filename.endswith(".dist-info/WHEEL"))
-    tag = f"Tag: py3-none-{platform}"
-    said = {info.filename: data for info, data in entries}[paper]
-    new = re.sub(rb"^Tag: .*$", tag.encode(), said, flags=re.MULTILINE)
-    line = re.compile(rf"^{re.escape(paper)},.*$", re.MULTILINE)
+        entries = {info: old.read(info) for info in old.infolist()}
+    tag = f"Tag: py3-none-{platform}".encode()
+    changes = {
+        "WHEEL": lambda said: re.sub(rb"^Tag: .*$", tag, said, flags=re.MULTILINE),
+        "METADATA": index_page.with_index_page,
+    }
+    record = next(i for i in entries if i.filename.endswith(".dist-info/RECORD"))
+    for info, data in entries.items():
+        folder, _, name = info.filename.rpartition("/")
+        if not folder.endswith(".dist-info") or name not in changes:
+            continue
+        entries[info] = new = changes[name](data)
+        row = f"{info.filename},sha256={digest(new)},{len(new)}"
+        line = re.compile(rf"^{re.escape(info.filename)},.*$", re.MULTILINE)
+        entries[record] = line.sub(row, entries[record].decode()).encode()
     if wheel != target:
         wheel.unlink()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for info, data in entries:
-            if info.filename == paper:
-                data = new
-            elif info.filename.endswith(".dist-info/RECORD"):
-                row = f"{paper},sha256={digest(new)},{len(new)}"
-                data = line.sub(row, data.decode()).encode()
+        for info, data in entries.items():
             archive.writestr(info, data)
     return target
 

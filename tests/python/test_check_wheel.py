@@ -56,6 +56,13 @@ def test_a_name_that_is_exported_by_mistake(tmp_path, monkeypatch):
     assert found == ["expected exported names deltic_torch_*, got _ZN6deltic3runEv"]
 
 
+def test_a_link_that_an_index_cannot_follow(tmp_path):
+    paper = "deltic-1.0.dist-info/METADATA"
+    said = "Name: deltic\n\n[absolute](https://example.org) and [relative](docs/x.md)\n"
+    found = check_wheel.findings(make(tmp_path, **{paper: said}))
+    assert found == ["expected links that an index can follow in its description, got docs/x.md"]
+
+
 @pytest.mark.parametrize("name", ["deltic/notes.txt", "tests/test_native.py", "deltic/old.so"])
 def test_a_file_that_does_not_belong(tmp_path, name):
     data = (PACKAGE / "libdeltic_torch.so").read_bytes() if name.endswith(".so") else b""

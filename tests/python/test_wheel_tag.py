@@ -11,6 +11,7 @@ from support import ROOT
 
 LIBRARY = Path(deltic.__file__).with_name("libdeltic_torch.so")
 TOOL = ROOT / "tools" / "wheel_tag.py"
+METADATA = "deltic-1.0.dist-info/METADATA"
 
 
 def make(folder, platform, **more):
@@ -22,7 +23,9 @@ def make(folder, platform, **more):
         for name, data in more.items():
             archive.writestr(f"deltic/{name}", data)
         archive.writestr(paper, f"Wheel-Version: 1.0\nTag: py3-none-{platform}\n")
-        archive.writestr("deltic-1.0.dist-info/RECORD", f"{paper},sha256=old,1\n")
+        archive.writestr(METADATA, "Version: 1.0\n\n[a](b.md)\n")
+        rows = [f"{name},sha256=old,1" for name in (paper, METADATA)]
+        archive.writestr("deltic-1.0.dist-info/RECORD", "\n".join(rows) + "\n")
     return path
 
 
@@ -39,8 +42,11 @@ def test_write_then_check(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         said = archive.read("deltic-1.0.dist-info/WHEEL").decode()
         record = archive.read("deltic-1.0.dist-info/RECORD").decode()
+        metadata = archive.read(METADATA).decode()
     assert said.splitlines()[1] == f"Tag: {wheel.stem.partition('-1.0-')[2]}"
-    assert record.endswith(f",{len(said)}\n") and "old" not in record
+    sizes = [line.rpartition(",")[2] for line in record.splitlines()]
+    assert sizes == [str(len(said)), str(len(metadata))] and "old" not in record
+    assert metadata == "Version: 1.0\n\na\n"  # a description for an index
 
 
 @pytest.mark.parametrize("platform", ["manylinux_2_17_x86_64", "linux_x86_64"])
