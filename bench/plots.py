@@ -238,7 +238,7 @@ def times_of(text: str) -> dict[str, Side]:
         theirs = re.search(r"fallback ([\d.e+]+) ms", cells[1])
         if ours and theirs:
             # The page's own ratio, from times before they were rounded; decode's is another.
-            said = re.fullmatch(r"([\d.]+) times", cells[2])
+            said = re.fullmatch(r"([\d.]+) times faster", cells[2])
             pair = float(ours[1]), float(theirs[1])
             found[work] = Side(*pair, float(said[1]) if said else pair[1] / pair[0])
     return found
