@@ -33,7 +33,7 @@ Activation = Literal["silu"] | None
 MOST_TAPS = 8
 
 
-@torch.compiler.assume_constant_result  # type: ignore[misc]
+@torch.compiler.assume_constant_result
 def _has_kernels(index: int | None) -> bool:
     return HAS_CUDA_BACKWARD and torch.cuda.get_device_capability(index) >= (9, 0)
 
@@ -41,7 +41,7 @@ def _has_kernels(index: int | None) -> bool:
 def has_kernels(x: Tensor) -> bool:
     """Whether the operators around the delta rule run where a tensor lies."""
     if x.device.type == "cuda":
-        return _has_kernels(x.device.index)
+        return bool(_has_kernels(x.device.index))
     return x.device.type == "cpu"
 
 

@@ -232,6 +232,8 @@ def explain(
         names = ", ".join(x.__name__ for x in _FUNCTIONS)
         got = getattr(function, "__name__", repr(function))
         raise ValueError(f"explain: function: expected one of {names}, got {got}")
+    if not args and "q" not in options:
+        raise TypeError("explain: q: expected a tensor, or one text as the only argument, got none")
     if args and not isinstance(args[0], Tensor):
         raise TypeError(
             "explain: q: expected a tensor, or one text as the only argument, "

@@ -138,6 +138,8 @@ def got(value: Any) -> str:
     """What an error says it got: a value that is short, else the name of its type."""
     if value is None:
         return "none"
+    if isinstance(value, int) and abs(value) >= 10**60:  # thousands of digits say no more
+        return "an int beyond 1e60"
     if isinstance(value, (bool, int, float)) or (isinstance(value, str) and len(value) <= 60):
         return repr(value)
     return type(value).__name__

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypedDict,
 import torch
 from torch import Tensor
 
-from ._library import HAS_CUDA_BACKWARD, call
+from ._library import HAS_CUDA_BACKWARD, call, got
 from ._sequence_ops import (
     DECODE,
     DECODE_,
@@ -29,6 +29,8 @@ Split = Literal["auto", "off", "by_length"] | int
 GATES = {"log_decay": "", "softplus": " gate=softplus", "bounded": " gate=bounded"}
 _BETA_FORMS = {"value": "", "sigmoid": " beta=sigmoid", "2sigmoid": " beta=2sigmoid"}
 _STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
+# The library's numbers are fp32: a larger one would become infinite.
+_MOST_FP32 = 3.4028234663852886e38
 _SPLITS = {"auto": "", "off": " split=off", "by_length": " split=by_length"}
 
 
@@ -146,9 +148,15 @@ def flag_word(op: str, argument: str, word: str, value: bool) -> str:
 def check_numbers(op: str, scale: float | None, lower_bound: float | None) -> None:
     """A TypeError for a tensor, whose value torch would take without its gradient, or a bool."""
     for argument, value in (("scale", scale), ("lower_bound", lower_bound)):
-        if value is not None and isinstance(value, (Tensor, bool)):
+        if value is None:
+            continue
+        if isinstance(value, (Tensor, bool)):
             found = "a tensor" if isinstance(value, Tensor) else value
             raise TypeError(f"{op}: {argument}: expected a float, got {found}")
+        if isinstance(value, (int, float)) and _MOST_FP32 < abs(value) < float("inf"):
+            raise ValueError(
+                f"{op}: {argument}: expected a number that fp32 holds, got {got(value)}"
+            )
 
 
 def _words(
@@ -488,12 +496,12 @@ def checkpoint_tensors(op: str, given: Any) -> tuple[Tensor, ...]:
     """The four tensors of checkpoints, or the error for what is something else."""
     found = tuple(given) if isinstance(given, (tuple, list)) else ()
     if len(found) != 4:
-        got = f"{len(found)} of them" if found else type(given).__name__
-        raise ValueError(f"{op}: checkpoints: expected (cu, tokens, slots, states), got {got}")
+        is_list = isinstance(given, (tuple, list))
+        said = f"{len(found)} of them" if is_list else type(given).__name__
+        raise ValueError(f"{op}: checkpoints: expected (cu, tokens, slots, states), got {said}")
     for name, tensor in zip(Checkpoints._fields, found, strict=True):
         if not isinstance(tensor, Tensor):
-            got = "none" if tensor is None else type(tensor).__name__
-            raise TypeError(f"{op}: checkpoints.{name}: expected a tensor, got {got}")
+            raise TypeError(f"{op}: checkpoints.{name}: expected a tensor, got {got(tensor)}")
     if needs_grad((found[3],)):
         raise ValueError(
             f"{op}: checkpoints.states: expected a tensor that requires no gradient "

@@ -134,7 +134,7 @@ def test_a_device_that_is_not_here():
 
 X = torch.zeros(1, 8, 1, 16)
 BAD = {
-    "nothing": ((), {}, TypeError, "missing"),
+    "nothing": ((), {}, TypeError, "^explain: q: expected a tensor, or one text .*, got none$"),
     "none": ((None, X, X), {}, TypeError, "^explain: q: expected a tensor, or one text"),
     "no k": ((X, None, X), {}, ValueError, "^delta_rule: k: expected a tensor, got none"),
     "number": ((X, X, 3.0), {}, TypeError, "^delta_rule: v: expected a tensor, got 3.0"),

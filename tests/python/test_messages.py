@@ -102,6 +102,13 @@ def test_functions_of_flash_linear_attention(function):
         function([1.0], X, X, X, beta=X[..., 0])
     with pytest.raises(TypeError, match=f"^{name}: v: expected a tensor, got none$"):
         function(X, X, None, X, beta=X[..., 0])
+    g = X if "kda" in name else X[..., 0]
+    with pytest.raises(TypeError, match=f"^{name}: k: expected fp32, bf16 or fp16, got int32$"):
+        function(X, X.int(), X, g, beta=X[..., 0])
+    with pytest.raises(TypeError, match=f"^{name}: scale: expected a float, got 'a'$"):
+        function(X, X, X, g, beta=X[..., 0], scale="a")
+    with pytest.raises(TypeError, match=f"^{name}: beta: expected fp32, bf16 or fp16, got int32$"):
+        function(X, X, X, g, beta=X[..., 0].int())
 
 
 def test_the_gate_of_the_other_operator():
@@ -263,6 +270,15 @@ def test_arguments_of_a_cache():
             cache.batch_repeat_interleave(times)
     with pytest.raises(ValueError, match="^Cache: layer_idx: expected at least 0, got -1"):
         cache.update(layer_idx=-1)
+    for layer_idx in (None, "a", True):
+        with pytest.raises(TypeError, match="^Cache: layer_idx: expected an int, got"):
+            cache.update(layer_idx=layer_idx)
+    with pytest.raises(TypeError, match="^Cache: recurrent_state: expected a tensor, got 'x'$"):
+        cache.update("x", layer_idx=0)
+    with pytest.raises(IndexError, match="^Cache: layer_idx: expected .* its 1 layers, got 3$"):
+        cache[3]
+    with pytest.raises(TypeError, match="^Cache: layer_idx: expected .* its 1 layers, got 'a'$"):
+        cache["a"]
     cache.reorder([1, 1, 0])
     assert cache[0]["recurrent_state"].shape[0] == 3
     cache.reorder([])
@@ -318,3 +334,22 @@ def test_lists_without_a_dimension(device):
     parameter = torch.tensor(0.0, device=device)
     found = deltic.log_decay(g, gate="softplus", A_log=parameter, dt_bias=parameter)
     assert found.shape == g.shape
+
+
+def test_numbers_beyond_fp32():
+    """Made infinite on the way they would be refused as what nobody passed."""
+    for value, said in (
+        (1e39, "1e+39"),
+        (-(10**50), str(-(10**50))),
+        (10**400, "an int beyond 1e60"),
+    ):
+        text = f"^delta_rule: scale: expected a number that fp32 holds, got {re.escape(said)}$"
+        with pytest.raises(ValueError, match=text):
+            deltic.delta_rule(X, X, X, scale=value)
+    with pytest.raises(ValueError, match="^recurrent: scale: expected a finite number, got inf$"):
+        deltic.recurrent(X, X, X, scale=float("inf"))
+    text = r"^delta_rule: checkpoints: expected \(cu, tokens, slots, states\), got 0 of them$"
+    with pytest.raises(ValueError, match=text):
+        deltic.delta_rule(X, X, X, checkpoints=())
+    with pytest.raises(TypeError, match="^explain: q: expected a tensor, or one text .*got none$"):
+        deltic.explain()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
-from .._library import got
+from .._library import got, type_name
 
 MAX_KEY_WIDTH = 256
 
@@ -23,10 +23,13 @@ def refuse_unknown(function: str, kwargs: dict[str, Any]) -> None:
 
 
 def check_tensors(function: str, q: Any, k: Any, v: Any) -> None:
-    """A TypeError where one of them is no tensor."""
+    """A TypeError where one of them is no tensor, or one of whole numbers."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{function}: {name}: expected a tensor, got {got(x)}")
+        if not x.is_floating_point():
+            expected = f"{function}: {name}: expected fp32, bf16 or fp16"
+            raise TypeError(f"{expected}, got {type_name(x.dtype)}")
 
 
 def refuse_head_first(kwargs: dict[str, Any]) -> None:
@@ -168,6 +171,7 @@ def wide(x: Tensor) -> torch.dtype:
 
 
 def run(
+    name: str,
     function: Any,
     q: Tensor,
     k: Tensor,
@@ -182,7 +186,7 @@ def run(
     dtype: torch.dtype,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """`deltic.delta_rule` or `deltic.recurrent` with this surface's dtypes.
+    """`deltic.delta_rule` or `deltic.recurrent` with this surface's dtypes and names.
 
     q, k and v may differ in dtype, a state may have any, final states are fp32, and o has the dtype
     asked for. Autocast is left outside: the dtypes of the tensors are the ones that count.
@@ -204,15 +208,33 @@ def run(
     # There is no autocast for meta tensors, and torch says so with an error.
     calm: Any = nullcontext() if q.is_meta else torch.autocast(q.device.type, enabled=False)
     with calm:
-        o, final_state = function(rows(q), rows(k), rows(v), **arguments)
+        if torch.compiler.is_compiling():
+            o, final_state = function(rows(q), rows(k), rows(v), **arguments)
+        else:
+            try:
+                o, final_state = function(rows(q), rows(k), rows(v), **arguments)
+            except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+                raise _said_by(name, function.__name__, error) from None
     return o.to(dtype), final_state
 
 
-def chunk(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Tensor, Tensor | None]:
-    """The chunked form; o in q's dtype."""
-    return run(_native.delta_rule, q, k, v, dtype=q.dtype, **arguments)
+def _said_by(name: str, native: str, error: Exception) -> Exception:
+    """An error of a native function as that of the function that was called."""
+    text = str(error)
+    if not text.startswith(f"{native}: "):
+        return error
+    return type(error)(name + text.removeprefix(native))
 
 
-def recurrent(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Tensor, Tensor | None]:
-    """The recurrent form; o in v's dtype."""
-    return run(_native.recurrent, q, k, v, dtype=v.dtype, **arguments)
+def chunk(
+    name: str, q: Tensor, k: Tensor, v: Tensor, **arguments: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The chunked form for the function of that name; o in q's dtype."""
+    return run(name, _native.delta_rule, q, k, v, dtype=q.dtype, **arguments)
+
+
+def recurrent(
+    name: str, q: Tensor, k: Tensor, v: Tensor, **arguments: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The recurrent form for the function of that name; o in v's dtype."""
+    return run(name, _native.recurrent, q, k, v, dtype=v.dtype, **arguments)

@@ -41,6 +41,12 @@ class Cache:
         return len(self._states)
 
     def __getitem__(self, layer_idx: int) -> dict[str, States] | None:
+        if not isinstance(layer_idx, int) or not -len(self) <= layer_idx < len(self):
+            kind = IndexError if isinstance(layer_idx, int) else TypeError
+            raise kind(
+                f"Cache: layer_idx: expected the number of one of its {len(self)} layers, "
+                f"got {got(layer_idx)}"
+            )
         return self._states[layer_idx]
 
     def __iter__(self) -> Iterator[dict[str, States] | None]:
@@ -58,8 +64,14 @@ class Cache:
         **others: States,
     ) -> dict[str, States]:
         """Stores states of a layer after ``offset`` more tokens; what is None stays as it was."""
+        if isinstance(layer_idx, bool) or not isinstance(layer_idx, int):
+            raise TypeError(f"Cache: layer_idx: expected an int, got {got(layer_idx)}")
         if layer_idx < 0:
             raise ValueError(f"Cache: layer_idx: expected at least 0, got {layer_idx}")
+        if recurrent_state is not None and not isinstance(recurrent_state, Tensor):
+            raise TypeError(
+                f"Cache: recurrent_state: expected a tensor, got {got(recurrent_state)}"
+            )
         while len(self._states) <= layer_idx:
             self._states.append(None)
             self._seen.append(0)

@@ -57,6 +57,7 @@ def chunk_delta_rule(
     check_sequences(q, cu_seqlens, initial_state)
     check_key_width(k)
     return chunk(
+        "chunk_delta_rule",
         q,
         k,
         v,

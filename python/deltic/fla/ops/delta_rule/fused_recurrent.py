@@ -29,6 +29,7 @@ def fused_recurrent_delta_rule(
     if scale is not None:
         assert scale > 0, f"scale must be positive, got {scale}"
     return recurrent(
+        "fused_recurrent_delta_rule",
         q,
         k,
         v,

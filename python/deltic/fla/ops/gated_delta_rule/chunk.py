@@ -89,6 +89,7 @@ def chunk_gated_delta_rule(
     check_negative_eigenvalues(allow_neg_eigval, use_beta_sigmoid_in_kernel)
     check_key_width(k)
     return chunk(
+        "chunk_gated_delta_rule",
         q,
         k,
         v,

@@ -70,6 +70,7 @@ def fused_recurrent_gated_delta_rule(
     elif gk is not None:
         g = gk
     return recurrent(
+        "fused_recurrent_gated_delta_rule",
         q,
         k,
         v,

@@ -176,6 +176,7 @@ def chunk_kda(
         ), "`return_intermediate_states` is for inference: the states have no gradient"
         checkpoints = _chunk_starts(q, v, cu_seqlens, chunk_size, state_v_first, use_graph)
     o, final_state = chunk(
+        "chunk_kda",
         q,
         k,
         v,

@@ -53,6 +53,7 @@ def fused_recurrent_kda(
     check_sequences(q, cu_seqlens, initial_state)
     check_negative_eigenvalues(allow_neg_eigval, use_beta_sigmoid_in_kernel)
     return recurrent(
+        "fused_recurrent_kda",
         q,
         k,
         v,
