@@ -218,9 +218,7 @@ const std::map<std::string_view, std::set<std::string_view>>& not_taken() {
       {"cuda.sm90.forward",
        {"decode", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "convolution",
-        "  its gradient", "fp32", "chunks of 16 and 32", "vector beta, gv", "  null slots",
-        "  a second one to write", "  read by accepted tokens", "  trees of tokens",
-        "has_initial_state"}},
+        "  its gradient", "fp32", "chunks of 16 and 32", "vector beta, gv", "  trees of tokens"}},
       {"cuda.sm90.backward",
        {"forward", "decode", "building blocks", "  their gradients", "convolution",
         "  its gradient", "fp32", "pools", "checkpoints", "chunks of 16 and 32", "vector beta, gv",
@@ -229,18 +227,13 @@ const std::map<std::string_view, std::set<std::string_view>>& not_taken() {
       {"cuda.decode",
        {"forward", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "convolution",
-        "  its gradient", "checkpoints", "chunks of 16 and 32", "vector beta, gv", "  null slots",
-        "  a second one to write", "  read by accepted tokens", "  trees of tokens",
-        "has_initial_state"}},
+        "  its gradient", "checkpoints", "chunks of 16 and 32", "vector beta, gv"}},
       {"cuda.conv",
        {"forward", "decode", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "no gate",
         "gate per head", "gate per channel", "gate forms", "grouped values", "L2 norm inside",
         "chunks of 16 and 32", "vector beta, gv", "  trees of tokens", "adversarial inputs"}},
-      {"cuda.general",
-       {"  their gradients", "convolution", "  its gradient", "  null slots",
-        "  a second one to write", "  read by accepted tokens", "  trees of tokens",
-        "has_initial_state"}}};
+      {"cuda.general", {"  their gradients", "convolution", "  its gradient"}}};
   return all;
 }
 

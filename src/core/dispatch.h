@@ -40,15 +40,4 @@ inline const char* refuse_fp64(const Problem& p) {
   return p.has_fp64 ? "a tensor is fp64, which only the oracle takes" : nullptr;
 }
 
-// Of implementations that know a pool with read and write lists of slots, -1 for none, alone.
-inline const char* refuse_servers_lists(const Problem& p) {
-  if (p.null_slot >= 0) return "null_slot is not -1";
-  if (p.has_initial) return "has_initial_state";
-  if (p.accepted) return "accepted counts";
-  if (p.has_write_pool) return "a write pool";
-  if (p.parents) return "parents of drafted tokens";
-  if (p.is_ckpt_in_pool) return "checkpoints in the pool itself";
-  return nullptr;
-}
-
 }  // namespace deltic

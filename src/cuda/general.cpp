@@ -17,7 +17,6 @@ namespace {
 const char* refuse(const Problem& p) {
   if (p.is_gradient) return "it has no gradients of building blocks";
   if (const char* sentence = refuse_fp64(p)) return sentence;
-  if (const char* sentence = refuse_servers_lists(p)) return sentence;
   if (const char* sentence = refuse_before_sm90(p)) return sentence;
   switch (p.op) {
     case DELTIC_BACKWARD:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/tile/grid.h"
+#include "cuda/tile/slots.cuh"
 
 namespace deltic::gpu {
 
@@ -21,7 +22,7 @@ void set_call(const Problem& p, Params& x) {
 template <class Params>
 void set_results(const Problem& p, Params& x) {
   x.V = p.V;
-  x.is_pool = p.is_pool;
+  x.slots = slot_lists_of(p);
   x.o = p.o, x.state_in = p.state_in, x.state_out = p.state_out;
 }
 

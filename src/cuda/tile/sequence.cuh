@@ -42,11 +42,6 @@ __device__ inline int64_t padding_begin(const Tokens& x) {
   return x.N > 0 ? clamp_index(load_index(x.cu, x.N), 0, x.T) : 0;
 }
 
-// A slot of a pool or list, -1 if it is none.
-__device__ inline int64_t slot_or_none(int64_t slot, int64_t slots) {
-  return slot >= 0 && slot < slots ? slot : -1;
-}
-
 // Zero in every padding row of an output, by one CTA of `num`: all bits zero in every dtype.
 __device__ inline void zero_padding(const Tokens& tokens, const Rows& x, int64_t heads,
                                     int64_t width, int64_t index, int64_t num) {

@@ -10,7 +10,20 @@ inline constexpr int kThreads = 256;
 
 // Classes in the order in which the CPU checks them; the position orders findings of a class and
 // says where they are. All of it fits 60 bits: positions are below rows * heads * 16.
-enum Class : unsigned { kLengths, kPool, kTwice, kRead, kLists, kListTwice, kParam, kValue, kSum };
+enum Class : unsigned {
+  kLengths,
+  kAccepted,
+  kPool,
+  kTwice,
+  kRead,
+  kParents,
+  kLists,
+  kListTwice,
+  kListRead,
+  kParam,
+  kValue,
+  kSum
+};
 inline constexpr int kPerHead = CheckedInputs::kMaxRows + 1;  // positions of a head's rows
 
 __device__ inline void report(const Params& p, Class which, int64_t position) {
@@ -31,21 +44,37 @@ __device__ inline Walk warps() {
   return {all.first / 32, all.step / 32};
 }
 
-// The indices that say where states go: one list serves both directions.
-__device__ inline const Indices& written(const Params& p) {
-  return p.write_index.present ? p.write_index : p.read_index;
-}
 __device__ inline bool has_indices(const Params& p) {
-  return p.is_pool && (p.read_index.present || p.write_index.present);
+  return p.slots.is_pool && p.slots.read.present;
+}
+// The list or table that says where states go.
+__device__ inline Argument written_name(const Params& p) {
+  return p.has_write_list ? Argument::write_index : Argument::read_index;
 }
 // Writers are numbered: sequence times columns plus token.
 __device__ inline int64_t num_columns(const Params& p) {
-  return p.write_index.n1 > 0 ? p.write_index.n1 : 1;
+  return p.slots.per_token ? p.slots.write.n1 : 1;
 }
 __device__ inline int64_t num_writes(const Params& p, int64_t n) {
-  return p.write_index.n1 > 0 ? min(span_of(p.tokens, n).length, p.write_index.n1) : 1;
+  return p.slots.per_token ? min(span_of(p.tokens, n).length, p.slots.write.n1) : 1;
 }
-__device__ inline bool is_slot(int64_t slot, int64_t slots) { return slot >= -1 && slot < slots; }
+__device__ inline int64_t written_slot(const Params& p, int64_t n, int64_t t) {
+  return p.slots.per_token ? token_slot(p.slots, n, t) : listed_write_slot<int64_t>(p.slots, n);
+}
+// Slots that null_slot says are none need not be there.
+__device__ inline bool is_slot(const Params& p, int64_t slot, int64_t slots) {
+  return slot >= -1 && (slot < slots || slot <= p.slots.null_slot);
+}
+__device__ inline bool is_accepted(const Params& p, int64_t n) {
+  const int64_t accepted = load_index(p.slots.accepted, n);
+  return accepted >= 1 && accepted <= p.slots.read.n1;
+}
+__device__ inline int64_t read_column(const Params& p, int64_t n) {
+  return p.slots.accepted.present ? load_index(p.slots.accepted, n) - 1 : 0;
+}
+__device__ inline int64_t start_slot(const Params& p, int64_t n) {
+  return find_slots<int64_t>(p.slots, n).from;
+}
 
 struct List {
   int64_t begin, end;
@@ -53,6 +82,30 @@ struct List {
 __device__ inline List checkpoints_of(const Params& p, int64_t n) {
   const int64_t M = p.ckpt_tokens.n0, begin = clamp_index(load_index(p.ckpt_cu, n), 0, M);
   return {begin, clamp_index(load_index(p.ckpt_cu, n + 1), begin, M)};
+}
+__device__ inline int64_t checkpoint_slot(const Params& p, int64_t m) {
+  return named_slot(load_index(p.ckpt_slots, m), p.slots.null_slot, p.ckpt_num_slots);
+}
+// Writers of checkpoints and, where they go to the pool, of states, by sequence: first states.
+__device__ inline int64_t list_writers(const Params& p) {
+  return num_columns(p) + p.ckpt_tokens.n0;
+}
+// f(number, slot) of every one of a sequence that has a slot.
+template <class F>
+__device__ void for_list_writers(const Params& p, int64_t n, F&& f) {
+  const int64_t first = n * list_writers(p);
+  if (p.is_ckpt_in_pool) {
+#pragma unroll 1
+    for (int64_t t = 0; t < num_writes(p, n); ++t) {
+      if (const int64_t slot = written_slot(p, n, t); slot >= 0) f(first + t, slot);
+    }
+  }
+  const List list = checkpoints_of(p, n);
+#pragma unroll 1
+  for (int64_t m = list.begin; m < list.end; ++m) {
+    const int64_t slot = checkpoint_slot(p, m);
+    if (slot >= 0) f(first + num_columns(p) + m, slot);
+  }
 }
 // Positions of a sequence's checkpoint list: its offset, then slot and token of every entry.
 __device__ inline int64_t list_position(const Params& p, int64_t n) {
@@ -72,20 +125,46 @@ __device__ inline void check_ends(const Params& p) {
 }
 
 __device__ inline void check_slots(const Params& p, int64_t n) {
-  const int64_t columns = num_columns(p), position = n * (columns + 2), slots = p.state_in.slots;
-  if (p.write_index.n1 > 0 && span_of(p.tokens, n).length > p.write_index.n1) {
-    report(p, kPool, position);
-  }
-  if (p.read_index.present && !is_slot(load_index(p.read_index, n), slots)) {
+  const SlotLists& x = p.slots;
+  const int64_t columns = num_columns(p), position = n * (columns + 2);
+  if (x.per_token && span_of(p.tokens, n).length > x.write.n1) report(p, kPool, position);
+  if (x.accepted.present && !is_accepted(p, n)) {
+    report(p, kAccepted, n);
+  } else if (p.has_read_list &&
+             !is_slot(p, load_index(x.read, n, read_column(p, n)), x.read_slots)) {
     report(p, kPool, position + 1);
   }
 #pragma unroll 1
   for (int64_t t = 0; t < num_writes(p, n); ++t) {
-    const int64_t slot = load_index(written(p), n, t);
-    if (!is_slot(slot, slots)) {
-      report(p, kPool, position + 2 + t);
-    } else if (slot >= 0) {
+    if (!is_slot(p, load_index(x.write, n, t), x.write_slots)) report(p, kPool, position + 2 + t);
+    if (const int64_t slot = written_slot(p, n, t); slot >= 0) {
       atomicMin(&p.pool_owner[slot], static_cast<unsigned long long>(n * columns + t));
+    }
+  }
+}
+
+// Trees: every parent comes before its token and has a slot to start from; the start is still there
+// for a later branch. Positions: two of the sequence, then two of every token.
+inline constexpr int64_t kPerTree = 2 + 2 * kMaxDrafts;
+__device__ inline int64_t token_over_start(const Params& p, int64_t n, int64_t t) {
+  const int64_t start = start_slot(p, n);
+  for (int64_t i = 0; i < t && start >= 0 && !p.has_write_pool; ++i) {
+    if (token_slot(p.slots, n, i) == start) return i;
+  }
+  return -1;
+}
+__device__ inline void check_parents(const Params& p, int64_t n) {
+  const int64_t length = span_of(p.tokens, n).length, position = n * kPerTree;
+  if (length > kMaxDrafts) return report(p, kParents, position);
+  if (length > p.slots.parents.n1) return report(p, kParents, position + 1);
+  if (is_skipped(p.slots, n, length, find_slots<int64_t>(p.slots, n))) return;
+#pragma unroll 1
+  for (int64_t t = 0; t < length; ++t) {
+    const int64_t parent = load_index(p.slots.parents, n, t);
+    const bool is_before = parent >= -1 && parent < t;
+    if (parent < 0 && token_over_start(p, n, t) >= 0) report(p, kParents, position + 2 + 2 * t);
+    if (!is_before || (parent >= 0 && parent < t - 1 && token_slot(p.slots, n, parent) < 0)) {
+      report(p, kParents, position + 3 + 2 * t);
     }
   }
 }
@@ -97,14 +176,19 @@ __device__ inline void check_checkpoints(const Params& p, int64_t n) {
   const List list = checkpoints_of(p, n);
 #pragma unroll 1
   for (int64_t m = list.begin; m < list.end; ++m) {
-    const int64_t slot = load_index(p.ckpt_slots, m), tokens = load_index(p.ckpt_tokens, m);
-    if (!is_slot(slot, p.ckpt_num_slots)) {
+    const int64_t tokens = load_index(p.ckpt_tokens, m);
+    if (!is_slot(p, load_index(p.ckpt_slots, m), p.ckpt_num_slots)) {
       report(p, kLists, position + 1 + 2 * m);
-    } else if (slot >= 0) {
-      if (tokens < 0 || tokens > length) report(p, kLists, position + 2 + 2 * m);
-      atomicMin(&p.ckpt_owner[slot], static_cast<unsigned long long>(m));
+    } else if (checkpoint_slot(p, m) >= 0 && (tokens < 0 || tokens > length)) {
+      report(p, kLists, position + 2 + 2 * m);
     }
   }
+  for_list_writers(p, n, [&](int64_t writer, int64_t slot) {
+    const auto owner = static_cast<unsigned long long>(writer);
+    atomicMin(&p.list_owner[slot], owner);
+    const bool is_checkpoint = writer % list_writers(p) >= num_columns(p);
+    if (p.is_ckpt_in_pool && is_checkpoint) atomicMin(&p.ckpt_owner[slot], owner);
+  });
 }
 
 // Lengths, slots and lists in range; who writes which slot.
@@ -115,6 +199,7 @@ __global__ void __launch_bounds__(kThreads) check_lists(const __grid_constant__ 
   for (int64_t n = all.first; n < p.tokens.N; n += all.step) {
     if (p.tokens.packed) check_length(p, n);
     if (has_indices(p)) check_slots(p, n);
+    if (p.slots.parents.present) check_parents(p, n);
     if (p.ckpt_cu.present) check_checkpoints(p, n);
   }
 }
@@ -122,23 +207,23 @@ __global__ void __launch_bounds__(kThreads) check_lists(const __grid_constant__ 
 // Behind check_lists: no slot twice, none read that another sequence writes.
 __device__ inline void check_owners(const Params& p, int64_t n) {
   if (has_indices(p)) {
-    const int64_t columns = num_columns(p), slots = p.state_in.slots;
+    const int64_t columns = num_columns(p);
     for (int64_t t = 0; t < num_writes(p, n); ++t) {
-      const int64_t slot = slot_or_none(load_index(written(p), n, t), slots);
+      const int64_t slot = written_slot(p, n, t);
       if (slot >= 0 && p.pool_owner[slot] != n * columns + t) report(p, kTwice, slot);
     }
-    if (p.read_index.present && p.write_index.present) {
-      const int64_t slot = slot_or_none(load_index(p.read_index, n), slots);
+    if (p.has_two_lists && !p.has_write_pool) {
+      const int64_t slot = start_slot(p, n);
       const unsigned long long owner = slot >= 0 ? p.pool_owner[slot] : ~0ull;
       if (owner != ~0ull && owner / columns != n) report(p, kRead, n);
     }
   }
   if (p.ckpt_cu.present) {
-    const List list = checkpoints_of(p, n);
-    for (int64_t m = list.begin; m < list.end; ++m) {
-      const int64_t slot = slot_or_none(load_index(p.ckpt_slots, m), p.ckpt_num_slots);
-      if (slot >= 0 && p.ckpt_owner[slot] != m) report(p, kListTwice, slot);
-    }
+    for_list_writers(p, n, [&](int64_t writer, int64_t slot) {
+      if (p.list_owner[slot] != writer) report(p, kListTwice, slot);
+    });
+    const int64_t start = p.is_ckpt_in_pool && !p.has_write_pool ? start_slot(p, n) : -1;
+    if (start >= 0 && p.ckpt_owner[start] != ~0ull) report(p, kListRead, n);
   }
 }
 
@@ -168,9 +253,7 @@ __device__ inline float state_number(const Params& p, const States& x, int64_t s
 __device__ inline int64_t state_slot(const Params& p, int which, int64_t n) {
   const States& x = which == 0 ? p.state_in : p.d_final;
   if (!x.present) return -1;
-  if (which == 1 || !p.is_pool) return n;
-  const Indices& list = p.read_index.present ? p.read_index : p.write_index;
-  return slot_or_none(list.present ? load_index(list, n) : n, x.slots);
+  return which == 1 ? n : start_slot(p, n);
 }
 __device__ inline int64_t row_width(const Params& p, const CheckedRows& x, int64_t t) {
   return x.diagonal < 0 ? x.width : t % p.chunk + x.diagonal;
@@ -295,18 +378,47 @@ __device__ inline Finding describe_lengths(const Params& p, int64_t position) {
   }
   return f;
 }
+__device__ inline Finding describe_accepted(const Params& p, int64_t n) {
+  return {.wrong = Wrong::accepted,
+          .argument = Argument::accepted,
+          .sequence = n,
+          .got = load_index(p.slots.accepted, n),
+          .limit = p.slots.read.n1};
+}
 __device__ inline Finding describe_slots(const Params& p, int64_t position) {
   const int64_t per = num_columns(p) + 2, n = position / per, item = position % per;
-  Finding f{.wrong = Wrong::slot, .argument = Argument::write_index};
-  f.at = n, f.limit = p.state_in.slots;
+  Finding f{.wrong = Wrong::slot, .argument = written_name(p)};
+  f.at = n, f.limit = p.slots.write_slots;
   if (item == 0) {
-    f.wrong = Wrong::few_columns, f.sequence = n;
-    f.got = p.write_index.n1, f.limit = span_of(p.tokens, n).length;
+    f.wrong = Wrong::few_columns, f.sequence = n, f.at = 0;
+    f.got = p.slots.write.n1, f.limit = span_of(p.tokens, n).length;
   } else if (item == 1) {
-    f.argument = Argument::read_index, f.got = load_index(p.read_index, n);
+    f.argument = Argument::read_index, f.limit = p.slots.read_slots;
+    f.got = load_index(p.slots.read, n, read_column(p, n));
   } else {
-    if (!p.write_index.present) f.argument = Argument::read_index;
-    f.got = load_index(written(p), n, item - 2);
+    f.got = load_index(p.slots.write, n, item - 2);
+  }
+  return f;
+}
+__device__ inline Finding describe_parents(const Params& p, int64_t position) {
+  const int64_t n = position / kPerTree, item = position % kPerTree, t = (item - 2) / 2;
+  const int64_t length = span_of(p.tokens, n).length;
+  Finding f{.argument = Argument::parents, .sequence = n};
+  if (item == 0) {
+    f.wrong = Wrong::many_drafts, f.got = length;
+    return f;
+  }
+  if (item == 1) {
+    f.wrong = Wrong::few_columns, f.got = p.slots.parents.n1, f.limit = length;
+    return f;
+  }
+  f.token = t;
+  if (item % 2 == 0) {
+    f.wrong = Wrong::start_overwritten;
+    f.got = start_slot(p, n), f.other = token_over_start(p, n, t);
+  } else {
+    f.got = load_index(p.slots.parents, n, t);
+    f.wrong = f.got >= -1 && f.got < t ? Wrong::parent_not_kept : Wrong::parent;
   }
   return f;
 }
@@ -336,32 +448,38 @@ __device__ inline Finding describe_twice(const Params& p, int64_t slot) {
   const int64_t columns = num_columns(p), first = static_cast<int64_t>(p.pool_owner[slot]);
   const int64_t second = first_of(p.tokens.N * columns, [&](int64_t i) {
     return i != first && i % columns < num_writes(p, i / columns) &&
-           load_index(written(p), i / columns, i % columns) == slot;
+           written_slot(p, i / columns, i % columns) == slot;
   });
   return {.wrong = Wrong::written_twice,
-          .argument = p.write_index.present ? Argument::write_index : Argument::read_index,
+          .argument = written_name(p),
           .sequence = first / columns,
           .got = slot,
           .other = second / columns};
 }
 __device__ inline Finding describe_list_twice(const Params& p, int64_t slot) {
-  const auto first = static_cast<int64_t>(p.ckpt_owner[slot]);
-  const int64_t second = first_of(p.ckpt_tokens.n0, [&](int64_t m) {
-    return m != first && load_index(p.ckpt_slots, m) == slot;
-  });
-  // Which list an entry is of.
-  const auto owner = [&](int64_t m) {
-    return first_of(p.tokens.N, [&](int64_t n) {
-      const List list = checkpoints_of(p, n);
-      return list.begin <= m && m < list.end;
+  const int64_t per = list_writers(p), first = static_cast<int64_t>(p.list_owner[slot]);
+  // The next lowest: the sequence that has it says which of its writers.
+  const int64_t other = first_of(p.tokens.N, [&](int64_t n) {
+    bool has = false;
+    for_list_writers(p, n, [&](int64_t writer, int64_t at) {
+      has = has || (at == slot && writer != first);
     });
-  };
+    return has;
+  });
   Finding f{.wrong = Wrong::written_twice, .argument = Argument::ckpt_slots};
-  f.got = slot, f.sequence = owner(first), f.other = owner(second);
+  f.got = slot, f.sequence = first / per, f.other = other;
   return f;
 }
+__device__ inline Finding describe_list_read(const Params& p, int64_t n) {
+  const int64_t slot = start_slot(p, n);
+  return {.wrong = Wrong::read_while_written,
+          .argument = Argument::ckpt_slots,
+          .sequence = n,
+          .got = slot,
+          .other = static_cast<int64_t>(p.ckpt_owner[slot]) / list_writers(p)};
+}
 __device__ inline Finding describe_read(const Params& p, int64_t n) {
-  const int64_t slot = load_index(p.read_index, n);
+  const int64_t slot = start_slot(p, n);
   return {.wrong = Wrong::read_while_written,
           .argument = Argument::read_index,
           .sequence = n,
@@ -392,7 +510,7 @@ __device__ inline Finding describe_value(const Params& p, int64_t position) {
     const int64_t i = first_of(
         p.K * p.V, [&](int64_t j) { return !isfinite(state_number(p, x, slot, head, j)); });
     f.argument = which == 1  ? Argument::d_final_state
-                 : p.is_pool ? Argument::state_pool
+                 : p.slots.is_pool ? Argument::state_pool
                              : Argument::initial_state;
     f.head = head, f.value = state_number(p, x, slot, head, min(i, p.K * p.V - 1));
     return f;
@@ -429,6 +547,9 @@ __global__ void __launch_bounds__(kThreads) describe(const __grid_constant__ Par
       case kLengths:
         f = describe_lengths(p, position);
         break;
+      case kAccepted:
+        f = describe_accepted(p, position);
+        break;
       case kPool:
         f = describe_slots(p, position);
         break;
@@ -438,11 +559,17 @@ __global__ void __launch_bounds__(kThreads) describe(const __grid_constant__ Par
       case kRead:
         f = describe_read(p, position);
         break;
+      case kParents:
+        f = describe_parents(p, position);
+        break;
       case kLists:
         f = describe_lists(p, position);
         break;
       case kListTwice:
         f = describe_list_twice(p, position);
+        break;
+      case kListRead:
+        f = describe_list_read(p, position);
         break;
       case kParam:
         f = describe_param(p, position);

@@ -14,13 +14,15 @@ namespace {
 
 // Owners of slots behind the record.
 int64_t pool_owners(const Problem& p) {
-  return p.is_pool && (p.read_index || p.write_index) ? p.state_in.slots : 0;
+  return p.is_pool && (p.read_index || p.write_index) ? p.state_out.slots : 0;
 }
 int64_t list_owners(const Problem& p) { return p.ckpt ? p.ckpt.slots : 0; }
+int64_t ckpt_owners(const Problem& p) { return p.is_ckpt_in_pool ? p.ckpt.slots : 0; }
 constexpr size_t kOwnerBytes = sizeof(unsigned long long);
 
 check::Params params_of(const Problem& p, std::span<std::byte> memory) {
   auto* const owners = reinterpret_cast<unsigned long long*>(memory.data() + check::kRecordBytes);
+  auto* const list_owner = owners + pool_owners(p);
   return {.tokens = tokens_of(p),
           .op = p.op,
           .B = p.B,
@@ -33,22 +35,27 @@ check::Params params_of(const Problem& p, std::span<std::byte> memory) {
           .gate_width = p.gate == Gate::channel ? p.K : 1,
           .state_in = p.state_in,
           .d_final = p.d_final,
-          .is_pool = p.is_pool,
-          .read_index = p.read_index,
-          .write_index = p.write_index,
+          .slots = slot_lists_of(p),
+          .has_read_list = p.read_index.present,
+          .has_write_list = p.write_index && p.write_index.data != p.read_index.data,
+          .has_two_lists = p.read_index && p.write_index,
+          .has_write_pool = p.has_write_pool,
           .ckpt_cu = p.ckpt_cu,
           .ckpt_tokens = p.ckpt_tokens,
           .ckpt_slots = p.ckpt_slots,
           .ckpt_num_slots = p.ckpt.slots,
+          .is_ckpt_in_pool = p.is_ckpt_in_pool,
           .record = reinterpret_cast<check::Record*>(memory.data()),
           .pool_owner = owners,
-          .ckpt_owner = owners + pool_owners(p)};
+          .list_owner = list_owner,
+          .ckpt_owner = p.is_ckpt_in_pool ? list_owner + list_owners(p) : list_owner};
 }
 
 }  // namespace
 
 size_t check_bytes(const Problem& p) {
-  const size_t owners = static_cast<size_t>(pool_owners(p) + list_owners(p)) * kOwnerBytes;
+  const int64_t num_owners = pool_owners(p) + list_owners(p) + ckpt_owners(p);
+  const size_t owners = static_cast<size_t>(num_owners) * kOwnerBytes;
   return check::kRecordBytes +
          (owners + check::kRecordBytes - 1) / check::kRecordBytes * check::kRecordBytes;
 }

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "cuda/tile/chunks.cuh"
+#include "cuda/tile/slots.cuh"
 
 namespace deltic::gpu::check {
 
@@ -27,12 +28,15 @@ struct Params {
   Rows g;  // of the sums
   int64_t gate_width;
   States state_in, d_final;
-  bool is_pool;
-  Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots;
+  SlotLists slots;
+  bool has_read_list, has_write_list, has_two_lists, has_write_pool;  // has_write_list: its own
+  Indices ckpt_cu, ckpt_tokens, ckpt_slots;
   int64_t ckpt_num_slots;
+  bool is_ckpt_in_pool;
   Record* record;
-  // Per slot the lowest number of those who write it; all ones: nobody.
-  unsigned long long *pool_owner, *ckpt_owner;
+  // Per slot the lowest number of those who write it; all ones: nobody. Of the pool; of checkpoints
+  // and, if they are in the pool, of states; then also of checkpoints alone.
+  unsigned long long *pool_owner, *list_owner, *ckpt_owner;
 };
 
 }  // namespace deltic::gpu::check

@@ -21,36 +21,8 @@ __device__ Slice find_slice(const Params& p, unsigned index) {
 __device__ inline Place find_place(const Tokens& x, unsigned n) {
   const int T = static_cast<int>(x.T);
   if (!x.packed) return {static_cast<int>(n), 0, T};
-  const int begin = min(max(load_low(x.cu, n), 0), T), end = load_low(x.cu, n + 1);
+  const int begin = min(max(load_entry<int>(x.cu, n), 0), T), end = load_entry<int>(x.cu, n + 1);
   return {0, begin, min(max(end, begin), T) - begin};
-}
-
-// A slot of the list, or the sequence's own; -1: none.
-__device__ inline int load_slot(const Indices& list, unsigned n, const States& x) {
-  const int slot = list.present ? load_low(list, n) : static_cast<int>(n);
-  return slot >= 0 && slot < x.slots ? slot : -1;
-}
-__device__ inline int load_slot(const Params& p, unsigned n, int t) {
-  const int slot = t < p.write_index.n1 ? load_low(p.write_index, n, t) : -1;
-  return slot >= 0 && slot < p.state_out.slots ? slot : -1;
-}
-
-struct Slots {
-  int from, to;  // -1: zeros; nowhere, or p.write_index [N,T'] says where
-};
-// One list serves both directions where there is one: the host has seen to it.
-__device__ inline Slots find_slots(const Params& p, unsigned n) {
-  return {p.state_in.present ? load_slot(p.read_index, n, p.state_in) : -1,
-          p.state_out.present && !p.per_token ? load_slot(p.write_index, n, p.state_out) : -1};
-}
-
-// A pool has neither a state to start from nor a place for one.
-__device__ inline bool is_skipped(const Params& p, unsigned n, int length, const Slots& slots) {
-  if (!p.is_pool || slots.from >= 0 || slots.to >= 0) return false;
-  for (int t = 0; p.per_token && t < length; ++t) {
-    if (load_slot(p, n, t) >= 0) return false;
-  }
-  return true;
 }
 
 __device__ inline void zero_outputs(const Params& p, const Slice& at, const Place& place) {
@@ -85,9 +57,10 @@ __device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawT
     if constexpr (!Tr::kStays) get_state<Tr>(s, raw);
 #pragma unroll 1
     for (int t = 0; t < count; ++t) {
+      if constexpr (Tr::kTrees) load_branch<Tr>(p, part, first + t, s, raw);
       step<Tr>(p, part, first + t, s, t, raw);
       const auto [at, place, to] = load_work(s.work);
-      const int slot = p.per_token                     ? load_slot(p, at.n, first + t)
+      const int slot = p.slots.per_token               ? token_slot(p.slots, at.n, first + t)
                        : first + t + 1 == place.length ? to
                                                        : -1;
       if (slot >= 0) store_state<Tr>(p, at, part, slot, raw);
@@ -114,12 +87,12 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
   const Part part = part_of<Tr>(threadIdx.x);
   // Everything is under way before anything is looked at: lengths and slots first, on which the
   // others wait, then the first tokens, then the state.
-  const Slots slots = find_slots(p, at.n);
+  const Slots<int> slots = find_slots<int>(p.slots, at.n);
   const Place place = find_place(p.tokens, at.n);
   RawTokens tokens;
   load_tokens<Tr>(p, place, at, 0, tokens_from(place, 0), tokens);
   request_state<Tr>(p, at, part, slots.from, s);
-  if (is_skipped(p, at.n, place.length, slots)) return zero_outputs(p, at, place);
+  if (is_skipped(p.slots, at.n, place.length, slots)) return zero_outputs(p, at, place);
   if (threadIdx.x == 0) s.work = {at, place, slots.to};
   RawTile<Tr> raw;
   if (place.length == 0) {

@@ -14,7 +14,7 @@
 
 namespace deltic::gpu::decode {
 
-template <class E, int kWidth, bool kVFirst, bool kPerChannel>
+template <class E, int kWidth, bool kVFirst, bool kPerChannel, bool kTrees>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
 
 namespace {
@@ -42,7 +42,6 @@ DType state_dtype(const Problem& p) { return p.state_in ? p.state_in.dtype : p.s
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_DECODE) return "it has decode alone";
   if (const char* sentence = refuse_fp64(p)) return sentence;
-  if (const char* sentence = refuse_servers_lists(p)) return sentence;
   if (p.K != 64 && p.K != 128) return "K is neither 64 nor 128";
   if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value column";
   if (p.ckpt) return "checkpoints";
@@ -78,15 +77,17 @@ const char* refuse(const Problem& p) {
 
 size_t workspace_bytes(const Problem&) { return 0; }
 
-// One list serves both directions where there is one.
 Params params_of(const Problem& p, int64_t slices) {
   Params x{};
   set_call(p, x), set_results(p, x);
   x.num_slices = static_cast<uint32_t>(slices);
-  x.per_token = p.write_index.n1 > 0;
-  x.read_index = p.read_index ? p.read_index : p.write_index;
-  x.write_index = p.write_index ? p.write_index : p.read_index;
   return x;
+}
+
+template <class E, int kWidth, bool kVFirst, bool kPerChannel>
+void launch_tree(const Params& p, unsigned ctas, cudaStream_t stream) {
+  p.slots.parents ? launch<E, kWidth, kVFirst, kPerChannel, true>(p, ctas, stream)
+                  : launch<E, kWidth, kVFirst, kPerChannel, false>(p, ctas, stream);
 }
 
 template <class E, int kWidth, bool kVFirst>
@@ -98,8 +99,8 @@ void launch_gate(const Problem& p, cudaStream_t stream) {
   const unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.decode");
   if (ctas == 0) return;
   const Params params = params_of(p, slices);
-  p.gate == Gate::channel ? launch<E, kWidth, kVFirst, true>(params, ctas, stream)
-                          : launch<E, kWidth, kVFirst, false>(params, ctas, stream);
+  p.gate == Gate::channel ? launch_tree<E, kWidth, kVFirst, true>(params, ctas, stream)
+                          : launch_tree<E, kWidth, kVFirst, false>(params, ctas, stream);
 }
 
 template <class E, int kWidth>

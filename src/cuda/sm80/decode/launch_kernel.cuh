@@ -8,9 +8,10 @@
 
 namespace deltic::gpu::decode {
 
-template <class E, int kWidth, bool kVFirst, bool kPerChannel>
+template <class E, int kWidth, bool kVFirst, bool kPerChannel, bool kTrees>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
-  decode_kernel<Traits<E, kWidth, kVFirst, kPerChannel>><<<num_ctas, kThreads, 0, stream>>>(p);
+  using Tr = Traits<E, kWidth, kVFirst, kPerChannel, kTrees>;
+  decode_kernel<Tr><<<num_ctas, kThreads, 0, stream>>>(p);
   check_launch("decode kernel");
 }
 

@@ -1,7 +1,7 @@
 // What the decode kernel gets: the tensors and options of a call.
 #pragma once
 
-#include "cuda/tile/sequence.cuh"
+#include "cuda/tile/slots.cuh"
 
 namespace deltic::gpu::decode {
 
@@ -14,7 +14,7 @@ struct Params {
   deltic_gate_form gate_form;
   BetaKind beta_kind;  // none or head
   deltic_beta_form beta_form;
-  bool l2norm, is_pool, per_token;  // per_token: write_index is [N,T']
+  bool l2norm;
   float scale, lower_bound;
 
   Rows q, k;                   // [B,T,H,K], moved by four channels
@@ -22,8 +22,7 @@ struct Params {
   Rows beta, g;                // [B,T,HV]; [B,T,HV], or [B,T,HV,K] moved by four channels
   Param A_log, dt_bias;        // contiguous
   States state_in, state_out;  // [slots,HV,K,V] by strides, moved by 16 bytes
-  // [N]; [N] or [N,T']. The same list if one serves both; absent: slot n.
-  Indices read_index, write_index;
+  SlotLists slots;             // at most 2^31 - 1 of them
 };
 
 }  // namespace deltic::gpu::decode

@@ -111,6 +111,24 @@ __device__ void store_state(const Params& p, const Slice& at, const Part& part, 
   });
 }
 
+// A tree's other branch: the state that a token starts from, where it is not the one that the token
+// before it left. A thread reads what it has written itself, so that nothing needs to be ordered;
+// by plain loads, since copies of the state behind the program's back might come before the store.
+template <class Tr>
+__device__ void load_branch(const Params& p, const Part& part, int token, Stage<Tr>& s,
+                            RawTile<Tr>& raw) {
+  const auto [at, place, to] = load_work(s.work);
+  const int parent = parent_of(p.slots, at.n, token);
+  if (parent == token - 1) return;
+  const auto from = jump_source(p.slots, at.n, parent);
+  const States& states = from.is_start ? p.state_in : p.state_out;
+  walk<Tr>(at, part, states, max(from.slot, 0), [&](int i, const auto* x, bool is_there) {
+    uint4& vector = Tr::kStays ? s.state[i * kThreads + threadIdx.x] : raw[i];
+    vector = uint4{0, 0, 0, 0};
+    if (is_there && from.slot >= 0) vector = *reinterpret_cast<const uint4*>(x);
+  });
+}
+
 // Sums of N values over the lanes whose numbers differ in the bits of kMask, kMask / 2 ... kLast:
 // with every step a lane keeps half of the values, the upper half if its bit is set, down to one.
 template <int kMask, int kLast, int N>

@@ -39,13 +39,6 @@ __device__ inline Work load_work(const Work& s_work) {
           static_cast<int>(w[1].w)};
 }
 
-// An index of a list without a look at its width: numbers fit 32 bits, and so does -1. One load and
-// no branch, so that nothing waits for it before it is used.
-__device__ inline int load_low(const Indices& x, int64_t i, int64_t j = 0) {
-  const int64_t at = i * x.s0 + j * x.s1;
-  return static_cast<const int*>(x.data)[x.is64 ? 2 * at : at];
-}
-
 // Channels of piece x: 0 to 3 at [0][4 x], 4 to 7 at [1][4 x]: whoever has a piece reads it without
 // conflicts of banks.
 template <class Tr>

@@ -12,11 +12,13 @@ inline constexpr int kThreads = 128, kWarps = kThreads / 32;
 // Tokens that are prepared together. Eight: the rest of what shared memory has beside six states.
 inline constexpr int kStageTokens = 8;
 
-template <class E_, int kWidth_, bool kVFirst_, bool kPerChannel_, int kCtasPerSm_ = 0>
+// kTrees: tokens may start from the state after another one than the one before them.
+template <class E_, int kWidth_, bool kVFirst_, bool kPerChannel_, bool kTrees_ = false,
+          int kCtasPerSm_ = 0>
 struct Traits {
   using E = E_;                           // of the states: fp32 or bf16
   static constexpr int kWidth = kWidth_;  // K
-  static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_;
+  static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_, kTrees = kTrees_;
   static constexpr int kColumns = 16 / sizeof(E);
   static constexpr int kPieces = kWidth / kChannels;
   static constexpr int kLanesV = kThreads / kPieces;  // threads along V
@@ -25,7 +27,7 @@ struct Traits {
   static constexpr int kMostCtas = sizeof(E) == 2                               ? (kVFirst ? 5 : 4)
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
-  static constexpr int kCtasPerSm = kCtasPerSm_ > 0 ? kCtasPerSm_ : kMostCtas;
+  static constexpr int kCtasPerSm = kCtasPerSm_ > 0 ? kCtasPerSm_ : kMostCtas - (kTrees ? 1 : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
   static constexpr bool kStays = sizeof(E) == 2;

@@ -8,6 +8,10 @@
 
 namespace deltic::gpu::recurrence {
 
+__device__ inline int64_t checkpoint_slot(const Params& p, int64_t m) {
+  return named_slot(load_index(p.ckpt_slots, m), p.slots.null_slot, p.ckpt.slots);
+}
+
 // The smallest token count >= `tokens` with a checkpoint. The list may be in any order; looking
 // through it once per checkpoint rather than once per token keeps long sequences cheap.
 template <class Count>
@@ -15,45 +19,18 @@ __device__ Count checkpoint_from(const Params& p, const Place& at, Count tokens)
   Count next = cuda::std::numeric_limits<Count>::max();
   for (int64_t m = at.ckpt_begin; m < at.ckpt_end; ++m) {
     const int64_t count = load_index(p.ckpt_tokens, m);
-    if (count >= tokens && count < next && load_index(p.ckpt_slots, m) >= 0) {
+    if (count >= tokens && count < next && checkpoint_slot(p, m) >= 0) {
       next = static_cast<Count>(count);
     }
   }
   return next;
 }
 
-// The slot of the state after token t with write_index [N,T'].
-__device__ inline int64_t token_slot(const Params& p, int64_t n, int64_t t) {
-  return t < p.write_index.n1 ? slot_or_none(load_index(p.write_index, n, t), p.state_out.slots)
-                              : -1;
-}
-
-// The slot of the state that a sequence starts from; -1: zero.
-__device__ inline int64_t read_slot(const Params& p, int64_t n) {
-  if (!p.is_pool) return p.state_in.present ? n : -1;
-  const Indices& list = p.read_index.present ? p.read_index : p.write_index;
-  return slot_or_none(list.present ? load_index(list, n) : n, p.state_in.slots);
-}
-
 __device__ inline void find_states(const Params& p, Place& at) {
-  at.read_slot = read_slot(p, at.n), at.write_slot = -1;
+  const Slots<int64_t> slots = find_slots<int64_t>(p.slots, at.n);
+  at.read_slot = slots.from, at.write_slot = slots.to;
   at.ckpt_begin = at.ckpt_end = 0;
-  at.per_token = p.write_index.n1 > 0;
-  at.skipped = false;
-  if (p.is_pool) {
-    if (!at.per_token) {
-      at.write_slot = p.write_index.present
-                          ? slot_or_none(load_index(p.write_index, at.n), p.state_out.slots)
-                          : at.read_slot;
-    }
-    bool any = at.read_slot >= 0 || at.write_slot >= 0;
-    for (int64_t t = 0; at.per_token && t < at.span.length && !any; ++t) {
-      any = token_slot(p, at.n, t) >= 0;
-    }
-    at.skipped = !any;
-  } else if (p.state_out.present) {
-    at.write_slot = at.n;
-  }
+  at.skipped = is_skipped(p.slots, at.n, at.span.length, slots);
   if (p.ckpt_cu.present) {
     const int64_t M = p.ckpt_tokens.n0;
     at.ckpt_begin = clamp_index(load_index(p.ckpt_cu, at.n), 0, M);
@@ -86,8 +63,8 @@ __device__ inline void find_place(const Params& p, const Slice& slice, Place& at
 
 // The next token count at which a state is to be written.
 template <class Count>
-__device__ Count next_keep(const Place& at, Count tokens, Count next_checkpoint) {
-  const Count next_state = at.per_token ? tokens + 1 : static_cast<Count>(at.span.length);
+__device__ Count next_keep(const Params& p, const Place& at, Count tokens, Count next_checkpoint) {
+  const Count next_state = p.slots.per_token ? tokens + 1 : static_cast<Count>(at.span.length);
   return min(next_state, next_checkpoint);
 }
 
@@ -97,16 +74,14 @@ template <class Tr, class Count>
 __device__ void keep(const Params& p, const Place& at, const Lanes& lanes, Count tokens,
                      Count& next_checkpoint, const StateTile<Tr::kBlocks>& S) {
   int64_t slot = tokens == at.span.length ? at.write_slot : -1;
-  if (at.per_token && tokens > 0) slot = token_slot(p, at.n, tokens - 1);
+  if (p.slots.per_token && tokens > 0) slot = token_slot<int64_t>(p.slots, at.n, tokens - 1);
   const bool is_checkpoint = tokens == next_checkpoint;
   // One place that stores, for the last state (m = begin - 1) and for checkpoints.
   const int64_t end = is_checkpoint ? at.ckpt_end : at.ckpt_begin;
   for (int64_t m = at.ckpt_begin - 1; m < end; ++m) {
     const bool is_last = m < at.ckpt_begin;
     if (!is_last) {
-      slot = load_index(p.ckpt_tokens, m) == tokens
-                 ? slot_or_none(load_index(p.ckpt_slots, m), p.ckpt.slots)
-                 : -1;
+      slot = load_index(p.ckpt_tokens, m) == tokens ? checkpoint_slot(p, m) : -1;
     }
     if (slot < 0) continue;
     const TileView view = is_last ? view_of(at, lanes, p.state_out, p.out_whole, slot)
@@ -130,7 +105,7 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
                           StateTile<Tr::kBlocks>& S) {
   const Place& at = s.place;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (!Tr::kOneStage) load_state<Tr>(p, at, at.read_slot, lanes, S);
+  if constexpr (!Tr::kOneStage) load_initial<Tr>(p, at, at.read_slot, lanes, S);
   RawToken<Tr> raw{};
   load_token<Tr>(p, at, warp, lane, raw);
   const auto lay_stage = [&](int64_t first) {
@@ -144,17 +119,20 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
   // Tokens of one stage need no 64 bits; the registers are wanted elsewhere.
   using Count = std::conditional_t<Tr::kOneStage, int, int64_t>;
   Count next_checkpoint = checkpoint_from<Count>(p, at, 0);
-  Count next = next_keep<Count>(at, 0, next_checkpoint);
+  Count next = next_keep<Count>(p, at, 0, next_checkpoint);
   const Count length = static_cast<Count>(at.span.length);
   // The state after `tokens` tokens is in S. Every kStageTokens a new stage is laid out.
   for (Count tokens = 0;; ++tokens) {
     if (tokens > 0) {
+      if constexpr (!Tr::kOneStage) {
+        if (p.slots.parents.present) load_branch<Tr>(p, at, tokens - 1, lanes, S);
+      }
       step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
       if (p.rounds_tokens) round_state(S);
     }
     if (tokens == next) {
       keep<Tr, Count>(p, at, lanes, tokens, next_checkpoint, S);
-      next = next_keep<Count>(at, tokens, next_checkpoint);
+      next = next_keep<Count>(p, at, tokens, next_checkpoint);
     }
     const bool is_end = tokens == length;
     if (!is_end && (Tr::kOneStage || tokens % kStageTokens != 0)) continue;
@@ -182,7 +160,9 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
   const Lanes lanes{lane % kLanesK, column, slice.count - column};
   StateTile<Tr::kBlocks> S;
   // With few tokens the state is nearly all there is to move: it goes first.
-  if constexpr (Tr::kOneStage) load_state<Tr>(p, slice, read_slot(p, slice.n), lanes, S);
+  if constexpr (Tr::kOneStage) {
+    load_initial<Tr>(p, slice, find_slots<int64_t>(p.slots, slice.n).from, lanes, S);
+  }
   find_place(p, slice, s.place);
   load_bias<Tr>(p, slice.head, s);
   __syncthreads();  // place and dt_bias are known

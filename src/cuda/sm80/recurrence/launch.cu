@@ -34,7 +34,6 @@ Params params_of(const Problem& p) {
   x.gv = p.gv, x.ckpt = p.ckpt;
   x.in_whole = is_whole(p, p.state_in), x.out_whole = is_whole(p, p.state_out);
   x.ckpt_whole = is_whole(p, p.ckpt);
-  x.read_index = p.read_index, x.write_index = p.write_index;
   x.ckpt_cu = p.ckpt_cu, x.ckpt_tokens = p.ckpt_tokens, x.ckpt_slots = p.ckpt_slots;
   return x;
 }
@@ -42,7 +41,9 @@ Params params_of(const Problem& p) {
 template <int kBlocks, bool kPerChannel>
 void launch_stages(const Params& p, unsigned ctas, cudaStream_t stream) {
   const auto is_moved_whole = [](const States& x, bool whole) { return !x.present || whole; };
-  const bool one_stage = p.tokens.T <= kStageTokens && is_moved_whole(p.state_in, p.in_whole) &&
+  // Trees have their second place that loads states in the other kernel alone.
+  const bool one_stage = p.tokens.T <= kStageTokens && !p.slots.parents.present &&
+                         is_moved_whole(p.state_in, p.in_whole) &&
                          is_moved_whole(p.state_out, p.out_whole) &&
                          is_moved_whole(p.ckpt, p.ckpt_whole);
   one_stage ? launch<kBlocks, kPerChannel, true>(p, ctas, stream)

@@ -1,7 +1,7 @@
 // What the recurrence's kernel gets: the tensors and options of a forward or decode call.
 #pragma once
 
-#include "cuda/tile/sequence.cuh"
+#include "cuda/tile/slots.cuh"
 
 namespace deltic::gpu::recurrence {
 
@@ -15,7 +15,7 @@ struct Params {
   deltic_gate_form gate_form;
   BetaKind beta_kind;
   deltic_beta_form beta_form;
-  bool l2norm, is_pool, rounds_tokens;  // rounds_tokens: to bf16
+  bool l2norm, rounds_tokens;  // rounds_tokens: to bf16
   float scale, lower_bound;
 
   Rows q, k;         // [B,T,H,K]
@@ -27,7 +27,7 @@ struct Params {
   // A thread's neighbours can be moved together: four channels of a column V-first, two columns of
   // a channel K-first.
   bool in_whole, out_whole, ckpt_whole;
-  Indices read_index, write_index;  // [N]; [N] or [N,T']
+  SlotLists slots;
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
 };
 

@@ -110,15 +110,32 @@ __device__ void with_layout(const TileView& view, bool v_first, F&& f) {
 
 // slot -1: zeros.
 template <class Tr>
-__device__ void load_state(const Params& p, const Slice& at, int64_t slot, const Lanes& lanes,
-                           StateTile<Tr::kBlocks>& S) {
+__device__ void load_state(const Params& p, const Slice& at, const States& x, bool whole,
+                           int64_t slot, const Lanes& lanes, StateTile<Tr::kBlocks>& S) {
 #pragma unroll
   for (int i = 0; i < Tr::kBlocks * 4 * kThreadColumns; ++i) (&S[0][0][0])[i] = 0;
   if (slot < 0) return;
-  const TileView view = view_of(at, lanes, p.state_in, p.in_whole, slot);
+  const TileView view = view_of(at, lanes, x, whole, slot);
   with_layout<Tr::kOneStage>(view, p.v_first, [&]<class E, bool kVFirst, bool kWhole>() {
     load_tile<E, kVFirst, kWhole, Tr::kBlocks>(view, p.K, lanes, S);
   });
+}
+
+template <class Tr>
+__device__ void load_initial(const Params& p, const Slice& at, int64_t slot, const Lanes& lanes,
+                             StateTile<Tr::kBlocks>& S) {
+  load_state<Tr>(p, at, p.state_in, p.in_whole, slot, lanes, S);
+}
+// A tree's other branch: the state that token t starts from, where it is not the one that the token
+// before it left. A thread reads what it has written itself: nothing needs to be ordered.
+template <class Tr>
+__device__ void load_branch(const Params& p, const Slice& at, int64_t t, const Lanes& lanes,
+                            StateTile<Tr::kBlocks>& S) {
+  const int64_t parent = parent_of(p.slots, at.n, t);
+  if (parent == t - 1) return;
+  const auto from = jump_source(p.slots, at.n, parent);
+  load_state<Tr>(p, at, from.is_start ? p.state_in : p.state_out,
+                 from.is_start ? p.in_whole : p.out_whole, from.slot, lanes, S);
 }
 
 template <class Tr>

@@ -21,9 +21,9 @@ struct Place : Slice {
   Span span;
   int64_t k_head;
   float rate;                     // gate_rate(A_log), or 1
-  int64_t read_slot, write_slot;  // -1: zero; nowhere, or write_index [N,T'] says where
+  int64_t read_slot, write_slot;  // -1: zero; nowhere, or token_slot says where
   int64_t ckpt_begin, ckpt_end;
-  bool per_token, skipped;
+  bool skipped;
 };
 
 template <class Tr>

@@ -22,7 +22,7 @@ __device__ inline void fill_outside(const Params& params, const Plan& plan) {
         o.data[batch * o.sb + (token + j / hv) * o.st + (j % hv) * o.sh + i] = 0;
   };
   if (plan.padding < params.num_tokens) clear(0, plan.padding, params.num_tokens - plan.padding);
-  if (params.is_pool)
+  if (params.slots.is_pool)
     for (int i = 0; i < plan.num_pieces; i++)
       if (params.pieces[i].zero > 0)
         clear(params.pieces[i].batch, params.pieces[i].token, params.pieces[i].zero);

@@ -144,12 +144,9 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   d.form = p.gate_form == DELTIC_GATE_BOUNDED    ? GateForm::kBounded
            : p.gate_form == DELTIC_GATE_SOFTPLUS ? GateForm::kSoftplus
                                                  : GateForm::kLogDecay;
-  d.is_packed = p.packed, d.is_pool = p.is_pool;
+  d.is_packed = p.packed;
   d.cu_seqlens = list_of(p.cu);
-  // One list serves both directions if only one is given.
-  d.read_index = list_of(p.read_index ? p.read_index : p.write_index);
-  d.write_index = list_of(p.write_index ? p.write_index : p.read_index);
-  d.num_read_slots = int(p.state_in.slots), d.num_write_slots = int(p.state_out.slots);
+  d.slots = slot_lists_of(p);
   d.record = p.record;
   d.split_chunks = w.split_chunks;
   if (p.save != DELTIC_SAVE_NONE) d.saved = p.saved.data, d.saved_layout = saved_layout(p, p.save);
@@ -199,6 +196,8 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
                    .s_v = kWidth};
   tail.state_out = p.ckpt;
   tail.read_index = list(d.ckpt.from), tail.write_index = list(d.ckpt.to);
+  // The planning kernel has looked at null slots and at what sequences start from.
+  tail.null_slot = -1, tail.accepted = {}, tail.has_initial = {};
   tail.ckpt = {}, tail.ckpt_cu = {}, tail.ckpt_tokens = {}, tail.ckpt_slots = {};
   recurrence::run(tail, stream, d.ckpt.spans);
 }
@@ -243,7 +242,6 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
 
 const char* refuse(const Problem& p) {
   if (p.op != DELTIC_FORWARD) return "it has the forward alone";
-  if (const char* sentence = refuse_servers_lists(p)) return sentence;
   // Counted in 32 bits; divide() of schedule/order.cuh is exact up to 2^22 chunks.
   const double chunks = std::max(1.0, double(p.B) * double(p.T) / kChunk + double(p.N));
   if (chunks > double(1 << 22) || chunks * double(p.HV) > double(1 << 29))

@@ -13,10 +13,8 @@
 #include "cuda/schedule/order.cuh"
 #include "cuda/schedule/pieces.cuh"
 #include "cuda/sm90/chunk/tiles.h"
+#include "cuda/tile/slots.cuh"
 
-namespace deltic::gpu {
-struct Span;
-}
 namespace deltic::gpu::forward {
 
 using chunk::kHalfBytes, chunk::kTileBytes;
@@ -145,9 +143,9 @@ struct Params {
   bool has_norm, has_sigmoid;
   GateForm form;  // kHead
   // Lengths and slots, for the planning kernel.
-  bool is_packed, is_pool;
-  IndexList cu_seqlens, read_index, write_index;
-  int num_read_slots, num_write_slots;
+  bool is_packed;
+  IndexList cu_seqlens;
+  SlotLists slots;
   const uint64_t* record;  // of checked mode: all ones, or there is no work; null: not checked
   int split_chunks;        // of a piece; 0: sequences stay whole
   Checkpoints ckpt;

@@ -18,10 +18,6 @@ __device__ inline int64_t load_index(const IndexList& list, int64_t i) {
   return list.is64 ? __ldg(static_cast<const int64_t*>(list.data) + i * list.stride)
                    : __ldg(static_cast<const int*>(list.data) + i * list.stride);
 }
-__device__ inline int slot_of(const IndexList& list, int i, int slots) {
-  if (!list.data) return i;
-  return int(slot_or_none(load_index(list, i), slots));
-}
 // Sequence i as one piece, cut to the tensors. Offsets that decrease are told to the caller.
 __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
   Piece s{};
@@ -34,9 +30,9 @@ __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
   } else {
     s.batch = i, s.length = p.num_tokens;
   }
-  s.read_slot = p.state_in.data ? slot_of(p.read_index, i, p.num_read_slots) : -1;
-  s.write_slot = p.state_out.data ? slot_of(p.write_index, i, p.num_write_slots) : -1;
-  if (p.is_pool && s.read_slot < 0 && s.write_slot < 0) s.zero = s.length, s.length = 0;
+  const Slots<int> slots = find_slots<int>(p.slots, i);
+  s.read_slot = slots.from, s.write_slot = slots.to;
+  if (is_skipped(p.slots, i, s.length, slots)) s.zero = s.length, s.length = 0;
   s.is_last = true, s.end_stash = -1;
   return s;
 }
@@ -85,7 +81,7 @@ struct CheckpointPlace {
 // After the pieces are known. Lists that make no sense give unused checkpoints.
 __device__ inline CheckpointPlace checkpoint_at(const Params& p, int m) {
   CheckpointPlace at{};
-  at.slot = slot_of(p.ckpt.slots, m, p.ckpt.num_slots);
+  at.slot = int(named_slot(load_index(p.ckpt.slots, m), p.slots.null_slot, p.ckpt.num_slots));
   int lo = 0, hi = p.num_sequences;  // cu[lo] <= m < cu[hi]
   while (hi - lo > 1) {
     const int mid = (lo + hi) / 2;
@@ -100,8 +96,8 @@ __device__ inline CheckpointPlace checkpoint_at(const Params& p, int m) {
   const Piece begin = p.pieces[first], end = p.pieces[last];
   const int64_t length = end.token + end.length - begin.token;
   const int64_t count = load_index(p.ckpt.tokens, m);
-  const bool is_skipped = p.is_pool && begin.read_slot < 0 && begin.write_slot < 0;
-  if (is_skipped || count < 0 || count > length) return at;
+  const bool is_left_out = is_skipped(p.slots, lo, 0, find_slots<int>(p.slots, lo));
+  if (is_left_out || count < 0 || count > length) return at;
   at.batch = begin.batch;
   at.tokens_left = count < length ? int(count) % kChunk : 0;
   at.token = begin.token + int(count) - at.tokens_left;

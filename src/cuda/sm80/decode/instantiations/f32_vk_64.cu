@@ -3,7 +3,9 @@
 
 namespace deltic::gpu::decode {
 
-template void launch<float, 64, true, false>(const Params&, unsigned, cudaStream_t);
-template void launch<float, 64, true, true>(const Params&, unsigned, cudaStream_t);
+template void launch<float, 64, true, false, false>(const Params&, unsigned, cudaStream_t);
+template void launch<float, 64, true, false, true>(const Params&, unsigned, cudaStream_t);
+template void launch<float, 64, true, true, false>(const Params&, unsigned, cudaStream_t);
+template void launch<float, 64, true, true, true>(const Params&, unsigned, cudaStream_t);
 
 }  // namespace deltic::gpu::decode
