@@ -636,6 +636,13 @@ constexpr const char* kMove = "decode gate=head dense=4x1 H=2 HV=4 K=64 V=64 poo
 constexpr const char* kTokens = "decode gate=channel seqs=3,2,4 H=2 K=32 V=32 pool=tokens idx=i64";
 constexpr const char* kCheckpoints =
     "forward gate=head seqs=70,64 H=2 K=64 V=64 ckpt=0,10,64,end init=1 dtype=f32";
+// Rows of six slots, of which 2, 5 and 2 are accepted; of seven, all of them, the fourth sequence
+// skipped.
+constexpr const char* kTable = "decode gate=head dense=3x4 H=2 K=64 V=64 pool=drafts null=0";
+constexpr const char* kTree =
+    "decode gate=channel seqs=3,2,0,4,5 pad=1 H=2 K=64 V=64 pool=drafts tree=1 idx=i64";
+constexpr const char* kWritePool =
+    "decode gate=head dense=4x1 H=2 HV=4 K=64 V=64 pool=move writepool=1 null=1 hasinit=1";
 const std::vector<Spoiled>& spoiled() {
   static const std::vector<Spoiled> all = {
       // Lengths: 0, 5, 75, 139 of 142 rows.
@@ -654,6 +661,22 @@ const std::vector<Spoiled>& spoiled() {
       {kTokens, "write_index", {{6, 3}}},
       {kTokens, "write_index", {{12, 5}, {15, 5}}},
       {kTokens, "cu_seqlens", {{1, 0}, {2, 2}}, "write_index"},  // 7 tokens, 6 columns
+      // Accepted counts, tables, a second pool, trees.
+      {kTable, "accepted", {{1, 0}}},
+      {kTable, "accepted", {{2, 7}, {0, -3}}},
+      {kTable, "read_index", {{3, 77}}},
+      {kTable, "read_index", {{0, 3}}},
+      {kTree, "accepted", {{4, 8}}},
+      {kTree, "accepted", {{0, 1}}, "parents"},  // a later branch finds another state there
+      {kTree, "parents", {{1, 1}}},
+      {kTree, "parents", {{2, -2}}},
+      {kTree, "parents", {{30, 4}, {8, 3}}},
+      {kTree, "cu_seqlens", {{1, 0}, {2, 0}, {3, 0}, {4, 0}}, "read_index"},  // 14 tokens, 7 slots
+      {kWritePool, "write_index", {{2, 40}}},
+      {kWritePool, "write_index", {{2, -2}}},
+      {kWritePool, "write_index", {{1, 3}, {2, 3}}},
+      {kWritePool, "read_index", {{3, 41}}},
+      {kWritePool, "state_pool", {{(5 * 4 + 3) * 64 * 64 + 17, kNan}}},
       // Checkpoints: 0 10 64 end of the first, 0 10 64 end of the second sequence; 8 entries.
       {kCheckpoints, "ckpt_cu", {{0, 1}}},
       {kCheckpoints, "ckpt_cu", {{1, 9}}},

@@ -14,11 +14,13 @@
 
 #include "../probe.h"
 #include "cuda/sm80/decode/kernel.cuh"
+#include "cuda/tile/launch.h"
 #include "move.cuh"
 
 namespace {
 
 using namespace deltic;
+using gpu::decode::Choice;
 using gpu::decode::Params;
 using gpu::decode::Traits;
 using probe::check;
@@ -34,35 +36,66 @@ struct Variant {
 
 std::vector<Variant> variants;
 
-// kCtas 0: what the library has.
-template <class E, bool kVFirst, bool kPerChannel, int kCtas>
-void add() {
-  using Tr = Traits<E, 128, kVFirst, kPerChannel, kCtas>;
+// most: CTAs per SM, kept to by shared memory that nobody uses; 0: as many as fit.
+template <class E, bool kVFirst, bool kPerChannel, Choice kChoice>
+void add(const std::string& name, int most) {
+  using Tr = Traits<E, 128, kVFirst, kPerChannel, false, kChoice>;
   const auto kernel = gpu::decode::decode_kernel<Tr>;
   cudaFuncAttributes a{};
   check(cudaFuncGetAttributes(&a, kernel));
+  int smem = int(sizeof(gpu::decode::Stage<Tr>));
+  if (most > 0) smem = std::max(smem, 227 * 1024 / most - 1024);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
   int ctas = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, gpu::decode::kThreads, 0));
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, Tr::kThreads, size_t(smem)));
   variants.push_back({sizeof(E) == 4 ? DType::f32 : DType::bf16, kVFirst,
-                      kPerChannel ? Gate::channel : Gate::head,
-                      kCtas == 0 ? "decode" : "decode, bounds " + std::to_string(kCtas),
+                      kPerChannel ? Gate::channel : Gate::head, name,
                       [=](Params p, cudaStream_t stream) {
-                        p.num_slices = unsigned((p.V + Tr::kSlice - 1) / Tr::kSlice);
+                        p.num_slices = unsigned((p.V + Tr::kSpan - 1) / Tr::kSpan);
                         const unsigned grid = unsigned(p.tokens.N) * p.HV * p.num_slices;
-                        kernel<<<grid, gpu::decode::kThreads, 0, stream>>>(p);
-                        check(cudaGetLastError());
+                        if constexpr (Tr::kStartsEarly) {
+                          check(
+                              gpu::launch_after(kernel, dim3(grid), Tr::kThreads, smem, stream, p));
+                        } else {
+                          kernel<<<grid, Tr::kThreads, size_t(smem), stream>>>(p);
+                          check(cudaGetLastError());
+                        }
                       },
                       a.numRegs, int(a.localSizeBytes), ctas});
+}
+// Of both gates, V-first.
+template <class E, Choice kChoice>
+void add_gates(const std::string& name, int most = 0) {
+  add<E, true, false, kChoice>(name, most), add<E, true, true, kChoice>(name, most);
 }
 
 void add_all() {
   using bf16 = __nv_bfloat16;
-  add<float, true, false, 0>(), add<float, true, true, 0>();
-  add<float, false, false, 0>(), add<float, false, true, 0>();
-  add<bf16, true, false, 0>(), add<bf16, true, true, 0>();
-  add<bf16, false, false, 0>(), add<bf16, false, true, 0>();
-  add<float, true, false, 5>(), add<float, true, true, 7>();
-  add<bf16, true, false, 4>(), add<bf16, true, false, 6>();
+  add_gates<float, Choice{}>("decode");
+  add_gates<float, Choice{}>("4 per SM", 4), add_gates<float, Choice{}>("3 per SM", 3);
+  add_gates<float, Choice{.ctas = 5, .tiles = 2}>("2 tiles");
+  add_gates<float, Choice{.ctas = 5, .tiles = 2}>("2 tiles, 3 per SM", 3);
+  add_gates<float, Choice{.ctas = 5, .tiles = 2}>("2 tiles, 2 per SM", 2);
+  add_gates<float, Choice{.ctas = 3, .tokens = 4, .tiles = 4}>("4 tiles, 3 per SM");
+  add_gates<float, Choice{.ctas = 3, .tokens = 4, .tiles = 4}>("4 tiles, 2 per SM", 2);
+  add_gates<float, Choice{.ctas = 6, .columns = 2}>("2 columns");
+  add_gates<float, Choice{.starts_early = true}>("early");
+  add_gates<float, Choice{.ctas = 6, .columns = 2, .starts_early = true}>("2 columns, early");
+  add<float, false, false, Choice{}>("decode", 0), add<float, false, true, Choice{}>("decode", 0);
+  add<float, false, false, Choice{}>("3 per SM", 3);
+  add_gates<bf16, Choice{}>("decode"), add_gates<bf16, Choice{}>("3 per SM", 3);
+  add_gates<bf16, Choice{.ctas = 4, .tiles = 2}>("2 tiles");
+  add_gates<bf16, Choice{.ctas = 4, .products_by_mma = true}>("mma");
+  add_gates<bf16, Choice{.ctas = 4, .products_by_mma = true}>("mma, 3 per SM", 3);
+  add_gates<bf16, Choice{.ctas = 5, .products_by_mma = true}>("mma, 5 per SM");
+  add_gates<bf16, Choice{.ctas = 4, .tiles = 2, .products_by_mma = true}>("mma, 2 tiles");
+  add_gates<bf16, Choice{.ctas = 4, .tiles = 2, .products_by_mma = true}>("mma, 2 tiles, 3", 3);
+  add_gates<bf16, Choice{.threads = 64, .ctas = 8, .products_by_mma = true}>("mma, 64 threads");
+  add_gates<bf16, Choice{.threads = 32, .ctas = 16, .tokens = 2, .products_by_mma = true}>(
+      "mma, 32 threads");
+  add_gates<bf16, Choice{.ctas = 4, .products_by_mma = true, .starts_early = true}>("mma, early");
+  add_gates<bf16, Choice{.threads = 64, .ctas = 8, .products_by_mma = true, .starts_early = true}>(
+      "mma, 64 threads, early");
 }
 
 // --- buffers -------------------------------------------------------------------------------------
@@ -150,7 +183,7 @@ struct Call {
     p.gate = gate;
     p.gate_form = gate == Gate::channel ? DELTIC_GATE_BOUNDED : DELTIC_GATE_SOFTPLUS;
     p.beta_kind = BetaKind::head, p.beta_form = DELTIC_BETA_SIGMOID;
-    p.l2norm = p.is_pool = true;
+    p.l2norm = p.slots.is_pool = true;
     p.scale = 0.0883883f, p.lower_bound = -5;
     p.q = rows(q, T, H, kK), p.k = rows(k, T, H, kK), p.v = rows(v, T, HV, kV);
     p.o = rows(o, T, HV, kV), p.g = rows(g, T, HV, w), p.beta = rows(beta, T, HV, 1);
@@ -159,8 +192,8 @@ struct Call {
     p.state_in = {pool.data,        pool.type,       true, slots, HV * kK * kV, kK * kV,
                   v_first ? 1 : kV, v_first ? kK : 1};
     p.state_out = p.state_in;
-    p.read_index = {index, true, false, B, 0, 1, 0};
-    p.write_index = p.read_index;
+    p.slots.read = p.slots.write = {index, true, false, B, 0, 1, 0};
+    p.slots.read_slots = p.slots.write_slots = slots;
     return p;
   }
 };
@@ -411,14 +444,15 @@ void run_moves() {
 
 }  // namespace
 
-// decode_probe: the moves; the decode kernel in its forms, checked and timed.
-int main() {
+// decode_probe: the decode kernel in its forms, checked and timed. decode_probe moves: what comes
+// before, moves of states alone.
+int main(int argc, char**) {
   for (const int64_t B : {1, 64, 256}) {
     const int64_t bytes = B * kHV * kK * kV * 4;
     std::printf("copy of B=%ld: fp32 %.2f us, bf16 %.2f us\n", B, copy_us(bytes),
                 copy_us(bytes / 2));
   }
-  run_moves();
+  if (argc > 1) run_moves();
   add_all();
   std::printf("%-46s regs spill/SM |    B=1   B=64  B=256 | B=64 T=4\n", "decode, us");
   int wrong = 0;

@@ -65,6 +65,21 @@ __device__ inline int64_t written_slot(const Params& p, int64_t n, int64_t t) {
 __device__ inline bool is_slot(const Params& p, int64_t slot, int64_t slots) {
   return slot >= -1 && (slot < slots || slot <= p.slots.null_slot);
 }
+// A sequence that is skipped: nobody reads its rows.
+__device__ inline bool is_padding(const Params& p, int64_t n) {
+  return is_skipped(p.slots, n, span_of(p.tokens, n).length, find_slots<int64_t>(p.slots, n));
+}
+// Whether no list names a slot of a sequence: then nobody looks at its count of accepted tokens.
+__device__ inline bool has_no_slots(const Params& p, int64_t n) {
+  const auto is_none = [&](const Indices& list, int64_t slots) {
+    bool is = true;
+    for (int64_t column = 0; column < max(list.n1, int64_t{1}); ++column) {
+      is = is && named_slot(load_index(list, n, column), p.slots.null_slot, slots) < 0;
+    }
+    return is;
+  };
+  return is_none(p.slots.read, p.slots.read_slots) && is_none(p.slots.write, p.slots.write_slots);
+}
 __device__ inline bool is_accepted(const Params& p, int64_t n) {
   const int64_t accepted = load_index(p.slots.accepted, n);
   return accepted >= 1 && accepted <= p.slots.read.n1;
@@ -129,7 +144,7 @@ __device__ inline void check_slots(const Params& p, int64_t n) {
   const int64_t columns = num_columns(p), position = n * (columns + 2);
   if (x.per_token && span_of(p.tokens, n).length > x.write.n1) report(p, kPool, position);
   if (x.accepted.present && !is_accepted(p, n)) {
-    report(p, kAccepted, n);
+    if (!has_no_slots(p, n)) report(p, kAccepted, n);
   } else if (p.has_read_list &&
              !is_slot(p, load_index(x.read, n, read_column(p, n)), x.read_slots)) {
     report(p, kPool, position + 1);
@@ -157,7 +172,7 @@ __device__ inline void check_parents(const Params& p, int64_t n) {
   const int64_t length = span_of(p.tokens, n).length, position = n * kPerTree;
   if (length > kMaxDrafts) return report(p, kParents, position);
   if (length > p.slots.parents.n1) return report(p, kParents, position + 1);
-  if (is_skipped(p.slots, n, length, find_slots<int64_t>(p.slots, n))) return;
+  if (is_padding(p, n)) return;
 #pragma unroll 1
   for (int64_t t = 0; t < length; ++t) {
     const int64_t parent = load_index(p.slots.parents, n, t);
@@ -342,6 +357,7 @@ __global__ void __launch_bounds__(kThreads, 4) check_values(const __grid_constan
       t = row - span_of(p.tokens, n).begin;
       if (t < 0 || t >= span_of(p.tokens, n).length) continue;  // offsets that decrease
     }
+    if (is_padding(p, n)) continue;
     check_rows(p, n, t, i % p.HV, lane);
     // A lane per channel, once per chunk.
     if (!p.inputs.sums || t % p.chunk != 0) continue;
@@ -461,9 +477,8 @@ __device__ inline Finding describe_list_twice(const Params& p, int64_t slot) {
   // The next lowest: the sequence that has it says which of its writers.
   const int64_t other = first_of(p.tokens.N, [&](int64_t n) {
     bool has = false;
-    for_list_writers(p, n, [&](int64_t writer, int64_t at) {
-      has = has || (at == slot && writer != first);
-    });
+    for_list_writers(
+        p, n, [&](int64_t writer, int64_t at) { has = has || (at == slot && writer != first); });
     return has;
   });
   Finding f{.wrong = Wrong::written_twice, .argument = Argument::ckpt_slots};
@@ -509,9 +524,9 @@ __device__ inline Finding describe_value(const Params& p, int64_t position) {
     const int64_t slot = state_slot(p, which, n), head = item - which * p.HV;
     const int64_t i = first_of(
         p.K * p.V, [&](int64_t j) { return !isfinite(state_number(p, x, slot, head, j)); });
-    f.argument = which == 1  ? Argument::d_final_state
+    f.argument = which == 1        ? Argument::d_final_state
                  : p.slots.is_pool ? Argument::state_pool
-                             : Argument::initial_state;
+                                   : Argument::initial_state;
     f.head = head, f.value = state_number(p, x, slot, head, min(i, p.K * p.V - 1));
     return f;
   }

@@ -2,6 +2,9 @@
 // written once; until its first token is ready it is on its way to shared memory.
 #pragma once
 
+#include <cstddef>
+
+#include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/decode/stage_state.cuh"
 
 namespace deltic::gpu::decode {
@@ -12,8 +15,8 @@ __device__ Slice find_slice(const Params& p, unsigned index) {
   const unsigned job = index / p.num_slices, n = job / p.HV;
   Slice at;
   at.n = n, at.head = job - n * p.HV;
-  at.first = static_cast<int>(index - job * p.num_slices) * Tr::kSlice;
-  at.count = static_cast<int>(min(static_cast<int64_t>(Tr::kSlice), p.V - at.first));
+  at.first = static_cast<int>(index - job * p.num_slices) * Tr::kSpan;
+  at.count = static_cast<int>(min(static_cast<int64_t>(Tr::kSpan), p.V - at.first));
   return at;
 }
 
@@ -34,8 +37,28 @@ __device__ inline void zero_outputs(const Params& p, const Slice& at, const Plac
   }
 }
 
-__device__ inline int tokens_from(const Place& place, int first) {
-  return min(place.length - first, kStageTokens);
+template <class Tr>
+__device__ int tokens_from(const Place& place, int first) {
+  return min(place.length - first, Tr::kStageTokens);
+}
+
+// The tokens of a stage over one tile.
+template <class Tr>
+__device__ void run_tile(const Params& p, const Part& part, Stage<Tr>& s, int first, int count,
+                         int tile, RawTile<Tr>& raw) {
+  wait_state(Tr::kTiles - 1 - tile);
+  if constexpr (!Tr::kStays) get_state<Tr>(s, tile, raw);
+#pragma unroll 1
+  for (int t = 0; t < count; ++t) {
+    if constexpr (Tr::kTrees) load_branch<Tr>(p, part, first + t, tile, s, raw);
+    step<Tr>(p, part, first + t, tile, s, t, raw);
+    const auto [at, place, to] = load_work(s.work);
+    const int slot = p.slots.per_token               ? token_slot(p.slots, at.n, first + t)
+                     : first + t + 1 == place.length ? to
+                                                     : -1;
+    if (slot >= 0) store_state<Tr>(p, tile_of<Tr>(at, tile), part, slot, raw);
+    if constexpr (Tr::kStays) put_state<Tr>(raw, tile, s);
+  }
 }
 
 // Stage after stage; the first one's tokens and the state are under way.
@@ -47,30 +70,29 @@ __device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawT
     int count;
     {
       const auto [at, place, to] = load_work(s.work);
-      count = tokens_from(place, first);
-      lay_keys<Tr>(p, count, tokens, s);
-      lay_gates<Tr>(p, place, at, first, count, tokens, s);
-      lay_values<Tr>(p, place, at, first, count, tokens, s);
+      count = tokens_from<Tr>(place, first);
+      if constexpr (Tr::kGatesFirst) {
+        lay_gates<Tr>(p, place, at, first, count, tokens, s);
+        lay_values<Tr>(p, place, at, first, count, tokens, s);
+        lay_keys<Tr>(p, count, tokens, s);
+      } else {
+        lay_keys<Tr>(p, count, tokens, s);
+        lay_gates<Tr>(p, place, at, first, count, tokens, s);
+        lay_values<Tr>(p, place, at, first, count, tokens, s);
+      }
     }
     __syncthreads();  // the stage is there, for all threads
-    wait_state();
-    if constexpr (!Tr::kStays) get_state<Tr>(s, raw);
 #pragma unroll 1
-    for (int t = 0; t < count; ++t) {
-      if constexpr (Tr::kTrees) load_branch<Tr>(p, part, first + t, s, raw);
-      step<Tr>(p, part, first + t, s, t, raw);
-      const auto [at, place, to] = load_work(s.work);
-      const int slot = p.slots.per_token               ? token_slot(p.slots, at.n, first + t)
-                       : first + t + 1 == place.length ? to
-                                                       : -1;
-      if (slot >= 0) store_state<Tr>(p, at, part, slot, raw);
-      if constexpr (Tr::kStays) put_state<Tr>(raw, s);
+    for (int tile = 0; tile < Tr::kTiles; ++tile) {
+      run_tile<Tr>(p, part, s, first, count, tile, raw);
+      if constexpr (!Tr::kStays) {
+        if (first + count < load_work(s.work).place.length) put_state<Tr>(raw, tile, s);
+      }
     }
-    first += kStageTokens;
+    first += Tr::kStageTokens;
     const auto [at, place, to] = load_work(s.work);
     if (first >= place.length) return;
-    if constexpr (!Tr::kStays) put_state<Tr>(raw, s);
-    load_tokens<Tr>(p, place, at, first, tokens_from(place, first), tokens);
+    load_tokens<Tr>(p, place, at, first, tokens_from<Tr>(place, first), tokens);
     __syncthreads();  // the stage has been read by all threads
   }
 }
@@ -78,9 +100,14 @@ __device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawT
 // CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
 // write zeros to the rows of no sequence.
 template <class Tr>
-__global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
+__global__ void __launch_bounds__(Tr::kThreads, Tr::kCtasPerSm)
     decode_kernel(const __grid_constant__ Params p) {
-  __shared__ Stage<Tr> s;
+  extern __shared__ __align__(16) std::byte memory[];
+  auto& s = *reinterpret_cast<Stage<Tr>*>(memory);
+  if constexpr (Tr::kStartsEarly) {
+    grid_release();  // the next launch may come, and waits likewise
+    grid_wait();
+  }
   if (is_wrong(p.tokens)) return;
   if (is_past_slices(p)) return;
   const Slice at = find_slice<Tr>(p, blockIdx.x);
@@ -90,15 +117,22 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
   const Slots<int> slots = find_slots<int>(p.slots, at.n);
   const Place place = find_place(p.tokens, at.n);
   RawTokens tokens;
-  load_tokens<Tr>(p, place, at, 0, tokens_from(place, 0), tokens);
-  request_state<Tr>(p, at, part, slots.from, s);
+  load_tokens<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
+#pragma unroll
+  for (int tile = 0; tile < Tr::kTiles; ++tile) {
+    request_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.from, tile, s);
+    end_request();
+  }
   if (is_skipped(p.slots, at.n, place.length, slots)) return zero_outputs(p, at, place);
   if (threadIdx.x == 0) s.work = {at, place, slots.to};
   RawTile<Tr> raw;
   if (place.length == 0) {
-    wait_state();
-    get_state<Tr>(s, raw);
-    if (slots.to >= 0) store_state<Tr>(p, at, part, slots.to, raw);
+    wait_state(0);
+#pragma unroll 1
+    for (int tile = 0; tile < Tr::kTiles && slots.to >= 0; ++tile) {
+      get_state<Tr>(s, tile, raw);
+      store_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.to, raw);
+    }
     return;
   }
   __syncthreads();  // s.work is there, for all threads

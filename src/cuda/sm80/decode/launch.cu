@@ -92,8 +92,8 @@ void launch_tree(const Params& p, unsigned ctas, cudaStream_t stream) {
 
 template <class E, int kWidth, bool kVFirst>
 void launch_gate(const Problem& p, cudaStream_t stream) {
-  constexpr int64_t kSlice = Traits<E, kWidth, kVFirst, false>::kSlice;
-  const int64_t slices = (p.V + kSlice - 1) / kSlice;
+  constexpr int64_t kSpan = Traits<E, kWidth, kVFirst, false>::kSpan;
+  const int64_t slices = (p.V + kSpan - 1) / kSpan;
   // Heads and slices are numbers of 32 bits in the kernel, also where padding is all there is.
   static_cast<void>(checked_ctas(std::max(p.HV, slices), "cuda.decode"));
   const unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.decode");

@@ -11,7 +11,7 @@ namespace deltic::gpu::decode {
 template <class E, int kWidth, bool kVFirst, bool kPerChannel, bool kTrees>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
   using Tr = Traits<E, kWidth, kVFirst, kPerChannel, kTrees>;
-  decode_kernel<Tr><<<num_ctas, kThreads, 0, stream>>>(p);
+  decode_kernel<Tr><<<num_ctas, Tr::kThreads, sizeof(Stage<Tr>), stream>>>(p);
   check_launch("decode kernel");
 }
 

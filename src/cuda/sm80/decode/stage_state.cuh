@@ -2,17 +2,27 @@
 // in memory, stepped over one token, and stored. Called by all threads of the CTA.
 #pragma once
 
+#include "cuda/ptx/mma.cuh"
 #include "cuda/sm80/decode/stage_tokens.cuh"
 
 namespace deltic::gpu::decode {
 
 // Which part a thread has.
 struct Part {
-  int piece, column;  // column: the first one within the slice
+  int piece, column;  // column: the first one within the tile
 };
+
+// One of the CTA's tiles; without columns where the last CTA of a head has fewer.
+template <class Tr>
+__device__ Slice tile_of(Slice at, int tile) {
+  at.first += tile * Tr::kSlice;
+  at.count = min(at.count - tile * Tr::kSlice, Tr::kSlice);
+  return at;
+}
 
 template <class Tr>
 __device__ Part part_of(int thread) {
+  if constexpr (Tr::kMma) return {thread % 4, thread / 32 * 16 + thread % 32 / 4};
   return Tr::kVFirst ? Part{thread % Tr::kPieces, thread / Tr::kPieces * Tr::kColumns}
                      : Part{thread / Tr::kLanesV, thread % Tr::kLanesV * Tr::kColumns};
 }
@@ -20,7 +30,7 @@ __device__ Part part_of(int thread) {
 template <class Tr>
 inline constexpr int kVectorSize = 16 / sizeof(typename Tr::E);
 template <class Tr>
-inline constexpr int kVectors = Tr::kColumns* kChannels / kVectorSize<Tr>;
+inline constexpr int kVectors = Tr::kSlice* Tr::kWidth / kVectorSize<Tr> / Tr::kThreads;
 // A thread's part as it lies in memory.
 template <class Tr>
 using RawTile = uint4[kVectors<Tr>];
@@ -38,7 +48,15 @@ __device__ void walk(const Slice& at, const Part& part, const States& x, int slo
   using E = typename Tr::E;
   constexpr int kN = kVectorSize<Tr>;
   E* base = static_cast<E*>(x.data) + static_cast<int64_t>(slot) * x.s_slot + at.head * x.s_head;
-  if constexpr (Tr::kVFirst) {
+  if constexpr (Tr::kMma) {
+    E* row = base + (at.first + part.column) * x.s_v + kChannels * part.piece;
+#pragma unroll
+    for (int i = 0; i < kVectors<Tr>; ++i) {  // columns 0 and 8 on, 32 channels on
+      constexpr int kBlocks = Tr::kWidth / 32;
+      f(i, row + i / kBlocks * 8 * x.s_v + i % kBlocks * 32,
+        part.column + i / kBlocks * 8 < at.count);
+    }
+  } else if constexpr (Tr::kVFirst) {
     E* row = base + (at.first + part.column) * x.s_v;
 #pragma unroll
     for (int c = 0; c < Tr::kColumns; ++c) {
@@ -74,8 +92,8 @@ __device__ constexpr int tile_channel(int index, int e) {
 // zeros.
 template <class Tr>
 __device__ void request_state(const Params& p, const Slice& at, const Part& part, int slot,
-                              Stage<Tr>& s) {
-  const auto place = [&](int i) { return &s.state[i * kThreads + threadIdx.x]; };
+                              int tile, Stage<Tr>& s) {
+  const auto place = [&](int i) { return &s.state[tile][i * Tr::kThreads + threadIdx.x]; };
   if (slot < 0) {
 #pragma unroll
     for (int i = 0; i < kVectors<Tr>; ++i) *place(i) = uint4{0, 0, 0, 0};
@@ -89,18 +107,25 @@ __device__ void request_state(const Params& p, const Slice& at, const Part& part
     }
   });
 }
-// The thread's own have arrived.
-__device__ inline void wait_state() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// What was asked for since the last one is a group, and arrives in order.
+__device__ inline void end_request() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// The thread's own have arrived, but for the last `left` groups, at most three.
+__device__ inline void wait_state(int left) {
+  if (left == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
+  if (left == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+  if (left == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
+  if (left == 3) asm volatile("cp.async.wait_group 3;" ::: "memory");
+}
 // From there to registers and back.
 template <class Tr>
-__device__ void get_state(const Stage<Tr>& s, RawTile<Tr>& raw) {
+__device__ void get_state(const Stage<Tr>& s, int tile, RawTile<Tr>& raw) {
 #pragma unroll
-  for (int i = 0; i < kVectors<Tr>; ++i) raw[i] = s.state[i * kThreads + threadIdx.x];
+  for (int i = 0; i < kVectors<Tr>; ++i) raw[i] = s.state[tile][i * Tr::kThreads + threadIdx.x];
 }
 template <class Tr>
-__device__ void put_state(const RawTile<Tr>& raw, Stage<Tr>& s) {
+__device__ void put_state(const RawTile<Tr>& raw, int tile, Stage<Tr>& s) {
 #pragma unroll
-  for (int i = 0; i < kVectors<Tr>; ++i) s.state[i * kThreads + threadIdx.x] = raw[i];
+  for (int i = 0; i < kVectors<Tr>; ++i) s.state[tile][i * Tr::kThreads + threadIdx.x] = raw[i];
 }
 
 template <class Tr>
@@ -115,15 +140,15 @@ __device__ void store_state(const Params& p, const Slice& at, const Part& part, 
 // before it left. A thread reads what it has written itself, so that nothing needs to be ordered;
 // by plain loads, since copies of the state behind the program's back might come before the store.
 template <class Tr>
-__device__ void load_branch(const Params& p, const Part& part, int token, Stage<Tr>& s,
+__device__ void load_branch(const Params& p, const Part& part, int token, int tile, Stage<Tr>& s,
                             RawTile<Tr>& raw) {
-  const auto [at, place, to] = load_work(s.work);
+  const Slice at = tile_of<Tr>(load_work(s.work).slice, tile);
   const int parent = parent_of(p.slots, at.n, token);
   if (parent == token - 1) return;
   const auto from = jump_source(p.slots, at.n, parent);
   const States& states = from.is_start ? p.state_in : p.state_out;
   walk<Tr>(at, part, states, max(from.slot, 0), [&](int i, const auto* x, bool is_there) {
-    uint4& vector = Tr::kStays ? s.state[i * kThreads + threadIdx.x] : raw[i];
+    uint4& vector = Tr::kStays ? s.state[tile][i * Tr::kThreads + threadIdx.x] : raw[i];
     vector = uint4{0, 0, 0, 0};
     if (is_there && from.slot >= 0) vector = *reinterpret_cast<const uint4*>(x);
   });
@@ -153,11 +178,11 @@ __device__ void sum_halving(float (&x)[N], int lane) {
 }
 
 // u of the thread's columns, and o, from its parts of S^T k and S^T q (x), both to be multiplied by
-// `decay`. V-first: the kPieces lanes of a column have it all. row: of o.
+// `decay`. V-first: the kPieces lanes of a column have it all. row: of o; v: of the tile.
 template <class Tr>
 __device__ void solve_in_warp(const Params& p, const Slice& at, const Part& part, int64_t row,
-                              const Stage<Tr>& s, int t, float decay, float (&x)[2 * Tr::kColumns],
-                              float (&u)[Tr::kColumns]) {
+                              const Stage<Tr>& s, int t, const float* v, float decay,
+                              float (&x)[2 * Tr::kColumns], float (&u)[Tr::kColumns]) {
   constexpr int kC = Tr::kColumns, kP = Tr::kPieces;
   constexpr int kLeft = 2 * kC > kP ? 2 * kC / kP : 1;      // sums that a lane ends with
   constexpr int kStride = 2 * kC > kP ? 1 : kP / (2 * kC);  // lanes with the same ones
@@ -169,7 +194,7 @@ __device__ void solve_in_warp(const Params& p, const Slice& at, const Part& part
 #pragma unroll
   for (int j = 0; j < kLeft; ++j) {
     const float sum = decay * x[j];
-    own[j] = beta * (s.v[t][column + j] - sum);  // of lanes with k
+    own[j] = beta * (v[column + j] - sum);  // of lanes with k
     const float other = __shfl_xor_sync(0xFFFFFFFFu, own[j], kP / 2);
     if (has_q && part.piece % kStride == 0 && column + j < at.count) {
       store(p.o.data, p.o.dtype, row + column + j, sum + kq * other);
@@ -185,8 +210,8 @@ __device__ void solve_in_warp(const Params& p, const Slice& at, const Part& part
 // two halves of s.sums take turns, so that the next token's cannot meet this one's.
 template <class Tr>
 __device__ void solve_in_cta(const Params& p, const Slice& at, const Part& part, int64_t row,
-                             Stage<Tr>& s, int t, float decay, float (&x)[2 * Tr::kColumns],
-                             float (&u)[Tr::kColumns]) {
+                             Stage<Tr>& s, int t, const float* v, float decay,
+                             float (&x)[2 * Tr::kColumns], float (&u)[Tr::kColumns]) {
   constexpr int kC = Tr::kColumns, kLanes = Tr::kLanesV, kGroups = 32 / kLanes;
   constexpr int kLeft = 2 * kC / kGroups;  // sums that a lane ends with
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -201,16 +226,74 @@ __device__ void solve_in_cta(const Params& p, const Slice& at, const Part& part,
   const auto total = [&](int which, int column) {
     float sum = sums[0][which][column];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum += sums[w][which][column];
+    for (int w = 1; w < Tr::kWarps; ++w) sum += sums[w][which][column];
     return decay * sum;
   };
   const float beta = s.beta[t];
 #pragma unroll
-  for (int c = 0; c < kC; ++c) u[c] = beta * (s.v[t][part.column + c] - total(0, part.column + c));
-  static_assert(Tr::kSlice <= kThreads, "a thread has one output");
+  for (int c = 0; c < kC; ++c) u[c] = beta * (v[part.column + c] - total(0, part.column + c));
+  static_assert(Tr::kSlice <= Tr::kThreads, "a thread has one output");
   if (const int column = threadIdx.x; column < at.count) {
-    const float own = beta * (s.v[t][column] - total(0, column));
+    const float own = beta * (v[column] - total(0, column));
     store(p.o.data, p.o.dtype, row + column, total(1, column) + s.kq[t] * own);
+  }
+}
+
+// S_{t-1} -> S_t and o_t as below, the sums over channels by matrix instructions: 16 columns of the
+// state as they are in memory, times k and q as three bf16 numbers each, which are all of their
+// bits. Lanes 0 and 1 of four end with the sums of k of two columns, lanes 2 and 3 with those of q.
+template <class Tr>
+__device__ void step_by_mma(const Params& p, const Part& part, int token, int tile, Stage<Tr>& s,
+                            int t, RawTile<Tr>& raw) {
+  using E = typename Tr::E;
+  constexpr int kBlocks = Tr::kWidth / 32;
+  // Columns 0 to 2 of the right factor are k, 4 to 6 q.
+  const int n = threadIdx.x % 32 / 4;
+  const uint32_t* parts = s.parts[t][min(n - n / 4, 5)] + 4 * part.piece;
+  float sums[4] = {};
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    uint4 x{0, 0, 0, 0};
+    if (n % 4 != 3) x = *reinterpret_cast<const uint4*>(parts + 16 * b);
+    const uint4 &up = raw[b], &low = raw[kBlocks + b];
+    mma_pairs<E>(sums, up.x, low.x, up.y, low.y, x.x, x.y);
+    mma_pairs<E>(sums, up.z, low.z, up.w, low.w, x.z, x.w);
+  }
+  const auto [slice, place, to] = load_work(s.work);
+  const Slice at = tile_of<Tr>(slice, tile);
+  const float* v = s.v[t] + tile * Tr::kSlice;
+  const float beta = s.beta[t], head_decay = Tr::kPerChannel ? 1.0f : s.decay[t][0];
+  float u[2];
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    float& sum = sums[c];
+    sum = sums[2 * c] + sums[2 * c + 1];
+    sum = head_decay * (sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 1));
+    u[c] = beta * (v[part.column + 8 * c] - sum);
+    const float other = __shfl_xor_sync(0xFFFFFFFFu, u[c], 2);
+    if (part.piece >= 2) u[c] = other;
+  }
+  if (const int c = part.piece - 2; c >= 0 && part.column + 8 * c < at.count) {
+    const int64_t row = offset(p.o, place.batch, place.begin + token, at.head) + at.first;
+    store(p.o.data, p.o.dtype, row + part.column + 8 * c,
+          (c == 0 ? sums[0] : sums[1]) + s.kq[t] * (c == 0 ? u[0] : u[1]));
+  }
+#pragma unroll
+  for (int b = 0; b < kBlocks; ++b) {
+    __syncwarp();  // as below: k of all blocks at once would not fit the registers
+    float k[kChannels], decay[kChannels];
+    read_run<Tr>(s.k[t], 4 * b + part.piece, 0, k);
+    if constexpr (Tr::kPerChannel) read_run<Tr>(s.decay[t], 4 * b + part.piece, 0, decay);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float S[kChannels];
+      unpack<E>(raw[c * kBlocks + b], S);
+#pragma unroll
+      for (int e = 0; e < kChannels; ++e) {
+        S[e] = S[e] * (Tr::kPerChannel ? decay[e] : head_decay) + k[e] * u[c];
+      }
+      raw[c * kBlocks + b] = pack<E>(S);
+    }
   }
 }
 
@@ -219,8 +302,9 @@ __device__ void solve_in_cta(const Params& p, const Slice& at, const Part& part,
 // whole it would not fit the registers. 16-bit states are rounded: a call of its own for the next
 // token would find the same.
 template <class Tr>
-__device__ void step(const Params& p, const Part& part, int token, Stage<Tr>& s, int t,
+__device__ void step(const Params& p, const Part& part, int token, int tile, Stage<Tr>& s, int t,
                      RawTile<Tr>& raw) {
+  if constexpr (Tr::kMma) return step_by_mma<Tr>(p, part, token, tile, s, t, raw);
   using E = typename Tr::E;
   constexpr int kN = kVectorSize<Tr>;
   // fp32 and decays per channel: the first pass leaves S' behind.
@@ -237,7 +321,7 @@ __device__ void step(const Params& p, const Part& part, int token, Stage<Tr>& s,
 #pragma unroll
     for (int i = 0; i < kVectors<Tr>; ++i) {
       float S[kN];
-      unpack<E>(Tr::kStays ? s.state[i * kThreads + threadIdx.x] : raw[i], S);
+      unpack<E>(Tr::kStays ? s.state[tile][i * Tr::kThreads + threadIdx.x] : raw[i], S);
 #pragma unroll
       for (int e = 0; e < kN; ++e) {
         const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e) - first;
@@ -250,12 +334,14 @@ __device__ void step(const Params& p, const Part& part, int token, Stage<Tr>& s,
     }
   }
   float u[Tr::kColumns];
-  const auto [at, place, to] = load_work(s.work);
+  const auto [slice, place, to] = load_work(s.work);
+  const Slice at = tile_of<Tr>(slice, tile);
+  const float* v = s.v[t] + tile * Tr::kSlice;
   const int64_t row = offset(p.o, place.batch, place.begin + token, at.head) + at.first;
   if constexpr (Tr::kVFirst) {
-    solve_in_warp<Tr>(p, at, part, row, s, t, head_decay, x, u);
+    solve_in_warp<Tr>(p, at, part, row, s, t, v, head_decay, x, u);
   } else {
-    solve_in_cta<Tr>(p, at, part, row, s, t, head_decay, x, u);
+    solve_in_cta<Tr>(p, at, part, row, s, t, v, head_decay, x, u);
   }
   // Orders nothing between threads: the compiler reads the state anew instead of holding it.
   if constexpr (Tr::kStays) __syncwarp();
@@ -265,7 +351,7 @@ __device__ void step(const Params& p, const Part& part, int token, Stage<Tr>& s,
 #pragma unroll
   for (int i = 0; i < kVectors<Tr>; ++i) {
     float S[kN];
-    unpack<E>(Tr::kStays ? s.state[i * kThreads + threadIdx.x] : raw[i], S);
+    unpack<E>(Tr::kStays ? s.state[tile][i * Tr::kThreads + threadIdx.x] : raw[i], S);
 #pragma unroll
     for (int e = 0; e < kN; ++e) {
       const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e);

@@ -12,7 +12,7 @@ namespace deltic::gpu::decode {
 // Who works on what: a head of a sequence and a slice of its value columns.
 struct Slice {
   unsigned n, head;
-  int first, count;  // columns; at most kSlice of them
+  int first, count;  // columns; at most kSpan of them
 };
 // Where its tokens lie.
 struct Place {
@@ -43,18 +43,21 @@ __device__ inline Work load_work(const Work& s_work) {
 // conflicts of banks.
 template <class Tr>
 struct Stage {
-  static constexpr int kT = kStageTokens;
+  static constexpr int kT = Tr::kStageTokens;
   Work work;
-  alignas(16) float q[kT][Tr::kWidth];  // normalised, times scale
+  alignas(16) float q[Tr::kMma ? 1 : kT][Tr::kMma ? 4 : Tr::kWidth];  // normalised, times scale
   alignas(16) float k[kT][Tr::kWidth];
+  // kMma: k and q, times decays per channel, each as the sum of three bf16 numbers, largest first.
+  // Rows apart so that eight lanes of a load, of two rows, meet no bank twice.
+  alignas(16) uint32_t parts[Tr::kMma ? kT : 1][6][Tr::kMma ? Tr::kWidth / 2 + 16 : 4];
   alignas(16) float decay[kT][Tr::kPerChannel ? Tr::kWidth : 4];
   float kq[kT], beta[kT];
-  alignas(16) float v[kT][Tr::kSlice];
+  alignas(16) float v[kT][Tr::kSpan];
   // A thread's vectors of the state, one every kThreads: until its first token is ready it waits
   // here, not in registers.
-  uint4 state[Tr::kColumns * kChannels / Vector<typename Tr::E>::N * kThreads];
+  uint4 state[Tr::kTiles][Tr::kSlice * Tr::kWidth / Vector<typename Tr::E>::N];
   // K-first: a warp's sums of k and q, by turns.
-  alignas(16) float sums[Tr::kVFirst ? 1 : 2][kWarps][2][Tr::kVFirst ? 4 : Tr::kSlice];
+  alignas(16) float sums[Tr::kVFirst ? 1 : 2][Tr::kWarps][2][Tr::kVFirst ? 4 : Tr::kSlice];
 };
 
 // The first channel of half j (four channels) of a piece.
@@ -119,15 +122,11 @@ __device__ float sum_lanes(float x) {
   return x;
 }
 
-// x / sqrt(sum x^2 + 1e-6), over kLanes lanes. Squares of large numbers overflow fp32: those rows
-// are made smaller by a power of two first, beside which 1e-6 is nothing.
+// x / sqrt(sum x^2 + 1e-6), over kLanes lanes; sum: of the squares. Those of large numbers overflow
+// fp32: such rows are made smaller by a power of two first, beside which 1e-6 is nothing.
 template <int kLanes>
-__device__ void normalize(float (&x)[kChannels]) {
+__device__ void normalize(float (&x)[kChannels], float sum) {
   constexpr float kSmall = 0x1p-70f;
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < kChannels; ++i) sum += x[i] * x[i];
-  sum = sum_lanes<kLanes>(sum);
   const bool is_large = !(sum <= 3e38f);
   float factor = rsqrtf(sum + static_cast<float>(kNormEps));
   if (__any_sync(0xFFFFFFFFu, is_large)) {
@@ -143,6 +142,19 @@ __device__ void normalize(float (&x)[kChannels]) {
   }
 #pragma unroll
   for (int i = 0; i < kChannels; ++i) x[i] *= factor;
+}
+// Of two rows: their sums go over the lanes together.
+template <int kLanes>
+__device__ void normalize(float (&x)[kChannels], float (&y)[kChannels]) {
+  float xx = 0, yy = 0;
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) xx += x[i] * x[i], yy += y[i] * y[i];
+#pragma unroll
+  for (int m = kLanes / 2; m > 0; m /= 2) {
+    xx += __shfl_xor_sync(0xFFFFFFFFu, xx, m);
+    yy += __shfl_xor_sync(0xFFFFFFFFu, yy, m);
+  }
+  normalize<kLanes>(x, xx), normalize<kLanes>(y, yy);
 }
 
 // What a thread has of a stage before it is ready: a piece of q and k of one token, and of the
@@ -205,19 +217,51 @@ __device__ void load_tokens(const Params& p, const Place& place, const Slice& at
     const int64_t row = offset(p.beta, place.batch, place.begin + first + thread, at.head);
     raw.beta = load_raw(p.beta.data, p.beta.dtype, row);
   }
-  const int t = thread / Tr::kSlice, c = thread % Tr::kSlice;
+  const int t = thread / Tr::kSpan, c = thread % Tr::kSpan;
   if (t < count && c < at.count) {
     const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
     raw.v = load_raw(p.v.data, p.v.dtype, row + c);
   }
 }
 
-// q, k and their product: the kPieces lanes that have a token.
+// Three bf16 numbers of a pair that add up to it, cut off and not rounded: 8 bits of the 24 each.
+// Numbers of the bottom of fp32's range lose what bf16 has no bits for.
+__device__ inline void split_pair(float x, float y, uint32_t (&part)[3]) {
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    const uint32_t a = __float_as_uint(x), b = __float_as_uint(y);
+    part[i] = __byte_perm(a, b, 0x7632);
+    x -= __uint_as_float(a & 0xFFFF0000u), y -= __uint_as_float(b & 0xFFFF0000u);
+  }
+}
+// k or q of a piece, times decays per channel, into three rows.
+template <class Tr>
+__device__ void lay_parts(int t, int piece, int first_row, const float (&x)[kChannels],
+                          Stage<Tr>& s) {
+  float decay[kChannels];
+  if constexpr (Tr::kPerChannel) read_run<Tr>(s.decay[t], piece, 0, decay);
+  uint32_t parts[kChannels / 2][3];
+#pragma unroll
+  for (int i = 0; i < kChannels; i += 2) {
+    const float a = Tr::kPerChannel ? decay[i] * x[i] : x[i];
+    const float b = Tr::kPerChannel ? decay[i + 1] * x[i + 1] : x[i + 1];
+    split_pair(a, b, parts[i / 2]);
+  }
+#pragma unroll
+  for (int i = 0; i < 3; ++i) {
+    *reinterpret_cast<uint4*>(&s.parts[t][first_row + i][kChannels / 2 * piece]) =
+        uint4{parts[0][i], parts[1][i], parts[2][i], parts[3][i]};
+  }
+}
+
+// q, k and their product: the kPieces lanes that have a token. kGatesFirst: a barrier inside,
+// behind which the decays are there.
 template <class Tr>
 __device__ void lay_keys(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
   const int t = threadIdx.x / Tr::kPieces, piece = threadIdx.x % Tr::kPieces;
-  if (static_cast<int>(threadIdx.x / 32 * 32 / Tr::kPieces) >= count)
-    return;  // the same for a warp
+  // The same for a warp.
+  const bool has_token = static_cast<int>(threadIdx.x / 32 * 32 / Tr::kPieces) < count;
+  if (!Tr::kGatesFirst && !has_token) return;
   float q[kChannels], k[kChannels];
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
@@ -226,13 +270,18 @@ __device__ void lay_keys(const Params& p, int count, const RawTokens& raw, Stage
 #pragma unroll
     for (int i = 0; i < 4; ++i) q[4 * j + i] = x[i], k[4 * j + i] = y[i];
   }
-  if (p.l2norm) normalize<Tr::kPieces>(q), normalize<Tr::kPieces>(k);
+  if (p.l2norm) normalize<Tr::kPieces>(q, k);
   float kq = 0;
 #pragma unroll
   for (int i = 0; i < kChannels; ++i) q[i] *= p.scale, kq += q[i] * k[i];
   kq = sum_lanes<Tr::kPieces>(kq);
+  if constexpr (Tr::kGatesFirst) __syncthreads();  // decays are there, for all threads
   if (t >= count) return;
-  store_piece<Tr>(s.q[t], piece, q);
+  if constexpr (Tr::kMma) {
+    lay_parts<Tr>(t, piece, 0, k, s), lay_parts<Tr>(t, piece, 3, q, s);
+  } else {
+    store_piece<Tr>(s.q[t], piece, q);
+  }
   store_piece<Tr>(s.k[t], piece, k);
   if (piece == 0) s.kq[t] = kq;
 }
@@ -255,7 +304,7 @@ __device__ void lay_gates(const Params& p, const Place& place, const Slice& at, 
       s.decay[t][kN * x + i] =
           has_gate ? decay_of(log_decay(p.gate_form, p.lower_bound, g[i], rate, bias[i])) : 1.0f;
     }
-    t += kThreads / kGateThreads<Tr>;
+    t += Tr::kThreads / kGateThreads<Tr>;
     if (has_gate && t < count)
       load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g);
   }
@@ -269,11 +318,11 @@ __device__ void lay_values(const Params& p, const Place& place, const Slice& at,
                               ? 1.0f
                               : beta_value(p.beta_form, value_of(raw.beta, p.beta.dtype));
   }
-  const int c = threadIdx.x % Tr::kSlice;
+  const int c = threadIdx.x % Tr::kSpan;
 #pragma unroll 1
-  for (int t = threadIdx.x / Tr::kSlice; t < count;) {
+  for (int t = threadIdx.x / Tr::kSpan; t < count;) {
     s.v[t][c] = value_of(raw.v, p.v.dtype);
-    t += kThreads / Tr::kSlice;
+    t += Tr::kThreads / Tr::kSpan;
     if (t < count && c < at.count) {
       const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
       raw.v = load_raw(p.v.data, p.v.dtype, row + c);

@@ -8,34 +8,56 @@ namespace deltic::gpu::decode {
 // neighbouring lanes, and a warp needs no other. K-first the lanes along V come first, so that a
 // row of the slice is read in whole lines, and the pieces are over all warps.
 inline constexpr int kChannels = 8;
-inline constexpr int kThreads = 128, kWarps = kThreads / 32;
-// Tokens that are prepared together. Eight: the rest of what shared memory has beside six states.
-inline constexpr int kStageTokens = 8;
+
+// How a kernel is laid out; 0: as Traits says.
+struct Choice {
+  int threads = 0;
+  int ctas = 0;     // per SM, at least: bounds the registers
+  int columns = 0;  // of a thread
+  int tokens = 0;   // of a stage
+  int tiles = 1;    // parts of the state that a CTA has one after the other, all under way at once
+  bool products_by_mma = false;  // bf16 V-first: the sums over channels by matrix instructions
+  bool starts_early = false;     // before the launch ahead of it on the stream ends
+};
 
 // kTrees: tokens may start from the state after another one than the one before them.
 template <class E_, int kWidth_, bool kVFirst_, bool kPerChannel_, bool kTrees_ = false,
-          int kCtasPerSm_ = 0>
+          Choice kChoice = Choice{}>
 struct Traits {
   using E = E_;                           // of the states: fp32 or bf16
   static constexpr int kWidth = kWidth_;  // K
   static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_, kTrees = kTrees_;
-  static constexpr int kColumns = 16 / sizeof(E);
+  static constexpr bool kStartsEarly = kChoice.starts_early;
+  // A warp has 16 columns, four lanes along the channels and eight along the columns, two of which
+  // each: the matrix instruction's left factor as it lies in memory.
+  static constexpr bool kMma = kChoice.products_by_mma;
+  // Then decays per channel are in k and q, and must be there before them.
+  static constexpr bool kGatesFirst = kMma && kPerChannel;
+  static constexpr int kThreads = kChoice.threads > 0 ? kChoice.threads : 128;
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kColumns = kMma ? 2 : kChoice.columns > 0 ? kChoice.columns : 16 / sizeof(E);
   static constexpr int kPieces = kWidth / kChannels;
-  static constexpr int kLanesV = kThreads / kPieces;  // threads along V
-  static constexpr int kSlice = kLanesV * kColumns;   // value columns of a CTA
+  static constexpr int kLanesV = kThreads / (kMma ? 4 : kPieces);        // threads along V
+  static constexpr int kSlice = kLanesV * kColumns;                      // value columns of a tile
+  static constexpr int kTiles = kChoice.tiles, kSpan = kTiles * kSlice;  // and of a CTA
+  // Tokens that are prepared together: what shared memory has beside the states.
+  static constexpr int kStageTokens = kChoice.tokens > 0 ? kChoice.tokens : kMma ? 4 : 8;
   // The most whose registers do not spill (README.md has them).
   static constexpr int kMostCtas = sizeof(E) == 2                               ? (kVFirst ? 5 : 4)
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
-  static constexpr int kCtasPerSm = kCtasPerSm_ > 0 ? kCtasPerSm_ : kMostCtas - (kTrees ? 1 : 0);
+  static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
-  static constexpr bool kStays = sizeof(E) == 2;
+  static constexpr bool kStays = sizeof(E) == 2 && !kMma;
   // fp32 V-first: two runs of four channels half a width apart, so that lanes read neighbours.
   static constexpr bool kHalves = kVFirst && sizeof(E) == 4;
   static_assert(kPieces == 8 || kPieces == 16, "a warp has whole columns of pieces");
-  static_assert(kLanesV >= kStageTokens, "kPieces threads prepare a token");
-  static_assert(kLanesV <= 32, "K-first a warp has whole rows of the slice");
+  static_assert(kThreads / kPieces >= kStageTokens, "kPieces threads prepare a token");
+  static_assert(kVFirst || kLanesV <= 32, "K-first a warp has whole rows of the slice");
+  static_assert(!kMma || (kVFirst && sizeof(E) == 2), "fragments of 16-bit numbers along K");
+  static_assert(kVFirst || kTiles == 1, "the sums of two tokens take turns, those of tiles do not");
+  static_assert(kSpan <= kThreads, "a thread loads one value column of a token");
 };
 
 }  // namespace deltic::gpu::decode
