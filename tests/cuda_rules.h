@@ -25,9 +25,7 @@ inline bool sm90_backward_takes(const cases::Case& c) {
 }
 
 // cuda.general: everything but the convolution and the gradients of building blocks.
-inline bool cuda_general_takes(const cases::Case& c) {
-  return !c.gradient && c.op != Op::conv;
-}
+inline bool cuda_general_takes(const cases::Case& c) { return !c.gradient && c.op != Op::conv; }
 
 // cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
 // bytes, lie at multiples of their size.
