@@ -444,21 +444,24 @@ void run_moves() {
 
 }  // namespace
 
-// decode_probe: the decode kernel in its forms, checked and timed. decode_probe moves: what comes
-// before, moves of states alone.
-int main(int argc, char**) {
-  for (const int64_t B : {1, 64, 256}) {
+// decode_probe: the decode kernel in its forms, checked and timed. decode_probe moves: after moves
+// of states alone. decode_probe check: the checks alone, for compute-sanitizer.
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "";
+  const bool is_timed = what != "check";
+  for (const int64_t B : is_timed ? std::vector<int64_t>{1, 64, 256} : std::vector<int64_t>{}) {
     const int64_t bytes = B * kHV * kK * kV * 4;
     std::printf("copy of B=%ld: fp32 %.2f us, bf16 %.2f us\n", B, copy_us(bytes),
                 copy_us(bytes / 2));
   }
-  if (argc > 1) run_moves();
+  if (what == "moves") run_moves();
   add_all();
   std::printf("%-46s regs spill/SM |    B=1   B=64  B=256 | B=64 T=4\n", "decode, us");
   int wrong = 0;
   for (const Variant& x : variants) {
     const bool fine = verify(x, 1, 1) & verify(x, 2, 3) & verify(x, 3, 11);
     wrong += !fine;
+    if (!is_timed) continue;
     std::printf("%s %s %-7s %-25s %4d %5d %2d | %6.2f %6.1f %6.1f | %6.1f%s\n", name_of(x.state),
                 x.v_first ? "V-first" : "K-first", x.gate == Gate::head ? "head" : "channel",
                 x.name.c_str(), x.registers, x.spilled, x.ctas_per_sm, time_us(x, 1, 1),

@@ -16,10 +16,10 @@ inline constexpr int kColumns = kWarps * kWarpColumns;
 inline constexpr int kStageTokens = kWarps;  // a warp prepares one token of a stage
 
 // kBlocks: blocks of 32 channels; K is filled up with zeros.
-// kOneStage: no sequence has more tokens than a stage, as in decode, no trees, and all states can be
-// moved in runs of neighbours (others go through the general kernel). Then nothing is loaded ahead,
-// and the registers saved make room for three CTAs per SM instead of two (K up to 128): the state
-// goes through registers once, so what counts is how many bytes are under way. Same bits.
+// kOneStage: no sequence has more tokens than a stage, as in decode, no trees, and all states can
+// be moved in runs of neighbours (others go through the general kernel). Then nothing is loaded
+// ahead, and the registers saved make room for three CTAs per SM instead of two (K up to 128): the
+// state goes through registers once, so what counts is how many bytes are under way. Same bits.
 template <int kBlocks_, bool kPerChannel_, bool kOneStage_>
 struct Traits {
   static constexpr int kBlocks = kBlocks_, kWidth = 32 * kBlocks;

@@ -3,7 +3,8 @@
 
 namespace deltic::gpu::decode {
 
-template void launch<__nv_bfloat16, 128, false, false, false>(const Params&, unsigned, cudaStream_t);
+template void launch<__nv_bfloat16, 128, false, false, false>(const Params&, unsigned,
+                                                              cudaStream_t);
 template void launch<__nv_bfloat16, 128, false, false, true>(const Params&, unsigned, cudaStream_t);
 template void launch<__nv_bfloat16, 128, false, true, false>(const Params&, unsigned, cudaStream_t);
 template void launch<__nv_bfloat16, 128, false, true, true>(const Params&, unsigned, cudaStream_t);
