@@ -71,14 +71,15 @@ __device__ inline bool is_padding(const Params& p, int64_t n) {
 }
 // Whether no list names a slot of a sequence: then nobody looks at its count of accepted tokens.
 __device__ inline bool has_no_slots(const Params& p, int64_t n) {
-  const auto is_none = [&](const Indices& list, int64_t slots) {
-    bool is = true;
-    for (int64_t column = 0; column < max(list.n1, int64_t{1}); ++column) {
-      is = is && named_slot(load_index(list, n, column), p.slots.null_slot, slots) < 0;
-    }
-    return is;
-  };
-  return is_none(p.slots.read, p.slots.read_slots) && is_none(p.slots.write, p.slots.write_slots);
+  const SlotLists& x = p.slots;
+#pragma unroll 1
+  for (int64_t i = 0; i < max(x.read.n1, int64_t{1}) + max(x.write.n1, int64_t{1}); ++i) {
+    const int64_t column = i - max(x.read.n1, int64_t{1});
+    const Indices& list = column < 0 ? x.read : x.write;
+    const int64_t slot = load_index(list, n, column < 0 ? i : column);
+    if (named_slot(slot, x.null_slot, column < 0 ? x.read_slots : x.write_slots) >= 0) return false;
+  }
+  return true;
 }
 __device__ inline bool is_accepted(const Params& p, int64_t n) {
   const int64_t accepted = load_index(p.slots.accepted, n);
@@ -105,21 +106,21 @@ __device__ inline int64_t checkpoint_slot(const Params& p, int64_t m) {
 __device__ inline int64_t list_writers(const Params& p) {
   return num_columns(p) + p.ckpt_tokens.n0;
 }
-// f(number, slot) of every one of a sequence that has a slot.
+// f(number, slot, whether it is a checkpoint) of every one of a sequence that has a slot.
 template <class F>
 __device__ void for_list_writers(const Params& p, int64_t n, F&& f) {
   const int64_t first = n * list_writers(p);
   if (p.is_ckpt_in_pool) {
 #pragma unroll 1
     for (int64_t t = 0; t < num_writes(p, n); ++t) {
-      if (const int64_t slot = written_slot(p, n, t); slot >= 0) f(first + t, slot);
+      if (const int64_t slot = written_slot(p, n, t); slot >= 0) f(first + t, slot, false);
     }
   }
   const List list = checkpoints_of(p, n);
 #pragma unroll 1
   for (int64_t m = list.begin; m < list.end; ++m) {
     const int64_t slot = checkpoint_slot(p, m);
-    if (slot >= 0) f(first + num_columns(p) + m, slot);
+    if (slot >= 0) f(first + num_columns(p) + m, slot, true);
   }
 }
 // Positions of a sequence's checkpoint list: its offset, then slot and token of every entry.
@@ -198,10 +199,9 @@ __device__ inline void check_checkpoints(const Params& p, int64_t n) {
       report(p, kLists, position + 2 + 2 * m);
     }
   }
-  for_list_writers(p, n, [&](int64_t writer, int64_t slot) {
+  for_list_writers(p, n, [&](int64_t writer, int64_t slot, bool is_checkpoint) {
     const auto owner = static_cast<unsigned long long>(writer);
     atomicMin(&p.list_owner[slot], owner);
-    const bool is_checkpoint = writer % list_writers(p) >= num_columns(p);
     if (p.is_ckpt_in_pool && is_checkpoint) atomicMin(&p.ckpt_owner[slot], owner);
   });
 }
@@ -234,7 +234,7 @@ __device__ inline void check_owners(const Params& p, int64_t n) {
     }
   }
   if (p.ckpt_cu.present) {
-    for_list_writers(p, n, [&](int64_t writer, int64_t slot) {
+    for_list_writers(p, n, [&](int64_t writer, int64_t slot, bool) {
       if (p.list_owner[slot] != writer) report(p, kListTwice, slot);
     });
     const int64_t start = p.is_ckpt_in_pool && !p.has_write_pool ? start_slot(p, n) : -1;
@@ -477,8 +477,9 @@ __device__ inline Finding describe_list_twice(const Params& p, int64_t slot) {
   // The next lowest: the sequence that has it says which of its writers.
   const int64_t other = first_of(p.tokens.N, [&](int64_t n) {
     bool has = false;
-    for_list_writers(
-        p, n, [&](int64_t writer, int64_t at) { has = has || (at == slot && writer != first); });
+    for_list_writers(p, n, [&](int64_t writer, int64_t at, bool) {
+      has = has || (at == slot && writer != first);
+    });
     return has;
   });
   Finding f{.wrong = Wrong::written_twice, .argument = Argument::ckpt_slots};
