@@ -31,8 +31,12 @@ CLI::Option* add_number(CLI::App* command, const std::string& name, Number& targ
 
 void add_common(CLI::App* command, Common& common) {
   command
-      ->add_option(
-          "--json", common.json,
+      ->add_option_function<std::string>(
+          "--json",
+          [&common](const std::string& path) {
+            if (path.empty()) throw UsageError("--json: expected a file's name or -, got ''");
+            common.json = path;
+          },
           "Write the result as JSON to this file; - is stdout, and text then goes to stderr")
       ->type_name("PATH");
   add_number(command, "--threads", common.threads, 1, 4096, "a whole number from 1 to 4096",

@@ -72,6 +72,7 @@ TEST_F(Program, WordsThatNobodyTakesAreNamed) {
                      "case: expected an operation, got an empty line (a line: forward gate=head "
                      "dense=1x4096 H=16 K=128 V=128)");
   expect_usage_error("info --json", "--json: expected PATH, got none");
+  expect_usage_error("info --json ''", "--json: expected a file's name or -, got ''");
   expect_usage_error("info --json a --json b", "--json: expected PATH, got 2 values");
   expect_usage_error("bench --compare a", "--compare: expected OLD NEW, got 1 values");
   expect_usage_error("bench --time", "--time: expected S, got none");
@@ -82,6 +83,18 @@ TEST_F(Program, WordsThatNobodyTakesAreNamed) {
   const std::string all = "command: expected info|explain|verify|bench|demo|help, got ";
   expect_usage_error("", all + "none");
   expect_usage_error("--bogus", all + "'--bogus'");
+}
+
+TEST_F(Program, NamesThatAreMissingInTheEnvironment) {
+  const std::pair<const char*, const char*> all[] = {
+      {"DELTIC_IMPL=forward:", "DELTIC_IMPL: expected an implementation of forward ("},
+      {"DELTIC_IMPL=:cpu.plain", "DELTIC_IMPL: expected an operation before ':', got none\n"}};
+  for (const auto& [environment, text] : all) {
+    const Outcome r = run("explain 'forward K=16'", environment);
+    EXPECT_EQ(r.status, 2) << r.text;
+    EXPECT_NE(r.text.find(text), std::string::npos) << r.text;
+    EXPECT_NE(r.text.find(", got none\n"), std::string::npos) << r.text;
+  }
 }
 
 TEST_F(Program, WrongNumbersAreNamed) {

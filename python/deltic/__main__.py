@@ -28,7 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    sys.stdout.flush()
+    # The number of a closed stdout may by now be that of a file of somebody else's.
+    if sys.stdout is None or sys.stdout.closed:
+        print("deltic: output: expected an open stdout, got a closed one", file=sys.stderr)
+        return 1
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        print(f"deltic: output: writing to stdout failed: {error.strerror}", file=sys.stderr)
+        return 1
     words = [os.fsencode(word) for word in ("deltic", *arguments)]
     program = LIBRARY.deltic_torch_program
     program.restype = ctypes.c_int32

@@ -65,11 +65,13 @@ const Implementation* from_environment(deltic_op op, deltic_device_type device,
       ++entry_op;
     if (entry_op == DELTIC_NUM_OPS) {
       fail(DELTIC_INVALID_ARGUMENT, name_of(op),
-           ": DELTIC_IMPL: expected an operation before ':', got ", op_text);
+           ": DELTIC_IMPL: expected an operation before ':', got ",
+           op_text.empty() ? "none" : op_text);
     }
     if (!known(static_cast<deltic_op>(entry_op), name)) {
       fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": DELTIC_IMPL: expected an implementation of ",
-           op_text, " (", list_names(static_cast<deltic_op>(entry_op), device), "), got ", name);
+           op_text, " (", list_names(static_cast<deltic_op>(entry_op), device), "), got ",
+           name.empty() ? "none" : name);
     }
     if (entry_op != op) continue;
     if (const Implementation* i = find(op, device, name)) found = i;

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -71,6 +72,20 @@ def test_bad_arguments_end_in_a_sentence(capfd, words, text):
     status, out, err = run(capfd, *words)
     assert status == 2 and out == "" and len(err.splitlines()) == 1
     assert re.match(text, err), err
+
+
+@needs_program
+@pytest.mark.parametrize(
+    ("to", "text"),
+    [
+        (">&-", "deltic: output: expected an open stdout, got a closed one\n"),
+        ("> /dev/full", "deltic: output: writing to stdout failed: No space left on device\n"),
+    ],
+)
+def test_output_that_cannot_be_written(to, text):
+    command = f"{shlex.quote(sys.executable)} -m deltic info {to}"
+    found = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (1, "", text)
 
 
 @needs_program
