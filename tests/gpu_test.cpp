@@ -338,6 +338,44 @@ TEST_F(Gpu, ANanGateStaysNan) {
   }
 }
 
+// Under auto a segment starts from its last chunks alone where the gates have forgotten the rest: a
+// NaN far before the border is then not seen behind it, and is where a single head remembers.
+TEST_F(Gpu, ForgottenStatesAreNotCarriedOn) {
+  const std::string shape = " dense=1x8192 H=1 HV=2 K=128 V=128 dtype=bf16 gdtype=bf16 l2norm=1 ";
+  for (const std::string kind : {"gate=channel form=bounded", "gate=channel", "gate=head"}) {
+    for (const char* setting : {"random", "slow head", "growing", "nan gate"}) {
+      const bool is_random = setting == std::string("random");
+      const bool is_growing = setting == std::string("growing");
+      SCOPED_TRACE(kind + ", " + setting);
+      const Case c = cases::parse("forward " + kind + shape +
+                                  "gates=random beta=" + (is_growing ? "value" : "sigmoid"));
+      Instance x(c, true, kGpu);
+      const auto slow = [&](double value) {  // of the second head, all over
+        auto g = x.values("g");
+        const size_t row = g.size() / static_cast<size_t>(c.length * c.HV);
+        for (size_t i = row; i < g.size(); i += 2 * row)
+          for (size_t d = 0; d < row; ++d) g[i + d] = value;
+        x.set_values("g", g);
+      };
+      if (setting == std::string("slow head")) slow(kind.ends_with("bounded") ? -20.0 : -1e-4);
+      if (is_growing) {  // |1 - beta| is 10^3: what decays is as large again
+        auto beta = x.values("beta");
+        for (double& b : beta) b = 1000;
+        x.set_values("beta", beta);
+      }
+      if (setting == std::string("nan gate")) slow(std::nan(""));
+      x.set("v", 5 * c.HV * c.V, std::nan(""));
+      x.run({.impl = "cuda.sm90.forward"});
+      const auto o = x.values("o");
+      const auto last = o.size() - static_cast<size_t>(c.HV * c.V);  // head 0 of the last token
+      if (is_random)
+        EXPECT_TRUE(std::isfinite(o[last])) << "the whole state was carried over";
+      else
+        EXPECT_FALSE(std::isfinite(o[last])) << "a state that is remembered was not carried over";
+    }
+  }
+}
+
 // The same call with and without checkpoints, several of them in one chunk.
 TEST_F(Gpu, CheckpointsChangeNoOtherBit) {
   for (const char* line : kLines) {

@@ -234,6 +234,47 @@ struct Draw {
   }
 };
 
+// Every piece but a sequence's last has a window of its own, and from the window its end is found
+// again, in the sequence of the first token after the window.
+TEST(Pieces, HaveOneBorderInAWindow) {
+  std::mt19937 random(7);
+  for (int run = 0; run < 200; ++run) {
+    const int cut = 1 + static_cast<int>(random() % 9), n = 1 + static_cast<int>(random() % 12);
+    std::vector<int> starts = {0};
+    for (int i = 0; i < n; ++i) {
+      const int most = random() % 3 == 0 ? 100 : 4000;
+      starts.push_back(starts.back() + static_cast<int>(random() % most));
+    }
+    const int windows = num_windows(starts.back(), cut);
+    std::vector<int> borders(static_cast<size_t>(windows), -1);
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+      Piece whole{};
+      whole.token = starts[i], whole.length = starts[i + 1] - starts[i], whole.is_last = true;
+      const int count = num_pieces(chunks_of(whole.length), cut);
+      for (int j = 0; j < count; ++j) {
+        const Piece piece = piece_at(whole, cut, count, j);
+        if (piece.is_last) continue;
+        const int window = window_of(piece.token, cut);
+        ASSERT_LT(window, windows);
+        EXPECT_EQ(borders[size_t(window)], -1) << "two pieces in a window";
+        borders[size_t(window)] = piece.token + piece.length;
+        if (cut <= kShortChunks) continue;
+        const Piece end = shortened(piece);
+        EXPECT_EQ(end.token + end.length, piece.token + piece.length);
+        EXPECT_EQ(chunks_of(end.length), kShortChunks);
+        EXPECT_EQ((end.token - piece.token) % kChunk, 0);
+      }
+    }
+    for (int w = 0; w < windows; ++w) {
+      int found = -1;
+      for (size_t i = 0; i + 1 < starts.size(); ++i)
+        if (starts[i] <= after_window(w, cut) && after_window(w, cut) < starts[i + 1])
+          found = border_in(w, starts[i], starts[i + 1], cut);
+      EXPECT_EQ(found, borders[size_t(w)]) << "window " << w << " of " << cut << " chunks";
+    }
+  }
+}
+
 TEST(Roles, AreThoseOfTryingAll) {
   Draw draw;
   int halves = 0, carried = 0;

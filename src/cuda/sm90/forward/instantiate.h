@@ -18,6 +18,8 @@ template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfe
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
 // The planning kernel ahead of it.
 void launch_plan(const Params& params, GateKind gate, int num_sms, cudaStream_t stream);
+// Ahead of a transfer's: params.forgotten.
+void launch_forget(const Params& params, cudaStream_t stream);
 // The driver does not run so many CTAs at once on the stream.
 [[noreturn]] void refuse_grid(int ctas);
 

@@ -43,9 +43,18 @@ bool has_gate_tiles(const Problem& p) {
 
 int64_t num_checkpoints(const Problem& p) { return p.ckpt ? p.ckpt_tokens.n0 : 0; }
 
+// Whether transfers may be short. Only under auto: all others promise bits that one head's gates
+// do not change for another.
+bool looks_for_forgotten(const Problem& p, int split_chunks) {
+  return p.split == DELTIC_SPLIT_AUTO && p.gate != Gate::none &&
+         split_chunks > 2 * schedule::kShortChunks &&
+         schedule::num_windows(int(p.B * p.T), split_chunks) <= kMaxWindows;
+}
+
 // Places in the workspace, in bytes.
 struct Workspace {
   int64_t plan[2], pieces, prefix, first, flags, handoff, ring, rows, transfer, segment_state;
+  int64_t forgotten;                                           // -1: transfers are whole
   int64_t chunk_stash, ckpt_spans, ckpt_places, stash, bytes;  // checkpoints
   int max_pieces, split_chunks;
 };
@@ -74,6 +83,10 @@ Workspace workspace_of(const Problem& p, int64_t sms) {
     w.transfer = take(2, w.max_pieces, p.HV, state);
     w.segment_state = take(w.max_pieces, p.HV, state);
   }
+  w.forgotten = -1;
+  if (looks_for_forgotten(p, w.split_chunks))
+    w.forgotten =
+        take(schedule::num_windows(int(p.B * p.T), w.split_chunks), forgotten_stride(int(p.HV)));
   if (const int64_t m = num_checkpoints(p); m > 0) {
     w.chunk_stash = take((p.packed ? chunks_in(p.T) + p.N : p.B * chunks_in(p.T)) * 4);
     w.ckpt_spans = take(m, sizeof(Span)), w.ckpt_places = take(2, m, 4);
@@ -160,6 +173,10 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   d.ring = base + w.ring, d.head_rows = reinterpret_cast<float2*>(base + w.rows);
   d.transfer = reinterpret_cast<float*>(base + w.transfer);
   d.segment_state = reinterpret_cast<float*>(base + w.segment_state);
+  if (w.forgotten >= 0) {
+    d.look_g = values_of(p.g), d.look_k = values_of(p.k);
+    d.forgotten = base + w.forgotten;
+  }
   return d;
 }
 
@@ -326,6 +343,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   if (w.split_chunks > 0) {
     Params t = d;
     t.is_transfer = true, t.plan = reinterpret_cast<Plan*>(base + w.plan[1]);
+    if (t.forgotten) launch_forget(t, stream);
     launch_kind<true>(p, t, maps, sms, stream);
     check_cuda(cudaFuncSetAttribute(merge_segments, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     sizeof(MergeSmem)),

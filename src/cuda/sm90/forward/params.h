@@ -115,6 +115,10 @@ struct IndexList {
   bool is64;
   int64_t stride;
 };
+__device__ inline int64_t load_index(const IndexList& list, int64_t i) {
+  return list.is64 ? __ldg(static_cast<const int64_t*>(list.data) + i * list.stride)
+                   : __ldg(static_cast<const int*>(list.data) + i * list.stride);
+}
 // States inside of sequences (spec.md 2). The carrier leaves the state before a chunk that has
 // checkpoints in the place of one of them in `stash`, likewise the state after the last token; what
 // is left, at most 63 tokens, is the recurrence's.
@@ -133,8 +137,9 @@ struct Output {  // [B,T,HV,V] bf16 or fp16
 };
 
 struct Params {
-  Values beta, g_head;  // without data: 1; decay 1
-  Values g_channel;     // [B,T,HV,K], where it does not come as bf16 tiles
+  Values beta, g_head;    // without data: 1; decay 1
+  Values g_channel;       // [B,T,HV,K], where it does not come as bf16 tiles
+  Values look_g, look_k;  // [B,T,HV,K], [B,T,H,K] as they are, for find_forgotten()
   Flat a_log, dt_bias;
   Output o;
   StateView state_in, state_out;
@@ -167,8 +172,15 @@ struct Params {
   float* transfer;       // [2][max_pieces][HV][V,K]: E, then M transposed; if split
   float* segment_state;  // [max_pieces][HV][V,K] before each piece; if split
   float2* head_rows;     // [HV][B T] log2 decay and beta, of gates per head
+  // [windows][HV, filled up to fours] whether the state is forgotten at a border (pieces.cuh);
+  // null: transfers are whole.
+  uint8_t* forgotten;
 };
 constexpr int kMaxRing = 32;
+constexpr int kMaxWindows = 2048;  // whose borders are looked at
+__host__ __device__ inline int forgotten_stride(int value_heads) {
+  return (value_heads + 3) / 4 * 4;
+}
 constexpr int64_t kStateSize = kWidth * kWidth;
 __device__ inline float* stash_at(const Params& p, int place, int head) {
   return p.ckpt.stash + (int64_t(place) * p.num_value_heads + head) * kStateSize;

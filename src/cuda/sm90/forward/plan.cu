@@ -14,10 +14,6 @@ namespace {
 
 using schedule::chunks_of, schedule::Costs, schedule::Roles, schedule::Work, schedule::steps_of;
 
-__device__ inline int64_t load_index(const IndexList& list, int64_t i) {
-  return list.is64 ? __ldg(static_cast<const int64_t*>(list.data) + i * list.stride)
-                   : __ldg(static_cast<const int*>(list.data) + i * list.stride);
-}
 // Sequence i as one piece, cut to the tensors. Offsets that decrease are told to the caller.
 __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
   Piece s{};
@@ -125,10 +121,11 @@ __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
 // Thread t has the sequences [t per, (t + 1) per), of n; use(sequence, which of its pieces, piece,
 // chunks of it that are to be done). Offsets that decrease anywhere make all sequences empty: those
 // that overlap could be more chunks and pieces than there is room for. Numbers by reference: copies
-// are computed from at other times.
+// are computed from at other times. forgotten: bits of windows, null where transfers are whole.
 template <class Use>
 __device__ inline void for_pieces(const Params& params, const int& n, const int& cut,
-                                  const int& per, const bool& is_wrong, bool& is_ordered, Use use) {
+                                  const int& per, const bool& is_wrong, const uint32_t* forgotten,
+                                  bool& is_ordered, Use use) {
   const int tid = threadIdx.x;
   for (int i = tid * per; i < min(n, (tid + 1) * per); i++) {
     Piece whole = is_wrong ? nothing() : sequence_at(params, i, is_ordered);
@@ -136,11 +133,31 @@ __device__ inline void for_pieces(const Params& params, const int& n, const int&
     const int chunks = chunks_of(whole.length);
     const int count = schedule::num_pieces(chunks, cut);
     for (int j = 0; j < count; j++) {
-      const Piece piece = schedule::piece_at(whole, cut, count, j);
+      Piece piece = schedule::piece_at(whole, cut, count, j);
+      if (forgotten && !piece.is_last) {
+        const int w = schedule::window_of(piece.batch * params.num_tokens + piece.token, cut);
+        if (forgotten[w / 32] >> (w % 32) & 1) piece = schedule::shortened(piece);
+      }
       const bool has_work = !params.is_transfer || !piece.is_last;
       use(i, j, piece, has_work ? chunks_of(piece.length) : 0);
     }
   }
+}
+// All threads: a bit for each window at whose border all heads have forgotten the state.
+__device__ inline void load_forgotten(const Params& params, uint32_t (&bits)[kMaxWindows / 32]) {
+  const int stride = forgotten_stride(params.num_value_heads);
+  const int windows =
+      schedule::num_windows(params.num_batches * params.num_tokens, params.split_chunks);
+  for (int i = threadIdx.x; i < kMaxWindows / 32; i += kPlanThreads) bits[i] = 0;
+  __syncthreads();  // all are zero
+  for (int w = threadIdx.x; w < windows; w += kPlanThreads) {
+    const auto* heads = reinterpret_cast<const uint32_t*>(params.forgotten + int64_t(w) * stride);
+    uint32_t all = 0x01010101u;
+#pragma unroll 8
+    for (int i = 0; i < stride / 4; i++) all &= heads[i];
+    if (all == 0x01010101u) atomicOr(&bits[w / 32], 1u << (w % 32));
+  }
+  __syncthreads();  // every bit is there
 }
 // All threads: inclusive sums of two tables.
 __device__ inline void scan(int (&x)[kPlanThreads], int (&y)[kPlanThreads]) {
@@ -196,6 +213,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   __shared__ int s_pieces[kPlanThreads], s_chunks[kPlanThreads], s_longest, s_shortest, s_short;
   __shared__ float s_time[kPlanThreads / 32];
   __shared__ int s_best[kPlanThreads / 32];
+  __shared__ uint32_t s_forgotten[kMaxWindows / 32];
   const int tid = threadIdx.x, n = params.num_sequences, cut = params.split_chunks;
   grid_wait();     // nobody reads the workspace any more
   grid_release();  // the launch of the kernel is under way meanwhile
@@ -211,8 +229,10 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   // A call that the checks refuse: sequences without tokens or states, no padding.
   const bool is_wrong = params.record != nullptr && *params.record != ~0ull;
   const int per = (n + kPlanThreads - 1) / kPlanThreads;
+  const bool has_short = params.is_transfer && params.forgotten;
+  if (has_short) load_forgotten(params, s_forgotten);
   const auto each_piece = [&](auto use) {
-    for_pieces(params, n, cut, per, is_wrong, is_ordered, use);
+    for_pieces(params, n, cut, per, is_wrong, has_short ? s_forgotten : nullptr, is_ordered, use);
   };
   int pieces = 0, sum = 0, longest = 0, shortest = 1 << 30, num_short = 0;
   bool has_empty = false;

@@ -237,6 +237,11 @@ __device__ inline void end_part(CarrySmem<kGate>& s, const Params& params, int j
     store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, half, S);
     sync_warpgroup(carry_tid());  // all of the warpgroup's rows are written
     if (carry_tid() % kWarpgroup == 0) add_release(handoff_flag(params, blockIdx.x), 1u);
+  } else if (kTransfer && piece.is_short) {  // E alone is the state of the piece behind it
+    if (!is_identity<kTransfer>(parts))
+      store_state(params.segment_state +
+                      (int64_t(p.piece + 1) * params.num_value_heads + p.head) * kStateSize,
+                  half, S);
   } else if (kTransfer) {
     const int64_t which = is_identity<kTransfer>(parts) ? params.max_pieces : 0;
     store_state(

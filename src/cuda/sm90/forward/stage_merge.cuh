@@ -14,10 +14,11 @@ struct MergeSmem {
   alignas(128) float m[2][kWidth * kWidth];
   float s[kMergeRows][kWidth];
   uint64_t full[2];
+  uint8_t is_short[kMaxWindows];  // of the sequence's pieces but the last
 };
 
 // CTA (rows / 8, head, sequence), 128 threads: S <- S M^T + E along the pieces, fp32. Writes the
-// state before every piece.
+// state before every piece; behind a short one its transfer has done so.
 static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) uint8_t raw[];
   MergeSmem& s = *reinterpret_cast<MergeSmem*>(raw);
@@ -34,12 +35,19 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
   uint32_t phase[2] = {};
   for (int seq = blockIdx.z; seq < p.num_sequences; seq += gridDim.z) {
     const int begin = p.first_piece[seq], end = p.first_piece[seq + 1];
+    const auto is_short = [&](int i) { return p.forgotten && s.is_short[i - begin]; };
     auto load = [&](int i) {
+      if (is_short(i)) return;
       uint64_t* bar = &s.full[(i - begin) & 1];
       barrier_expect(bar, sizeof(s.m[0]));
       bulk_load(s.m[(i - begin) & 1], m + (i * hv + head) * size, sizeof(s.m[0]), bar);
     };
     __syncthreads();  // the buffers of the sequence before have been read
+    if (p.forgotten) {
+      for (int i = begin + tid; i < min(end, begin + kMaxWindows); i += kWidth)
+        s.is_short[i - begin] = uint8_t(p.pieces[i].is_short);
+      __syncthreads();  // all of them are there
+    }
     if (tid == 0)
       for (int i = begin; i < min(begin + 2, end - 1); i++) load(i);
     const int slot = p.pieces[begin].read_slot;
@@ -55,11 +63,20 @@ static __global__ __launch_bounds__(kWidth) void merge_segments(const __grid_con
     for (int i = begin; i < end; i++) {
       const int64_t at = (i * hv + head) * size + row * kWidth + tid;
       const int buffer = (i - begin) & 1;
+      if (i == begin || !is_short(i - 1)) {
 #pragma unroll
-      for (int r = 0; r < kMergeRows; r++) p.segment_state[at + r * kWidth] = x[r];
+        for (int r = 0; r < kMergeRows; r++) p.segment_state[at + r * kWidth] = x[r];
+      }
       if (i + 1 == end) break;
       __syncthreads();  // s and the other buffer of m have been read
       if (tid == 0 && i > begin && i + 1 < end - 1) load(i + 1);
+      if (is_short(i)) {
+        if (i + 1 < end - 1 && !is_short(i + 1)) {  // the next one's transfer is of this state
+#pragma unroll
+          for (int r = 0; r < kMergeRows; r++) x[r] = p.segment_state[at + hv * size + r * kWidth];
+        }
+        continue;
+      }
 #pragma unroll
       for (int r = 0; r < kMergeRows; r++) {
         s.s[r][tid] = x[r];
