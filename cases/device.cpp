@@ -55,8 +55,10 @@ std::shared_ptr<std::byte> allocate(size_t bytes) {
   return {static_cast<std::byte*>(p), [](std::byte* q) { static_cast<void>(cudaFree(q)); }};
 }
 
+// Of a few bytes cudaMemcpy returns before they are there, and other streams do not wait for them.
 void upload(std::byte* to, const std::byte* from, size_t bytes) {
   check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
+  check(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 void download(std::byte* to, const std::byte* from, size_t bytes) {
   check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy");

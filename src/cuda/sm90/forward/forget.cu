@@ -122,20 +122,17 @@ __global__ __launch_bounds__(32 *
       return border.batch * x.sb + int64_t(first) * x.st + h * x.sh;
     };
     RawRows gates, keys;
-    uint32_t head_gates[kLookTokens], betas[kLookTokens];
-    if (!p.g_head.data) load_rows(p.look_g, row_of(p.look_g, head), p.key_width, gates);
+    uint32_t betas[kLookTokens];
+    load_rows(p.look_g, row_of(p.look_g, head), p.key_width, gates);
     if (!p.has_norm) load_rows(p.look_k, row_of(p.look_k, key_head), p.key_width, keys);
 #pragma unroll
     for (int t = 0; t < kLookTokens; t++) {
-      const auto load = [&](const Values& x) {
-        return x.data ? load_bits(x.data, x.type, row_of(x, head) + t * x.st) : 0;
-      };
-      head_gates[t] = load(p.g_head), betas[t] = load(p.beta);
+      const Values& x = p.beta;
+      betas[t] = x.data ? load_bits(x.data, x.type, row_of(x, head) + t * x.st) : 0;
     }
-    if (!p.g_head.data) sum = slowest_decays(p, gates, head);
+    sum = slowest_decays(p, gates, head);
 #pragma unroll
     for (int t = 0; t < kLookTokens; t++) {
-      if (p.g_head.data) sum += head_decay(p, number_of(head_gates[t], p.g_head.type), head);
       const float beta = p.beta.data ? beta_value(p, number_of(betas[t], p.beta.type)) : 1.f;
       sum += growth(beta, key_square(p, keys, t));
     }

@@ -44,10 +44,10 @@ bool has_gate_tiles(const Problem& p) {
 int64_t num_checkpoints(const Problem& p) { return p.ckpt ? p.ckpt_tokens.n0 : 0; }
 
 // Whether transfers may be short. Only under auto: all others promise bits that one head's gates
-// do not change for another.
+// do not change for another. Only of long pieces: a look takes about 10 us.
+constexpr int kLongPiece = 24;  // chunks
 bool looks_for_forgotten(const Problem& p, int split_chunks) {
-  return p.split == DELTIC_SPLIT_AUTO && p.gate != Gate::none &&
-         split_chunks > 2 * schedule::kShortChunks &&
+  return p.split == DELTIC_SPLIT_AUTO && p.gate == Gate::channel && split_chunks >= kLongPiece &&
          schedule::num_windows(int(p.B * p.T), split_chunks) <= kMaxWindows;
 }
 
