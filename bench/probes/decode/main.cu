@@ -22,6 +22,7 @@ namespace {
 using namespace deltic;
 using gpu::decode::Choice;
 using gpu::decode::Params;
+using gpu::decode::Products;
 using gpu::decode::Traits;
 using probe::check;
 
@@ -72,30 +73,20 @@ void add_gates(const std::string& name, int most = 0) {
 void add_all() {
   using bf16 = __nv_bfloat16;
   add_gates<float, Choice{}>("decode");
-  add_gates<float, Choice{}>("4 per SM", 4), add_gates<float, Choice{}>("3 per SM", 3);
-  add_gates<float, Choice{.ctas = 5, .tiles = 2}>("2 tiles");
-  add_gates<float, Choice{.ctas = 5, .tiles = 2}>("2 tiles, 3 per SM", 3);
-  add_gates<float, Choice{.ctas = 5, .tiles = 2}>("2 tiles, 2 per SM", 2);
-  add_gates<float, Choice{.ctas = 3, .tokens = 4, .tiles = 4}>("4 tiles, 3 per SM");
-  add_gates<float, Choice{.ctas = 3, .tokens = 4, .tiles = 4}>("4 tiles, 2 per SM", 2);
-  add_gates<float, Choice{.ctas = 6, .columns = 2}>("2 columns");
-  add_gates<float, Choice{.starts_early = true}>("early");
-  add_gates<float, Choice{.ctas = 6, .columns = 2, .starts_early = true}>("2 columns, early");
+  add_gates<float, Choice{.ctas = 7, .stays = true}>("stays, 7 per SM");
+  add_gates<float, Choice{.ctas = 8, .tokens = 4, .stays = true}>("stays, 8 per SM");
+  add_gates<float, Choice{.threads = 64, .ctas = 12, .tokens = 4}>("64 threads, 12 per SM");
+  add_gates<float, Choice{.ctas = 5, .tokens = 4, .tiles = 2, .stays = true}>("2 tiles, stays");
   add<float, false, false, Choice{}>("decode", 0), add<float, false, true, Choice{}>("decode", 0);
-  add<float, false, false, Choice{}>("3 per SM", 3);
-  add_gates<bf16, Choice{}>("decode"), add_gates<bf16, Choice{}>("3 per SM", 3);
+  add_gates<bf16, Choice{}>("decode");
+  add_gates<bf16, Choice{.products = Products::mma}>("mma");
   add_gates<bf16, Choice{.ctas = 4, .tiles = 2}>("2 tiles");
-  add_gates<bf16, Choice{.ctas = 4, .products_by_mma = true}>("mma");
-  add_gates<bf16, Choice{.ctas = 4, .products_by_mma = true}>("mma, 3 per SM", 3);
-  add_gates<bf16, Choice{.ctas = 5, .products_by_mma = true}>("mma, 5 per SM");
-  add_gates<bf16, Choice{.ctas = 4, .tiles = 2, .products_by_mma = true}>("mma, 2 tiles");
-  add_gates<bf16, Choice{.ctas = 4, .tiles = 2, .products_by_mma = true}>("mma, 2 tiles, 3", 3);
-  add_gates<bf16, Choice{.threads = 64, .ctas = 8, .products_by_mma = true}>("mma, 64 threads");
-  add_gates<bf16, Choice{.threads = 32, .ctas = 16, .tokens = 2, .products_by_mma = true}>(
-      "mma, 32 threads");
-  add_gates<bf16, Choice{.ctas = 4, .products_by_mma = true, .starts_early = true}>("mma, early");
-  add_gates<bf16, Choice{.threads = 64, .ctas = 8, .products_by_mma = true, .starts_early = true}>(
-      "mma, 64 threads, early");
+  add_gates<bf16, Choice{.ctas = 6, .products = Products::mma}>("mma, 6 per SM");
+  add_gates<bf16, Choice{.ctas = 8, .products = Products::mma}>("mma, 8 per SM");
+  add_gates<bf16, Choice{.ctas = 4, .tiles = 2, .products = Products::mma}>("mma, 2 tiles");
+  add_gates<bf16, Choice{.ctas = 5, .tokens = 2, .tiles = 2, .products = Products::mma}>(
+      "mma, 2 tiles, 5 per SM");
+  add_gates<bf16, Choice{.threads = 64, .ctas = 12, .products = Products::mma}>("mma, 64 threads");
 }
 
 // --- buffers -------------------------------------------------------------------------------------

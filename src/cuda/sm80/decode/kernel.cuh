@@ -47,6 +47,7 @@ template <class Tr>
 __device__ void run_tile(const Params& p, const Part& part, Stage<Tr>& s, int first, int count,
                          int tile, RawTile<Tr>& raw) {
   wait_state(Tr::kTiles - 1 - tile);
+  if constexpr (Tr::kMma) __syncwarp();  // what other lanes asked for is there
   if constexpr (!Tr::kStays) get_state<Tr>(s, tile, raw);
 #pragma unroll 1
   for (int t = 0; t < count; ++t) {
@@ -56,8 +57,8 @@ __device__ void run_tile(const Params& p, const Part& part, Stage<Tr>& s, int fi
     const int slot = p.slots.per_token               ? token_slot(p.slots, at.n, first + t)
                      : first + t + 1 == place.length ? to
                                                      : -1;
-    if (slot >= 0) store_state<Tr>(p, tile_of<Tr>(at, tile), part, slot, raw);
-    if constexpr (Tr::kStays) put_state<Tr>(raw, tile, s);
+    if (slot >= 0) store_state<Tr>(p, tile_of<Tr>(at, tile), part, slot, tile, raw, s);
+    if constexpr (Tr::kStays && !Tr::kMma) put_state<Tr>(raw, tile, s);
   }
 }
 
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(Tr::kThreads, Tr::kCtasPerSm)
 #pragma unroll 1
     for (int tile = 0; tile < Tr::kTiles && slots.to >= 0; ++tile) {
       get_state<Tr>(s, tile, raw);
-      store_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.to, raw);
+      store_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.to, tile, raw, s);
     }
     return;
   }

@@ -49,12 +49,14 @@ __device__ void walk(const Slice& at, const Part& part, const States& x, int slo
   constexpr int kN = kVectorSize<Tr>;
   E* base = static_cast<E*>(x.data) + static_cast<int64_t>(slot) * x.s_slot + at.head * x.s_head;
   if constexpr (Tr::kMma) {
-    E* row = base + (at.first + part.column) * x.s_v + kChannels * part.piece;
+    // A request of a warp is whole rows, and the next one's follow.
+    constexpr int kLanes = Tr::kPieces, kRows = 32 / kLanes;
+    const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16 + lane / kLanes;
+    E* row = base + (at.first + column) * x.s_v + kChannels * (lane % kLanes);
 #pragma unroll
-    for (int i = 0; i < kVectors<Tr>; ++i) {  // columns 0 and 8 on, 32 channels on
-      constexpr int kBlocks = Tr::kWidth / 32;
-      f(i, row + i / kBlocks * 8 * x.s_v + i % kBlocks * 32,
-        part.column + i / kBlocks * 8 < at.count);
+    for (int i = 0; i < kVectors<Tr>; ++i) {
+      f(i, row, column + i * kRows < at.count);
+      row += kRows * x.s_v;
     }
   } else if constexpr (Tr::kVFirst) {
     E* row = base + (at.first + part.column) * x.s_v;
@@ -88,12 +90,32 @@ __device__ constexpr int tile_channel(int index, int e) {
   return Tr::kVFirst ? index % (kChannels / kVectorSize<Tr>)*kVectorSize<Tr> + e : index;
 }
 
+// Where vector i of a thread's requests, and vector i of the part that it works on, wait in shared
+// memory. The same, but for kMma: requests are whole rows there, parts fragments of two columns,
+// and odd rows have their halves of 128 bytes exchanged, so that eight lanes of a fragment's load,
+// of two rows, meet no bank twice.
+template <class Tr>
+__device__ int request_place(int i) {
+  if constexpr (!Tr::kMma) return i * Tr::kThreads + threadIdx.x;
+  const int lane = threadIdx.x % 32, row = (32 * i + lane) / Tr::kPieces;
+  return threadIdx.x / 32 * (16 * Tr::kPieces) + row * Tr::kPieces +
+         (lane % Tr::kPieces ^ 4 * (row & 1));
+}
+template <class Tr>
+__device__ int part_place(int i) {
+  if constexpr (!Tr::kMma) return request_place<Tr>(i);
+  constexpr int kBlocks = Tr::kWidth / 32;
+  const int lane = threadIdx.x % 32, row = lane / 4 + i / kBlocks * 8;
+  return threadIdx.x / 32 * (16 * Tr::kPieces) + row * Tr::kPieces +
+         (4 * (i % kBlocks) + lane % 4 ^ 4 * (row & 1));
+}
+
 // All copies to the thread's own places in shared memory are under way when it returns; slot -1:
 // zeros.
 template <class Tr>
 __device__ void request_state(const Params& p, const Slice& at, const Part& part, int slot,
                               int tile, Stage<Tr>& s) {
-  const auto place = [&](int i) { return &s.state[tile][i * Tr::kThreads + threadIdx.x]; };
+  const auto place = [&](int i) { return &s.state[tile][request_place<Tr>(i)]; };
   if (slot < 0) {
 #pragma unroll
     for (int i = 0; i < kVectors<Tr>; ++i) *place(i) = uint4{0, 0, 0, 0};
@@ -120,20 +142,22 @@ __device__ inline void wait_state(int left) {
 template <class Tr>
 __device__ void get_state(const Stage<Tr>& s, int tile, RawTile<Tr>& raw) {
 #pragma unroll
-  for (int i = 0; i < kVectors<Tr>; ++i) raw[i] = s.state[tile][i * Tr::kThreads + threadIdx.x];
+  for (int i = 0; i < kVectors<Tr>; ++i) raw[i] = s.state[tile][part_place<Tr>(i)];
 }
 template <class Tr>
 __device__ void put_state(const RawTile<Tr>& raw, int tile, Stage<Tr>& s) {
 #pragma unroll
-  for (int i = 0; i < kVectors<Tr>; ++i) s.state[tile][i * Tr::kThreads + threadIdx.x] = raw[i];
+  for (int i = 0; i < kVectors<Tr>; ++i) s.state[tile][part_place<Tr>(i)] = raw[i];
 }
 
 template <class Tr>
-__device__ void store_state(const Params& p, const Slice& at, const Part& part, int slot,
-                            const RawTile<Tr>& raw) {
+__device__ void store_state(const Params& p, const Slice& at, const Part& part, int slot, int tile,
+                            const RawTile<Tr>& raw, Stage<Tr>& s) {
+  if constexpr (Tr::kMma) __syncwarp();  // whole rows are there
   walk<Tr>(at, part, p.state_out, slot, [&](int i, auto* to, bool is_there) {
-    if (is_there) store_vector(to, raw[i]);
+    if (is_there) store_vector(to, Tr::kMma ? s.state[tile][request_place<Tr>(i)] : raw[i]);
   });
+  if constexpr (Tr::kMma) __syncwarp();  // they have been read
 }
 
 // A tree's other branch: the state that a token starts from, where it is not the one that the token
@@ -148,10 +172,11 @@ __device__ void load_branch(const Params& p, const Part& part, int token, int ti
   const auto from = jump_source(p.slots, at.n, parent);
   const States& states = from.is_start ? p.state_in : p.state_out;
   walk<Tr>(at, part, states, max(from.slot, 0), [&](int i, const auto* x, bool is_there) {
-    uint4& vector = Tr::kStays ? s.state[tile][i * Tr::kThreads + threadIdx.x] : raw[i];
+    uint4& vector = Tr::kStays ? s.state[tile][request_place<Tr>(i)] : raw[i];
     vector = uint4{0, 0, 0, 0};
     if (is_there && from.slot >= 0) vector = *reinterpret_cast<const uint4*>(x);
   });
+  if constexpr (Tr::kMma) __syncwarp();  // of other lanes, too
 }
 
 // Sums of N values over the lanes whose numbers differ in the bits of kMask, kMask / 2 ... kLast:
@@ -244,20 +269,21 @@ __device__ void solve_in_cta(const Params& p, const Slice& at, const Part& part,
 // bits. Lanes 0 and 1 of four end with the sums of k of two columns, lanes 2 and 3 with those of q.
 template <class Tr>
 __device__ void step_by_mma(const Params& p, const Part& part, int token, int tile, Stage<Tr>& s,
-                            int t, RawTile<Tr>& raw) {
+                            int t) {
   using E = typename Tr::E;
   constexpr int kBlocks = Tr::kWidth / 32;
   // Columns 0 to 2 of the right factor are k, 4 to 6 q.
   const int n = threadIdx.x % 32 / 4;
   const uint32_t* parts = s.parts[t][min(n - n / 4, 5)] + 4 * part.piece;
-  float sums[4] = {};
+  float sums[4] = {}, more[4] = {};  // two chains: one would wait for itself
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
     uint4 x{0, 0, 0, 0};
     if (n % 4 != 3) x = *reinterpret_cast<const uint4*>(parts + 16 * b);
-    const uint4 &up = raw[b], &low = raw[kBlocks + b];
+    const uint4 up = s.state[tile][part_place<Tr>(b)];
+    const uint4 low = s.state[tile][part_place<Tr>(kBlocks + b)];
     mma_pairs<E>(sums, up.x, low.x, up.y, low.y, x.x, x.y);
-    mma_pairs<E>(sums, up.z, low.z, up.w, low.w, x.z, x.w);
+    mma_pairs<E>(more, up.z, low.z, up.w, low.w, x.z, x.w);
   }
   const auto [slice, place, to] = load_work(s.work);
   const Slice at = tile_of<Tr>(slice, tile);
@@ -267,7 +293,7 @@ __device__ void step_by_mma(const Params& p, const Part& part, int token, int ti
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     float& sum = sums[c];
-    sum = sums[2 * c] + sums[2 * c + 1];
+    sum = (sums[2 * c] + more[2 * c]) + (sums[2 * c + 1] + more[2 * c + 1]);
     sum = head_decay * (sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 1));
     u[c] = beta * (v[part.column + 8 * c] - sum);
     const float other = __shfl_xor_sync(0xFFFFFFFFu, u[c], 2);
@@ -287,12 +313,13 @@ __device__ void step_by_mma(const Params& p, const Part& part, int token, int ti
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       float S[kChannels];
-      unpack<E>(raw[c * kBlocks + b], S);
+      uint4& vector = s.state[tile][part_place<Tr>(c * kBlocks + b)];
+      unpack<E>(vector, S);
 #pragma unroll
       for (int e = 0; e < kChannels; ++e) {
         S[e] = S[e] * (Tr::kPerChannel ? decay[e] : head_decay) + k[e] * u[c];
       }
-      raw[c * kBlocks + b] = pack<E>(S);
+      vector = pack<E>(S);
     }
   }
 }
@@ -304,11 +331,11 @@ __device__ void step_by_mma(const Params& p, const Part& part, int token, int ti
 template <class Tr>
 __device__ void step(const Params& p, const Part& part, int token, int tile, Stage<Tr>& s, int t,
                      RawTile<Tr>& raw) {
-  if constexpr (Tr::kMma) return step_by_mma<Tr>(p, part, token, tile, s, t, raw);
+  if constexpr (Tr::kMma) return step_by_mma<Tr>(p, part, token, tile, s, t);
   using E = typename Tr::E;
   constexpr int kN = kVectorSize<Tr>;
   // fp32 and decays per channel: the first pass leaves S' behind.
-  constexpr bool kInPlace = Tr::kPerChannel && sizeof(E) == 4;
+  constexpr bool kInPlace = Tr::kPerChannel && !Tr::kStays;
   const float head_decay = Tr::kPerChannel ? 1.0f : s.decay[t][0];
   float x[2 * Tr::kColumns] = {};
   // Channels at a time: what stays in shared memory is read once, vector by vector.
@@ -321,7 +348,7 @@ __device__ void step(const Params& p, const Part& part, int token, int tile, Sta
 #pragma unroll
     for (int i = 0; i < kVectors<Tr>; ++i) {
       float S[kN];
-      unpack<E>(Tr::kStays ? s.state[tile][i * Tr::kThreads + threadIdx.x] : raw[i], S);
+      unpack<E>(Tr::kStays ? s.state[tile][part_place<Tr>(i)] : raw[i], S);
 #pragma unroll
       for (int e = 0; e < kN; ++e) {
         const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e) - first;
@@ -351,7 +378,7 @@ __device__ void step(const Params& p, const Part& part, int token, int tile, Sta
 #pragma unroll
   for (int i = 0; i < kVectors<Tr>; ++i) {
     float S[kN];
-    unpack<E>(Tr::kStays ? s.state[tile][i * Tr::kThreads + threadIdx.x] : raw[i], S);
+    unpack<E>(Tr::kStays ? s.state[tile][part_place<Tr>(i)] : raw[i], S);
 #pragma unroll
     for (int e = 0; e < kN; ++e) {
       const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e);

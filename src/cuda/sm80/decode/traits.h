@@ -9,6 +9,9 @@ namespace deltic::gpu::decode {
 // row of the slice is read in whole lines, and the pieces are over all warps.
 inline constexpr int kChannels = 8;
 
+// Who makes the sums over channels: multiply-adds and shuffles, or matrix instructions.
+enum class Products { fma, mma };
+
 // How a kernel is laid out; 0: as Traits says.
 struct Choice {
   int threads = 0;
@@ -16,8 +19,9 @@ struct Choice {
   int columns = 0;  // of a thread
   int tokens = 0;   // of a stage
   int tiles = 1;    // parts of the state that a CTA has one after the other, all under way at once
-  bool products_by_mma = false;  // bf16 V-first: the sums over channels by matrix instructions
-  bool starts_early = false;     // before the launch ahead of it on the stream ends
+  bool stays = false;                 // the state in shared memory between tokens
+  Products products = Products::fma;  // mma: bf16 V-first
+  bool starts_early = false;          // before the launch ahead of it on the stream ends
 };
 
 // kTrees: tokens may start from the state after another one than the one before them.
@@ -30,7 +34,7 @@ struct Traits {
   static constexpr bool kStartsEarly = kChoice.starts_early;
   // A warp has 16 columns, four lanes along the channels and eight along the columns, two of which
   // each: the matrix instruction's left factor as it lies in memory.
-  static constexpr bool kMma = kChoice.products_by_mma;
+  static constexpr bool kMma = kChoice.products == Products::mma;
   // Then decays per channel are in k and q, and must be there before them.
   static constexpr bool kGatesFirst = kMma && kPerChannel;
   static constexpr int kThreads = kChoice.threads > 0 ? kChoice.threads : 128;
@@ -43,13 +47,14 @@ struct Traits {
   // Tokens that are prepared together: what shared memory has beside the states.
   static constexpr int kStageTokens = kChoice.tokens > 0 ? kChoice.tokens : kMma ? 4 : 8;
   // The most whose registers do not spill (README.md has them).
-  static constexpr int kMostCtas = sizeof(E) == 2                               ? (kVFirst ? 5 : 4)
+  static constexpr int kMostCtas = kMma                                         ? 7
+                                   : sizeof(E) == 2                             ? (kVFirst ? 5 : 4)
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
   static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
-  static constexpr bool kStays = sizeof(E) == 2 && !kMma;
+  static constexpr bool kStays = sizeof(E) == 2 || kChoice.stays;
   // fp32 V-first: two runs of four channels half a width apart, so that lanes read neighbours.
   static constexpr bool kHalves = kVFirst && sizeof(E) == 4;
   static_assert(kPieces == 8 || kPieces == 16, "a warp has whole columns of pieces");
