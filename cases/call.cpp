@@ -65,7 +65,9 @@ constexpr std::array kBlock = {FIELD(BlockTensors, q),
                                FIELD(BlockTensors, u),
                                FIELD(BlockTensors, kg),
                                FIELD(BlockTensors, qg),
-                               FIELD(BlockTensors, rstd)};
+                               FIELD(BlockTensors, rstd),
+                               FIELD(BlockTensors, z),
+                               FIELD(BlockTensors, weight)};
 constexpr std::array kBlockBackward = {
     FIELD(BlockBackwardTensors, d_out),  FIELD(BlockBackwardTensors, d_w),
     FIELD(BlockBackwardTensors, d_u),    FIELD(BlockBackwardTensors, d_kg),
@@ -73,7 +75,8 @@ constexpr std::array kBlockBackward = {
     FIELD(BlockBackwardTensors, dk),     FIELD(BlockBackwardTensors, dv),
     FIELD(BlockBackwardTensors, dx),     FIELD(BlockBackwardTensors, dg),
     FIELD(BlockBackwardTensors, dbeta),  FIELD(BlockBackwardTensors, da),
-    FIELD(BlockBackwardTensors, dA_log), FIELD(BlockBackwardTensors, ddt_bias)};
+    FIELD(BlockBackwardTensors, dA_log), FIELD(BlockBackwardTensors, ddt_bias),
+    FIELD(BlockBackwardTensors, dz),     FIELD(BlockBackwardTensors, dweight)};
 constexpr std::array kConv = {FIELD(ConvTensors, x),
                               FIELD(ConvTensors, weight),
                               FIELD(ConvTensors, bias),

@@ -61,6 +61,9 @@ void apply_defaults(Case& c, const std::set<std::string, std::less<>>& given) {
 [[noreturn]] void fail(const std::string& text) { throw CaseError("case: " + text); }
 
 void check_conv(const Case& c) {
+  if (c.activation == Activation::sigmoid) {
+    fail("act: expected none or silu for conv, got 'sigmoid'");
+  }
   if (c.sdtype != DType::f32 && c.sdtype != c.dtype) {
     fail("sdtype: expected f32 or dtype's " + std::string(name_of(c.dtype)) + ", got '" +
          name_of(c.sdtype) + "'");

@@ -81,7 +81,7 @@ struct Case {
   DType gdtype = DType::f32;     // g and gv
   DType betadtype = DType::f32;  // beta
   DType pdtype = DType::f32;     // A_log and dt_bias
-  DType wdtype = DType::f32;     // conv: weight and bias
+  DType wdtype = DType::f32;     // conv: weight and bias; rmsnorm: weight
   DType sdtype = DType::f32;     // initial and final state, pool
   DType cdtype = DType::f32;     // checkpoints
   DType odtype =
@@ -100,8 +100,10 @@ struct Case {
   bool rstd = false;                         // l2norm: the second output
   bool u = true, kg = true, qg = true;       // wy: optional outputs
   bool from_result = false;                  // inverse_backward: from the result instead of A
-  Activation activation = Activation::none;  // conv
+  Activation activation = Activation::none;  // conv; rmsnorm: of z
   bool bias = true;                          // conv: a bias is given
+  bool z = true, weight = true;              // rmsnorm: they are given
+  std::optional<double> eps;                 // rmsnorm
 
   // States
   StateLayout state = StateLayout::kv;

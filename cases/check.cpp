@@ -23,7 +23,7 @@ bool is_any(const std::string& name, std::initializer_list<const char*> names) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 Budget contract(const std::string& name) {
-  if (is_any(name, {"dq", "dk", "dv", "dx", "da", "dweight", "dbias", "d_initial_state"}))
+  if (is_any(name, {"dq", "dk", "dv", "dx", "dz", "da", "dweight", "dbias", "d_initial_state"}))
     return {8e-3, 1e-4};
   if (name == "dbeta") return {1.5e-2, 1e-4};
   if (name == "dg") return {2e-2, 2e-4};

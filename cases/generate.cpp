@@ -432,6 +432,7 @@ void Instance::add_block_inputs() {
     draw(add("x", Role::input, c.dtype, {B, T, c.H, c.K}, true), from(x));
     return;
   }
+  if (c.op == Op::rmsnorm) return add_norm_inputs();
   if (c.op == Op::cumsum || c.op == Op::gate) return add_raw_gate();
   const BlockInputs x = draws() ? draw_block_inputs(c) : BlockInputs{};
   if (c.op == Op::inverse) {
@@ -458,10 +459,28 @@ void Instance::add_block_inputs() {
        [&](int64_t i) { return random_v.normal(i); });
 }
 
+void Instance::add_norm_inputs() {
+  const Case& c = spec_;
+  const std::vector<int64_t> shape = {c.num_batches(), c.num_tokens(), c.H, c.K};
+  const Random random_x(c.seed, "x"), random_z(c.seed, "z"), random_w(c.seed, "weight");
+  // Rows of every size, zeros among them.
+  draw(add("x", Role::input, c.dtype, shape, true), [&](int64_t i) {
+    const int64_t row = i / c.K;
+    return row % 7 == 3 ? 0.0 : random_x.normal(i) * (row % 5 == 1 ? 20.0 : 1.0);
+  });
+  if (c.z) {
+    draw(add("z", Role::input, c.dtype, shape, true),
+         [&](int64_t i) { return 2 * random_z.normal(i); });
+  }
+  if (!c.weight) return;
+  draw(add("weight", Role::input, c.wdtype, {c.K}, false),
+       [&](int64_t i) { return 1 + 0.5 * random_w.normal(i); });
+}
+
 void Instance::add_block_outputs() {
   const Case& c = spec_;
   const int64_t B = c.num_batches(), T = c.num_tokens(), W = c.chunk;
-  if (c.op == Op::l2norm) {
+  if (c.op == Op::l2norm || c.op == Op::rmsnorm) {
     add("out", Role::output, c.odtype, {B, T, c.H, c.K}, true);
     if (c.rstd) add("rstd", Role::output, DType::f32, {B, T, c.H}, true);
   } else if (c.op == Op::cumsum || c.op == Op::gate) {
@@ -487,7 +506,7 @@ void Instance::add_block_gradients() {
     draw(add(name, Role::input, is_gate ? c.gdtype : c.dtype, shape, true),
          [&](int64_t i) { return random.normal(i); });
   };
-  if (c.op == Op::l2norm) {
+  if (c.op == Op::l2norm || c.op == Op::rmsnorm) {
     incoming("d_out", {B, T, c.H, c.K});
   } else if (is_gate) {
     incoming("d_out", gate_shape());
@@ -499,7 +518,7 @@ void Instance::add_block_gradients() {
   } else {
     add_square_gradient();
   }
-  add_gradients_of({"q", "k", "v", "x", "g", "beta", "a", "A_log", "dt_bias"});
+  add_gradients_of({"q", "k", "v", "x", "z", "weight", "g", "beta", "a", "A_log", "dt_bias"});
   if (c.from_result) add("da", Role::output, c.odtype, {B, T, c.HV, c.chunk}, true);
 }
 
@@ -540,8 +559,8 @@ void Instance::generate_conv() {
 
 // Input rows of padding and of skipped sequences must never be looked at: they hold NaN.
 void Instance::spoil_unread_rows() {
-  for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "a", "out", "d_o", "d_out", "d_w",
-                           "d_u", "d_kg", "d_qg"}) {
+  for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "z", "a", "out", "d_o", "d_out",
+                           "d_w", "d_u", "d_kg", "d_qg"}) {
     if (!has(name)) continue;
     Tensor& t = find(name);
     if (t.role == Role::output) continue;

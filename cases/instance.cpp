@@ -246,6 +246,7 @@ Options Instance::options(const RunOptions& run) const {
   if (c.scale) o.scale = static_cast<float>(*c.scale);
   o.reverse = c.reverse;
   o.activation = c.activation;
+  if (c.eps) o.eps = static_cast<float>(*c.eps);
   if (c.null_slot >= 0) o.null_slot = static_cast<int32_t>(c.null_slot);
   if (!c.is_sequence()) return o;
   if (c.beta == Beta::sigmoid) o.beta_form = BetaForm::sigmoid;

@@ -233,6 +233,7 @@ class Instance {
   void add_block_gradients();
   void add_square_gradient();
   void generate_conv();
+  void add_norm_inputs();
   void spoil_unread_rows();
   std::vector<std::pair<int64_t, int64_t>> unread_tokens() const;
 

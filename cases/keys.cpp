@@ -84,7 +84,7 @@ constexpr std::array kStates = {"kv", "vk"};
 constexpr std::array kGateValues = {"random", "slow", "softplus", "mixed", "zero"};
 constexpr std::array kKeyValues = {"random", "repeated", "correlated", "zero"};
 constexpr std::array kSaves = {"none", "states", "all"};
-constexpr std::array kActivations = {"none", "silu"};
+constexpr std::array kActivations = {"none", "silu", "sigmoid"};
 constexpr std::array kSplits = {"auto", "off", "by_length"};
 
 template <auto Field, const auto& kNames>
@@ -188,6 +188,16 @@ constexpr Value kScale = {
       c.scale.reset();
       if (text != "default") c.scale = to_number(key, text, "a number or default");
     }};
+constexpr Value kEps = {
+    [] { return std::string("number > 0 or default"); },
+    [](const Case& c) { return c.eps ? number(*c.eps) : std::string("default"); },
+    [](Case& c, const char* key, Text text) {
+      constexpr const char* kExpected = "a number above 0 or default";
+      c.eps.reset();
+      if (text == "default") return;
+      c.eps = to_number(key, text, kExpected);
+      if (!(*c.eps > 0)) bad(key, kExpected, text);
+    }};
 constexpr Value kChunk = {[] { return std::string("16|32|64"); },
                           [](const Case& c) { return std::to_string(c.chunk); },
                           [](Case& c, const char* key, Text text) {
@@ -285,22 +295,30 @@ constexpr auto kForward = only<Op::forward>;
 constexpr auto kDecode = only<Op::decode>;
 constexpr auto kBackward = only<Op::backward>;
 constexpr auto kConv = only<Op::conv>;
+constexpr auto kNorm = only<Op::rmsnorm>;
 constexpr auto kPoolOp = both<only<Op::forward, Op::decode, Op::conv>, no_gradient>;
 constexpr auto kGateOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt,
                               Op::scores, Op::scores_inverse, Op::wy>;
 constexpr auto kFormOp =
     both<only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate>, a_gate>;
 constexpr auto kKeyHeadOp = only<Op::forward, Op::decode, Op::backward, Op::l2norm, Op::kkt,
-                                 Op::scores, Op::scores_inverse, Op::wy>;
+                                 Op::scores, Op::scores_inverse, Op::wy, Op::rmsnorm>;
 constexpr auto kBetaOp =
     only<Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::wy>;
 
 std::string value_heads(C c) {
-  return need(!is_any(c.op, {Op::l2norm, Op::conv}), "another operation than l2norm and conv");
+  return need(!is_any(c.op, {Op::l2norm, Op::rmsnorm, Op::conv}),
+              "another operation than l2norm, rmsnorm and conv");
 }
 std::string key_width(C c) {
   if (c.op == Op::conv) return "another operation than conv";
   return need(!is_any(c.op, {Op::cumsum, Op::gate}) || c.gate == Gate::channel, "gate=channel");
+}
+std::string an_activation(C c) {
+  return need(c.op == Op::conv || (c.op == Op::rmsnorm && c.z), "conv or rmsnorm with z");
+}
+std::string a_weight(C c) {
+  return need(c.op == Op::conv || (c.op == Op::rmsnorm && c.weight), "conv or rmsnorm");
 }
 std::string value_width(C c) { return need(c.op != Op::wy || c.u, "u among parts"); }
 std::string rows_dtype(C c) {
@@ -343,7 +361,8 @@ std::string inverse_gradient(C c) {
   return need(c.op == Op::inverse && c.gradient, "inverse_backward as the operation");
 }
 std::string with_keys(C c) {
-  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::conv}), "an operation with keys");
+  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::rmsnorm, Op::conv}),
+              "an operation with keys");
 }
 std::string no_dense(C c) { return need(c.packed, "no dense"); }
 std::string no_seqs(C c) { return need(!c.packed, "no seqs"); }
@@ -380,7 +399,7 @@ constexpr Key kKeys[] = {
     {"gdtype", float_dtype<&Case::gdtype>(), "f32", "of g and gv", both<kGateOp, a_gate>},
     {"betadtype", float_dtype<&Case::betadtype>(), "f32", "of beta", both<kBetaOp, a_beta>},
     {"pdtype", float_dtype<&Case::pdtype>(), "f32", "of A_log and dt_bias", both<kFormOp, a_form>},
-    {"wdtype", float_dtype<&Case::wdtype>(), "f32", "conv: of weight and bias", kConv},
+    {"wdtype", float_dtype<&Case::wdtype>(), "f32", "conv, rmsnorm: of weight and bias", a_weight},
     {"sdtype", float_dtype<&Case::sdtype>(), "f32",
      "of initial and final state, or the pool (f16: conv)", both<kStateOp, a_state>},
     {"cdtype", dtype<&Case::cdtype, DType::f32, DType::bf16>(), "f32", "of the checkpoints",
@@ -396,8 +415,11 @@ constexpr Key kKeys[] = {
     {"l2norm", flag<&Case::l2norm>(), "0", "q and k are normalised inside", kSequenceOp},
     {"scale", kScale, "default", "K^-1/2 unless given (cumsum: 1)",
      only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::scores, Op::scores_inverse>},
-    {"act", one_of<&Case::activation, kActivations>(), "none", "conv: what the sums go through",
-     kConv},
+    {"act", one_of<&Case::activation, kActivations>(), "none",
+     "what the sums of conv go through, or z of rmsnorm (which alone has sigmoid)", an_activation},
+    {"z", flag<&Case::z>(), "1", "rmsnorm: a gate is given", kNorm},
+    {"weight", flag<&Case::weight>(), "1", "rmsnorm: a weight is given", kNorm},
+    {"eps", kEps, "default", "rmsnorm: what is added to the mean square", kNorm},
     {"bias", flag<&Case::bias>(), "1", "conv: a bias is given", kConv},
     {"state", one_of<&Case::state, kStates>(), "kv",
      "states K-first or V-first; conv: [D,S] or [S,D] in memory", both<kStateOp, any_state>},
@@ -466,6 +488,7 @@ constexpr Operation kOperations[] = {{Op::forward, false},
                                      {Op::inverse, false},
                                      {Op::wy, false},
                                      {Op::scores_inverse, false},
+                                     {Op::rmsnorm, false},
                                      {Op::conv, false},
                                      {Op::cumsum, true},
                                      {Op::gate, true},
@@ -474,6 +497,7 @@ constexpr Operation kOperations[] = {{Op::forward, false},
                                      {Op::scores, true},
                                      {Op::inverse, true},
                                      {Op::wy, true},
+                                     {Op::rmsnorm, true},
                                      {Op::conv, true}};
 
 }  // namespace

@@ -326,6 +326,8 @@ Values plain_chunked(const Instance& instance) {
       return plain::backward(instance);
     case Op::conv:
       return c.gradient ? plain::conv_gradient(instance) : plain::conv(instance);
+    case Op::rmsnorm:
+      return plain::norm(instance);
     default:
       return c.gradient ? plain::block_gradient(instance) : plain::block(instance);
   }

@@ -217,6 +217,7 @@ void put_parameters(const Instance& instance, Values& all, const Sums& sums);
 Values backward(const Instance& instance);
 Values block(const Instance& instance);
 Values block_gradient(const Instance& instance);
+Values norm(const Instance& instance);
 Values conv(const Instance& instance);
 Values conv_gradient(const Instance& instance);
 

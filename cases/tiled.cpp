@@ -19,7 +19,8 @@ bool is_state(const std::string& name) {
   return name == "initial_state" || name == "state_pool" || name == "final_state";
 }
 bool has_chunks(const Case& c) {  // sums of gates and A start anew with every chunk
-  return c.is_block() && c.op != Op::cumsum && c.op != Op::gate && c.op != Op::l2norm;
+  return c.is_block() && c.op != Op::cumsum && c.op != Op::gate && c.op != Op::l2norm &&
+         c.op != Op::rmsnorm;
 }
 int64_t unit_of(const Case& c) { return has_chunks(c) ? c.chunk : 1; }
 int64_t heads_of(const Case& c) { return c.op == Op::l2norm ? c.H : c.HV; }
@@ -146,9 +147,9 @@ bool Instance::can_be_tiled(const Case& c) {
   bool chunks_are_whole = true;
   for (int64_t n = 0; n < c.num_sequences(); ++n)
     chunks_are_whole &= c.sequence_length(n) % unit_of(c) == 0;
-  return c.strided == Layout::packed && !c.is_gradient() && c.op != Op::conv && c.pad == 0 &&
-         c.ckpt.empty() && !c.has_servers_lists() && pool_is_plain && chunks_are_whole &&
-         c.num_real_tokens() > 0;
+  return c.strided == Layout::packed && !c.is_gradient() && c.op != Op::conv &&
+         c.op != Op::rmsnorm && c.pad == 0 && c.ckpt.empty() && !c.has_servers_lists() &&
+         pool_is_plain && chunks_are_whole && c.num_real_tokens() > 0;
 }
 
 Case Instance::tile_of(const Case& c) {

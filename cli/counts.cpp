@@ -48,6 +48,8 @@ double count_flops(const Case& c) {
       return rows * width;
     case Op::l2norm:
       return static_cast<double>(c.num_real_tokens() * c.H) * 3 * K;
+    case Op::rmsnorm:
+      return static_cast<double>(c.num_real_tokens() * c.H) * 6 * K;
     case Op::kkt:
     case Op::scores:
       return rows * C * K;
@@ -82,6 +84,8 @@ double count_bytes(const Case& c) {
       return gate + v_rows * g_width * out;
     case Op::l2norm:
       return k_rows * K * (in + out) + (c.rstd ? k_rows * 4 : 0);
+    case Op::rmsnorm:
+      return k_rows * K * (in * (c.z ? 2 : 1) + out);
     case Op::kkt:
       return k_rows * K * in + gate + beta + v_rows * C * out;
     case Op::scores:

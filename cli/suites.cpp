@@ -55,6 +55,10 @@ std::vector<SuiteRow> gpu_suites() {
       "conv dense=1x8192 D=8192 W=4 act=silu bias=0 final=0 dtype=f32");
   add("neighbours", "its gradient T=8192",
       "conv_backward dense=1x8192 dfinal=0 odtype=bf16" + conv);
+  const std::string norm = " H=64 K=128 act=silu dtype=bf16 wdtype=bf16 odtype=bf16";
+  add("neighbours", "gated norm T=8192", "rmsnorm dense=1x8192" + norm);
+  add("neighbours", "its gradient T=8192, norm", "rmsnorm_backward dense=1x8192" + norm);
+  add("neighbours", "gated norm, 256 tokens", "rmsnorm dense=256x1" + norm);
   for (const char* state : {"kv", "vk"}) {
     const std::string layout = std::string(" sdtype=bf16 state=") + state;
     add("neighbours", std::string("its step, 256 sequences ") + state,

@@ -748,6 +748,8 @@ TEST(ConvErrors, NameArgumentExpectedAndGot) {
        "initial_state: expected none with a state pool, got a tensor"},
       {F, [](World& w) { w.options.activation = 2; },
        "activation: expected none (0) or silu (1), got 2"},
+      {F, [](World& w) { w.options.activation = 3; },
+       "activation: expected none (0), silu (1) or sigmoid (2), got 3"},
       {F, [](World& w) { w.options.qk_l2norm = 1; },
        "qk_l2norm: expected the default (the delta rule's options are not conv's), got another"},
       {F, [](World& w) { w.options.impl = "cpu.none"; },
@@ -823,7 +825,8 @@ TEST(ConvErrors, ActivationIsConvsAlone) {
     l2norm({.activation = Activation::silu}, {.x = x.view(), .out = out.view()});
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "l2norm: activation: expected none (conv alone has one), got 1");
+    EXPECT_STREQ(e.what(),
+                 "l2norm: activation: expected none (conv and rmsnorm alone have one), got 1");
   }
 }
 

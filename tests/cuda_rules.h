@@ -24,8 +24,11 @@ inline bool sm90_backward_takes(const cases::Case& c) {
          c.strided != cases::Layout::wide;
 }
 
-// cuda.general: everything but the convolution and the gradients of building blocks.
-inline bool cuda_general_takes(const cases::Case& c) { return !c.gradient && c.op != Op::conv; }
+// cuda.general: everything but the convolution, the gated norm and the gradients of building
+// blocks.
+inline bool cuda_general_takes(const cases::Case& c) {
+  return !c.gradient && c.op != Op::conv && c.op != Op::rmsnorm;
+}
 
 // cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
 // bytes, lie at multiples of their size.
@@ -42,6 +45,9 @@ inline bool cuda_decode_takes(const cases::Case& c) {
 // cuda.conv: the convolution, all of it.
 inline bool cuda_conv_takes(const cases::Case& c) { return c.op == Op::conv; }
 
+// cuda.norm: the gated norm, all of it.
+inline bool cuda_norm_takes(const cases::Case& c) { return c.op == Op::rmsnorm; }
+
 struct CudaRule {
   std::string_view impl;
   bool (*takes)(const cases::Case&);
@@ -50,6 +56,7 @@ inline constexpr CudaRule kCudaRules[] = {{"cuda.sm90.forward", sm90_forward_tak
                                           {"cuda.sm90.backward", sm90_backward_takes},
                                           {"cuda.decode", cuda_decode_takes},
                                           {"cuda.conv", cuda_conv_takes},
+                                          {"cuda.norm", cuda_norm_takes},
                                           {"cuda.general", cuda_general_takes}};
 
 }  // namespace deltic::test

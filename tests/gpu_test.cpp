@@ -105,7 +105,7 @@ TEST_F(Gpu, EveryOperationHasAnImplementation) {
         "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64", "l2norm seqs=64",
         "kkt gate=head seqs=64", "scores gate=channel seqs=64", "inverse seqs=64",
         "wy gate=head seqs=64", "scores_inverse gate=channel seqs=64", "backward gate=head seqs=64",
-        "conv seqs=64", "conv_backward seqs=64"}) {
+        "conv seqs=64", "conv_backward seqs=64", "rmsnorm seqs=64", "rmsnorm_backward seqs=64"}) {
     EXPECT_FALSE(takers(cases::parse(line)).empty()) << line;
   }
 }
@@ -144,6 +144,8 @@ TEST_F(Gpu, NotFiniteStaysInItsSequenceHeadAndChunk) {
 
 TEST_F(Gpu, SameBitsTwice) {
   std::vector<std::string> lines(std::begin(kLines), std::end(kLines));
+  lines.emplace_back(
+      "rmsnorm_backward seqs=130,0,64,257 H=5 K=128 act=silu dtype=bf16 odtype=bf16");
   lines.emplace_back("conv_backward seqs=130,0,64,1257 D=1032 W=4 dtype=bf16 init=1 act=silu");
   for (const std::string& line : lines) {
     const Case c = cases::parse(line);
@@ -752,6 +754,14 @@ const std::vector<Spoiled>& spoiled() {
       {"inverse seqs=64,9 HV=2 chunk=32", "a", {{40 * 64 + 32 + 7, kNan}}},
       {"inverse seqs=64,9 HV=2 chunk=32", "cu_seqlens", {{1, 80}}},
       {"wy gate=head seqs=64,9 H=2 K=64 V=64", "v", {{66 * 128 + 64, kNan}}},
+      {"rmsnorm dense=2x9 H=3 K=20 act=silu", "z", {{14 * 60 + 59, kInfinity}}},
+      {"rmsnorm dense=2x9 H=3 K=20 act=silu", "weight", {{7, kNan}}},
+      // The convolution: its inputs, weights and windows of drafted tokens.
+      {"conv seqs=9,0,4 D=40 W=4 init=1", "x", {{10 * 40 + 3, kNan}}},
+      {"conv seqs=9,0,4 D=40 W=4 init=1", "weight", {{7, kInfinity}}},
+      {"conv seqs=9,0,4 D=40 W=4 init=1", "initial_state", {{2 * 120 + 5, kNan}}},
+      {"conv seqs=1,3,2 D=40 W=4 S=6 pool=drafts", "accepted", {{1, 0}}},
+      {"conv seqs=1,3,2 D=40 W=4 S=6 pool=drafts", "accepted", {{2, 9}}},
   };
   return all;
 }

@@ -154,7 +154,10 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"conv strided=expand", "case: strided: expected 0, 1 or pages for conv"},
       {"conv pool=tokens", "case: pool: expected decode as the operation for tokens, got 'conv'"},
       {"conv_backward pool=move", "case: pool:"},
-      {"conv act=relu", "case: act: expected none|silu, got 'relu'"},
+      {"conv act=relu", "case: act: expected none|silu|sigmoid, got 'relu'"},
+      {"conv act=sigmoid", "case: act: expected none or silu for conv, got 'sigmoid'"},
+      {"rmsnorm z=0 act=silu", "case: act: expected conv or rmsnorm with z"},
+      {"rmsnorm eps=0", "case: eps: expected a number above 0 or default, got '0'"},
       {"forward D=3", "case: D: expected conv as the operation"},
   };
   for (const auto& row : rows) {

@@ -596,7 +596,7 @@ TEST_F(Program, ListsTheSuitesOfAGpu) {
                                                {"gdn_forward", 171},
                                                {"growth", 12},
                                                {"layers", 1},
-                                               {"neighbours", 8},
+                                               {"neighbours", 11},
                                                {"kda_forward_random", 21},
                                                {"kda_forward_slow", 21},
                                                {"kda_forward_softplus", 6},

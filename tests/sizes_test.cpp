@@ -231,9 +231,9 @@ TEST(Sizes, BackwardQueriesAnswerOrRefuse) {
   }
 }
 
-constexpr deltic_op kBlocks[] = {DELTIC_CUMSUM, DELTIC_GATE,          DELTIC_L2NORM,
-                                 DELTIC_KKT,    DELTIC_SCORES,        DELTIC_INVERSE,
-                                 DELTIC_WY,     DELTIC_SCORES_INVERSE};
+constexpr deltic_op kBlocks[] = {DELTIC_CUMSUM, DELTIC_GATE,           DELTIC_L2NORM,
+                                 DELTIC_KKT,    DELTIC_SCORES,         DELTIC_INVERSE,
+                                 DELTIC_WY,     DELTIC_SCORES_INVERSE, DELTIC_RMSNORM};
 
 // Inputs of a block; `outputs` too.
 deltic_block_tensors block_of(deltic_op op, const Sizes& s, bool outputs) {
@@ -247,8 +247,9 @@ deltic_block_tensors block_of(deltic_op op, const Sizes& s, bool outputs) {
     if (outputs) t.out = t.g;
     return t;
   }
-  if (op == DELTIC_L2NORM) {
+  if (op == DELTIC_L2NORM || op == DELTIC_RMSNORM) {
     t.x = view({s.B, s.T, s.HV, s.V});
+    if (op == DELTIC_RMSNORM) t.z = t.x, t.weight = view({s.V});
     if (outputs) t.out = t.x;
     return t;
   }
@@ -515,6 +516,7 @@ TEST(NothingToDo, BlocksAndTheirGradients) {
         float x = 0;
         deltic_block_tensors call = t;
         if (call.A_log.rank > 0) call.A_log.data = &x, call.A_log.shape[0] = s.HV;
+        if (call.weight.rank > 0) call.weight.data = &x;
         ASSERT_EQ(deltic_block_workspace(op, &o, &call, nullptr, &bytes), DELTIC_OK)
             << deltic_last_error();
         EXPECT_EQ(bytes, 0u);
@@ -527,7 +529,7 @@ TEST(NothingToDo, BlocksAndTheirGradients) {
         deltic_block_backward_tensors_init(&b, sizeof b);
         deltic_block_tensors f = block_of(op, s, false);
         b.forward = &f;
-        f.A_log = call.A_log;
+        f.A_log = call.A_log, f.weight = call.weight;
         if (op == DELTIC_WY) b.d_w = t.w;
         if (op != DELTIC_WY) b.d_out = t.out;
         EXPECT_EQ(deltic_block_backward_workspace(op, &o, &b, nullptr, &bytes), DELTIC_OK)

@@ -178,6 +178,48 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> wy(const Tensor& k, const Tensor& a,
   return {w, u, kg, qg};
 }
 
+// The gated norm: x and z [B,T,H,D], weight [D].
+struct Norm : Block {
+  Norm(const Tensor& x, const MaybeTensor& z, const MaybeTensor& weight, double eps,
+       const std::string& words)
+      : Block(DELTIC_RMSNORM, words) {
+    t.x = input("x", x), t.z = input("z", z), t.weight = input("weight", weight);
+    options.c.has_eps = 1, options.c.eps = static_cast<float>(eps);
+  }
+};
+
+Tensor rmsnorm(const Tensor& x, const MaybeTensor& z, const MaybeTensor& weight, double eps,
+               const std::string& options) {
+  Norm b(x, z, weight, eps, options);
+  b.t.out = plan_like(b.t.x);
+  return b.run_for_out(b.t.x);
+}
+
+// Bit i of `want` asks for the i-th gradient; the others come back empty.
+std::tuple<Tensor, Tensor, Tensor> rmsnorm_backward(const Tensor& d_out, const Tensor& x,
+                                                    const MaybeTensor& z, const MaybeTensor& weight,
+                                                    double eps, const std::string& options,
+                                                    int64_t want) {
+  Norm in(x, z, weight, eps, options);
+  deltic_block_backward_tensors b;
+  deltic_block_backward_tensors_init(&b, sizeof b);
+  b.forward = &in.t;
+  b.d_out = in.input("d_out", d_out);
+  if ((want & 1) != 0) b.dx = plan_like(in.t.x);
+  if ((want & 2) != 0 && in.t.z.rank != 0) b.dz = plan_like(in.t.z);
+  if ((want & 4) != 0 && in.t.weight.rank != 0) b.dweight = plan_like(in.t.weight);
+  uint64_t bytes = 0;
+  const deltic_tensor& where = in.t.x;
+  void* const stream = stream_of(where);
+  check(deltic_block_backward_workspace(in.op, &in.options.c, &b, stream, &bytes));
+  std::tuple<Tensor, Tensor, Tensor> gradients{allocate(b.dx, where), allocate(b.dz, where),
+                                               allocate(b.dweight, where)};
+  const Workspace workspace(bytes, where);
+  check_call(deltic_block_backward(in.op, &in.options.c, &b, workspace.c(), stream), workspace,
+             where);
+  return gradients;
+}
+
 using Gradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -243,6 +285,8 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("wy", TORCH_BOX(&wy));
   m.impl("scores_inverse", TORCH_BOX(&scores_inverse));
   m.impl("block_backward", TORCH_BOX(&block_backward));
+  m.impl("rmsnorm", TORCH_BOX(&rmsnorm));
+  m.impl("rmsnorm_backward", TORCH_BOX(&rmsnorm_backward));
 }
 
 #define DELTIC_SEQUENCES "Tensor? cu_seqlens=None, Tensor? cu_seqlens_cpu=None, "
@@ -265,6 +309,10 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
       "wy(Tensor k, Tensor a, Tensor? v=None, Tensor? g=None, Tensor? beta=None, Tensor? "
       "q=None, " DELTIC_SEQUENCES "bool output_kg=False, " DELTIC_OPTIONS
       ") -> (Tensor w, Tensor u, Tensor kg, Tensor qg)");
+  m.def("rmsnorm(Tensor x, Tensor? z, Tensor? weight, float eps, str options='') -> Tensor");
+  m.def(
+      "rmsnorm_backward(Tensor d_out, Tensor x, Tensor? z, Tensor? weight, float eps, "
+      "str options='', int want=7) -> (Tensor dx, Tensor dz, Tensor dweight)");
   m.def(
       "block_backward(int op, Tensor? q, Tensor? k, Tensor? v, Tensor? x, Tensor? g, Tensor? beta, "
       "Tensor? A_log, Tensor? dt_bias, Tensor? a, Tensor? out, Tensor? cu_seqlens, "

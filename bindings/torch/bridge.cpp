@@ -460,7 +460,7 @@ bool Options::take(std::string_view key, std::string_view value) {
   if (key == "beta") return choose(c.beta_form, {"value", "sigmoid", "2sigmoid"});
   if (key == "layout") return choose(c.state_layout, {"kv", "vk"});
   if (key == "save") return choose(c.save, {"none", "states", "all"});
-  if (key == "activation") return choose(c.activation, {"none", "silu"});
+  if (key == "activation") return choose(c.activation, {"none", "silu", "sigmoid"});
   if (key == "qk_l2norm") return flag(c.qk_l2norm);
   if (key == "reverse") return flag(c.reverse);
   if (key == "chunk") return number(c.chunk);

@@ -100,7 +100,8 @@ typedef enum deltic_op {
   DELTIC_BACKWARD = 9, /* the gradients of forward */
   DELTIC_CONV = 10,    /* causal depthwise convolution of a few taps, in front of the delta rule */
   DELTIC_SCORES_INVERSE = 11, /* scores, and (I + A)^-1 of kkt's A, in one pass */
-  DELTIC_NUM_OPS = 12         /* in this header; a newer library has more */
+  DELTIC_RMSNORM = 12,        /* x / sqrt(mean x^2 + eps) * weight * activation(z) */
+  DELTIC_NUM_OPS = 13         /* in this header; a newer library has more */
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -138,10 +139,11 @@ typedef enum deltic_save {
                          work later */
 } deltic_save;
 
-/* What `conv` applies to its sums. */
+/* What `conv` applies to its sums, and `rmsnorm` to z. */
 typedef enum deltic_activation {
   DELTIC_ACTIVATION_NONE = 0,
-  DELTIC_ACTIVATION_SILU = 1 /* x * sigmoid(x) */
+  DELTIC_ACTIVATION_SILU = 1,   /* x * sigmoid(x) */
+  DELTIC_ACTIVATION_SIGMOID = 2 /* rmsnorm only */
 } deltic_activation;
 
 #define DELTIC_MAX_RANK 6
@@ -177,10 +179,12 @@ typedef struct deltic_options {
   int32_t checked;     /* 0: as deltic_set_checked or DELTIC_CHECKED says; 1: on; 2: off */
   int32_t save;        /* deltic_save, forward only: what goes into tensors.saved */
   const char* impl;   /* NULL: best first (or as DELTIC_IMPL says); else an implementation's name */
-  int32_t activation; /* deltic_activation, conv only */
+  int32_t activation; /* deltic_activation, conv and rmsnorm */
   int32_t reserved;   /* 0. No struct ends in bytes that have no name: they may become a field */
   int32_t has_null_slot; /* 0: -1 */
   int32_t null_slot; /* slots from -1 up to this one are none, in every list of slots: -1 or more */
+  int32_t has_eps;   /* 0: 1e-5 */
+  float eps;         /* rmsnorm only: finite, at least 0 */
 } deltic_options;
 
 /* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
@@ -284,6 +288,8 @@ typedef struct deltic_backward_tensors {
  *   wy      k a [v g beta q] -> w = A (beta k exp(G)) [B,T,HV,K]; with v: u = A (beta v)
  *           [B,T,HV,V]; where asked for kg = k exp(G_last - G) and, with q, qg = q exp(G), both
  *           [B,T,HV,K]. a is the inverse, as `inverse` gives it.
+ *   rmsnorm x [B,T,H,D] [z weight] -> out: x / sqrt(mean_d x^2 + eps) * weight [D] * activation(z)
+ *           [B,T,H,D]; without z, or without weight, the factor is 1
  *
  * Inputs and outputs are fp32, bf16 or fp16, each its own; arithmetic is fp32. Padding rows give 0. */
 /* clang-format on */
@@ -291,6 +297,7 @@ typedef struct deltic_block_tensors {
   uint64_t size; /* sizeof(deltic_block_tensors) */
   deltic_tensor q, k, v, x, g, beta, A_log, dt_bias, a, cu_seqlens, cu_seqlens_host;
   deltic_tensor out, w, u, kg, qg, rstd;
+  deltic_tensor z, weight; /* of rmsnorm */
 } deltic_block_tensors;
 
 /* clang-format off */
@@ -308,15 +315,18 @@ typedef struct deltic_block_tensors {
  *           entries below the diagonal are read
  *   wy      k a [v g beta q], [d_w d_u d_kg d_qg] (absent: 0; d_u needs v, d_qg needs q) -> da
  *           (lower, zeros above the diagonal) dk dv dg dbeta dq
+ *   rmsnorm x [z weight], d_out -> dx dz dweight
  *
  * dq and dk are the sums over the group of value heads, in order, rounded once; dA_log and ddt_bias
- * are summed in fp64 and rounded once. Padding rows give 0. */
+ * are summed in fp64 and rounded once, dweight is fp32 sums over parts of the rows, added up in fp64
+ * in order. Padding rows give 0. */
 /* clang-format on */
 typedef struct deltic_block_backward_tensors {
   uint64_t size;                             /* sizeof(deltic_block_backward_tensors) */
   const deltic_block_tensors* forward;       /* the inputs; no outputs, but `out` of inverse */
   deltic_tensor d_out, d_w, d_u, d_kg, d_qg; /* as out, w, u, kg, qg */
   deltic_tensor dq, dk, dv, dx, dg, dbeta, da, dA_log, ddt_bias; /* out */
+  deltic_tensor dz, dweight;                                     /* out, of rmsnorm */
 } deltic_block_backward_tensors;
 
 /* clang-format off */
@@ -358,8 +368,8 @@ typedef struct deltic_conv_tensors {
 } deltic_conv_tensors;
 
 /* Tensors of its gradient: the inputs, what came back, and the gradients asked for (rank > 0), each
- * with its input's shape and a float dtype of its own. dweight and dbias are fp32 sums over blocks
- * of 256 rows (of B*T), added up in fp64 in order. Pools are not differentiable. */
+ * with its input's shape and a float dtype of its own. dweight and dbias are fp32 sums over parts
+ * of the rows (CPU: blocks of 256 of B*T), added up in fp64 in order. Pools have no gradient. */
 typedef struct deltic_conv_backward_tensors {
   uint64_t size;                      /* sizeof(deltic_conv_backward_tensors) */
   const deltic_conv_tensors* forward; /* the inputs; no out, final_state or pool */
@@ -509,7 +519,7 @@ DELTIC_API deltic_status deltic_decode_workspace(const deltic_options* options,
                                                  uint64_t* bytes);
 DELTIC_API deltic_status deltic_decode(const deltic_options* options, const deltic_tensors* tensors,
                                        const deltic_workspace* workspace, void* stream);
-/* op: a building block: one of DELTIC_CUMSUM .. DELTIC_WY, or DELTIC_SCORES_INVERSE. */
+/* op: a building block: DELTIC_CUMSUM .. DELTIC_WY, DELTIC_SCORES_INVERSE or DELTIC_RMSNORM. */
 DELTIC_API deltic_status deltic_block_workspace(int32_t op, const deltic_options* options,
                                                 const deltic_block_tensors* tensors, void* stream,
                                                 uint64_t* bytes);

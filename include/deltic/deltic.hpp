@@ -52,7 +52,8 @@ enum class Op : int32_t {
   wy = DELTIC_WY,
   backward = DELTIC_BACKWARD,
   conv = DELTIC_CONV,
-  scores_inverse = DELTIC_SCORES_INVERSE
+  scores_inverse = DELTIC_SCORES_INVERSE,
+  rmsnorm = DELTIC_RMSNORM
 };
 enum class GateForm : int32_t {
   log_decay = DELTIC_GATE_LOG_DECAY,
@@ -77,8 +78,12 @@ enum class Save : int32_t {
   states = DELTIC_SAVE_STATES,
   all = DELTIC_SAVE_ALL
 };
-// What conv applies to its sums.
-enum class Activation : int32_t { none = DELTIC_ACTIVATION_NONE, silu = DELTIC_ACTIVATION_SILU };
+// What conv applies to its sums, and rmsnorm to z.
+enum class Activation : int32_t {
+  none = DELTIC_ACTIVATION_NONE,
+  silu = DELTIC_ACTIVATION_SILU,
+  sigmoid = DELTIC_ACTIVATION_SIGMOID
+};
 enum class ErrorKind : int32_t {
   invalid_argument = DELTIC_INVALID_ARGUMENT,
   unsupported = DELTIC_UNSUPPORTED,
@@ -189,8 +194,9 @@ struct Options {
   std::optional<bool> checked{};
   Save save = Save::none;                    // forward only
   std::string impl{};                        // empty: best first
-  Activation activation = Activation::none;  // conv only
+  Activation activation = Activation::none;  // conv and rmsnorm
   std::optional<int32_t> null_slot{};        // slots up to this one are none
+  std::optional<float> eps{};                // rmsnorm only
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -215,6 +221,8 @@ struct Options {
     o.activation = static_cast<int32_t>(activation);
     o.has_null_slot = null_slot.has_value() ? 1 : 0;
     o.null_slot = null_slot.value_or(0);
+    o.has_eps = eps.has_value() ? 1 : 0;
+    o.eps = eps.value_or(0.0f);
     return o;
   }
 };
@@ -285,7 +293,7 @@ struct BackwardTensors {
 // Tensors of the building blocks; see deltic_block_tensors.
 struct BlockTensors {
   TensorView q{}, k{}, v{}, x{}, g{}, beta{}, A_log{}, dt_bias{}, a{}, cu_seqlens{},
-      cu_seqlens_host{}, out{}, w{}, u{}, kg{}, qg{}, rstd{};
+      cu_seqlens_host{}, out{}, w{}, u{}, kg{}, qg{}, rstd{}, z{}, weight{};
 
   deltic_block_tensors c() const {
     return {sizeof(deltic_block_tensors),
@@ -305,7 +313,9 @@ struct BlockTensors {
             u,
             kg,
             qg,
-            rstd};
+            rstd,
+            z,
+            weight};
   }
 };
 
@@ -313,7 +323,7 @@ struct BlockTensors {
 struct BlockBackwardTensors {
   BlockTensors forward{};  // the inputs; no outputs, but `out` of inverse
   TensorView d_out{}, d_w{}, d_u{}, d_kg{}, d_qg{}, dq{}, dk{}, dv{}, dx{}, dg{}, dbeta{}, da{},
-      dA_log{}, ddt_bias{};
+      dA_log{}, ddt_bias{}, dz{}, dweight{};
 
   // Points to `forward_c`, which receives the C form of the forward call's tensors.
   deltic_block_backward_tensors c(deltic_block_tensors& forward_c) const {
@@ -333,7 +343,9 @@ struct BlockBackwardTensors {
             dbeta,
             da,
             dA_log,
-            ddt_bias};
+            ddt_bias,
+            dz,
+            dweight};
   }
 };
 
@@ -549,6 +561,7 @@ inline void kkt(const Options& o, const BlockTensors& t) { block(Op::kkt, o, t);
 inline void scores(const Options& o, const BlockTensors& t) { block(Op::scores, o, t); }
 inline void inverse(const Options& o, const BlockTensors& t) { block(Op::inverse, o, t); }
 inline void wy(const Options& o, const BlockTensors& t) { block(Op::wy, o, t); }
+inline void rmsnorm(const Options& o, const BlockTensors& t) { block(Op::rmsnorm, o, t); }
 // Writes out and a.
 inline void scores_inverse(const Options& o, const BlockTensors& t) {
   block(Op::scores_inverse, o, t);
@@ -558,6 +571,9 @@ inline void cumsum_backward(const Options& o, const BlockBackwardTensors& t) {
 }
 inline void gate_backward(const Options& o, const BlockBackwardTensors& t) {
   block_backward(Op::gate, o, t);
+}
+inline void rmsnorm_backward(const Options& o, const BlockBackwardTensors& t) {
+  block_backward(Op::rmsnorm, o, t);
 }
 inline void l2norm_backward(const Options& o, const BlockBackwardTensors& t) {
   block_backward(Op::l2norm, o, t);

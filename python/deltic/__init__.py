@@ -19,6 +19,7 @@ from ._conv import causal_conv1d, causal_conv1d_update
 from ._explain import explain
 from ._library import LIBRARY as _LIBRARY
 from ._native import Checkpoints, decode, delta_rule, recurrent
+from ._norm import rms_norm
 from ._settings import get_num_threads, info, set_num_threads, show_config
 
 __version__: str = _LIBRARY.deltic_torch_version().decode()
@@ -40,6 +41,7 @@ __all__ = [
     "l2norm",
     "log_decay",
     "recurrent",
+    "rms_norm",
     "scores",
     "scores_inverse",
     "set_num_threads",

@@ -29,9 +29,9 @@ std::span<const deltic_tensor> run(const deltic_tensor& first, const deltic_tens
 Runs tensors_of(const deltic_tensors& t) {
   return {run(t.q, t.ckpt_states), run(t.write_pool, t.parents)};
 }
-Runs tensors_of(const deltic_block_tensors& t) { return {run(t.q, t.rstd)}; }
+Runs tensors_of(const deltic_block_tensors& t) { return {run(t.q, t.weight)}; }
 Runs tensors_of(const deltic_backward_tensors& t) { return {run(t.d_o, t.d_initial_state)}; }
-Runs tensors_of(const deltic_block_backward_tensors& t) { return {run(t.d_out, t.ddt_bias)}; }
+Runs tensors_of(const deltic_block_backward_tensors& t) { return {run(t.d_out, t.dweight)}; }
 Runs tensors_of(const deltic_conv_tensors& t) { return {run(t.x, t.ckpt_states)}; }
 Runs tensors_of(const deltic_conv_backward_tensors& t) { return {run(t.d_out, t.d_initial_state)}; }
 

@@ -7,7 +7,7 @@ using namespace deltic;
 
 namespace {
 deltic_op block_op(int32_t op, const char* function = "block",
-                   const char* numbers = "2 to 8 or 11") {
+                   const char* numbers = "2 to 8, 11 or 12") {
   if (op < 0 || op >= DELTIC_NUM_OPS || !is_block(static_cast<deltic_op>(op))) {
     fail(DELTIC_INVALID_ARGUMENT, function, ": op: expected a building block, ", numbers, ", got ",
          deltic_op_name(op), " (", op, ")");
@@ -22,7 +22,7 @@ deltic_op block_gradient_op(int32_t op) {
          "scores_inverse is made of those of scores, inverse and kkt), got scores_inverse (",
          op, ")");
   }
-  return block_op(op, "block_backward", "2 to 8");
+  return block_op(op, "block_backward", "2 to 8 or 12");
 }
 deltic_op main_op(int32_t op) {
   if (op == DELTIC_BACKWARD) {

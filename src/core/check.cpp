@@ -6,9 +6,9 @@
 namespace deltic {
 
 const char* name_of(deltic_op op) {
-  constexpr const char* names[] = {"forward", "decode",   "cumsum", "gate",
-                                   "l2norm",  "kkt",      "scores", "inverse",
-                                   "wy",      "backward", "conv",   "scores_inverse"};
+  constexpr const char* names[] = {"forward", "decode",         "cumsum",  "gate", "l2norm",
+                                   "kkt",     "scores",         "inverse", "wy",   "backward",
+                                   "conv",    "scores_inverse", "rmsnorm"};
   return names[op];
 }
 

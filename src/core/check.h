@@ -10,7 +10,8 @@ namespace deltic {
 
 const char* name_of(deltic_op op);
 constexpr bool is_block(deltic_op op) {
-  return (op >= DELTIC_CUMSUM && op <= DELTIC_WY) || op == DELTIC_SCORES_INVERSE;
+  return (op >= DELTIC_CUMSUM && op <= DELTIC_WY) || op == DELTIC_SCORES_INVERSE ||
+         op == DELTIC_RMSNORM;
 }
 
 // What the caller knows besides the call itself.

@@ -6,11 +6,14 @@ namespace deltic {
 
 namespace {
 
+// Row by row, of x alone or with its gate and weight.
+constexpr bool is_norm(deltic_op op) { return op == DELTIC_L2NORM || op == DELTIC_RMSNORM; }
+
 // Which tensors an operation takes: required, optional.
 enum Use { kNo, kMay, kMust };
 struct BlockUse {
   Use q = kNo, k = kNo, v = kNo, x = kNo, g = kNo, beta = kNo, gate_params = kNo, a = kNo,
-      out = kNo, w = kNo, u = kNo, kg = kNo, qg = kNo, rstd = kNo;
+      out = kNo, w = kNo, u = kNo, kg = kNo, qg = kNo, rstd = kNo, z = kNo, weight = kNo;
 };
 constexpr BlockUse block_use(deltic_op op) {
   switch (op) {
@@ -19,6 +22,8 @@ constexpr BlockUse block_use(deltic_op op) {
       return {.g = kMust, .gate_params = kMay, .out = kMust};
     case DELTIC_L2NORM:
       return {.x = kMust, .out = kMust, .rstd = kMay};
+    case DELTIC_RMSNORM:
+      return {.x = kMust, .out = kMust, .z = kMay, .weight = kMay};
     case DELTIC_KKT:
       return {.k = kMust, .g = kMay, .beta = kMay, .out = kMust};
     case DELTIC_SCORES:
@@ -61,6 +66,8 @@ void take_inputs(Checker& c, const deltic_block_tensors& t, const BlockUse& use)
   take(c, t.A_log, "A_log", use.gate_params, false);
   take(c, t.dt_bias, "dt_bias", use.gate_params, false);
   take(c, t.a, "a", use.a, writes_a(c.p_.op));
+  take(c, t.z, "z", use.z, false);
+  take(c, t.weight, "weight", use.weight, false);
 }
 
 // Sizes from the leading input. `square`, [B,T,HV,W], leads where there is one.
@@ -77,7 +84,7 @@ void check_sizes(Checker& c, const deltic_block_tensors& t, const Checker::Named
       c.bad("g", "expected shape [B,T,HV] or [B,T,HV,K], got ", shape_text(t.g));
     p.B = t.g.shape[0], p.T = t.g.shape[1], p.H = p.HV = t.g.shape[2];
     p.K = t.g.rank == 4 ? t.g.shape[3] : 1;
-  } else if (op == DELTIC_L2NORM) {
+  } else if (is_norm(op)) {
     p.H = p.HV = heads(t.x, "x", "[B,T,H,D]");
     p.K = t.x.shape[3];
   } else if (op == DELTIC_INVERSE) {
@@ -103,11 +110,11 @@ void check_sizes(Checker& c, const deltic_block_tensors& t, const Checker::Named
     c.shape(*square.tensor, square.name, {p.B, p.T, p.HV, p.chunk});
   }
   if (p.HV < 1)
-    c.bad(op == DELTIC_L2NORM    ? "x"
+    c.bad(is_norm(op)            ? "x"
           : op == DELTIC_INVERSE ? square.name
                                  : "g",
           "expected at least one head, got none");
-  if (p.K < 1) c.bad(op == DELTIC_L2NORM ? "x" : "g", "expected a width of at least 1, got 0");
+  if (p.K < 1) c.bad(is_norm(op) ? "x" : "g", "expected a width of at least 1, got 0");
 }
 
 // Everything else against the sizes: gates, sequences, and `out` or what came back for it.
@@ -118,10 +125,18 @@ void check_rest(Checker& c, const deltic_block_tensors& t, const Checker::Named&
   if (p.op == DELTIC_CUMSUM || p.op == DELTIC_GATE) {
     if (t.g.rank == 3) c.shape(*out.tensor, out.name, {p.B, p.T, p.HV});
     if (t.g.rank == 4) c.shape(*out.tensor, out.name, {p.B, p.T, p.HV, p.K});
-  } else if (p.op == DELTIC_L2NORM) {
+  } else if (is_norm(p.op)) {
     c.shape(*out.tensor, out.name, {p.B, p.T, p.H, p.K});
   } else if (p.op == DELTIC_INVERSE) {
     c.shape(*out.tensor, out.name, {p.B, p.T, p.HV, p.chunk});
+  }
+  if (t.z.rank != 0) c.shape(t.z, "z", {p.B, p.T, p.H, p.K});
+  if (t.z.rank == 0 && p.activation != DELTIC_ACTIVATION_NONE) {
+    c.bad("activation", "expected none without z, got ", p.activation);
+  }
+  if (t.weight.rank != 0) {
+    c.shape(t.weight, "weight", {p.K});
+    p.taps = 1;
   }
   if (t.q.rank != 0) c.shape(t.q, "q", {p.B, p.T, p.H, p.K});
   if (t.beta.rank != 0) {
@@ -139,7 +154,8 @@ void check_rest(Checker& c, const deltic_block_tensors& t, const Checker::Named&
     p.scale = has_q ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.K))) : 1.0f;
   }
   p.q = Checker::rows(t.q), p.k = Checker::rows(t.k), p.v = Checker::rows(t.v),
-  p.x = Checker::rows(t.x);
+  p.x = Checker::rows(t.x), p.z = Checker::rows(t.z);
+  p.weight = Checker::param_view(t.weight);
   p.beta = Checker::rows(t.beta);
   (writes_a(p.op) ? p.inverse : p.a) = Checker::rows(t.a);
 }
@@ -154,6 +170,7 @@ void check_inputs_alone(const Checker& c, const deltic_block_tensors& t) {
   c.input(t.q, "q"), c.input(t.k, "k"), c.input(t.v, "v"), c.input(t.x, "x"), c.input(t.g, "g");
   c.input(t.beta, "beta"), c.input(t.A_log, "A_log"), c.input(t.dt_bias, "dt_bias");
   if (!writes_a(c.p_.op)) c.input(t.a, "a");
+  c.input(t.z, "z"), c.input(t.weight, "weight");
   c.input(t.cu_seqlens, "cu_seqlens");
   c.input(t.cu_seqlens_host, "cu_seqlens_host");
 }
@@ -250,6 +267,7 @@ Problem check_call(deltic_op op, const deltic_options& options,
   gradient(b.dg, "dg", {&t.g, "g"}), gradient(b.dbeta, "dbeta", {&t.beta, "beta"});
   gradient(b.da, "da", a), gradient(b.dA_log, "dA_log", {&t.A_log, "A_log"});
   gradient(b.ddt_bias, "ddt_bias", {&t.dt_bias, "dt_bias"});
+  gradient(b.dz, "dz", {&t.z, "z"}), gradient(b.dweight, "dweight", {&t.weight, "weight"});
   check_inputs_alone(c, t);
   c.input(t.out, "out"), c.input(b.d_out, "d_out"), c.input(b.d_w, "d_w");
   c.input(b.d_u, "d_u"), c.input(b.d_kg, "d_kg"), c.input(b.d_qg, "d_qg");
@@ -260,6 +278,7 @@ Problem check_call(deltic_op op, const deltic_options& options,
   p.dx = Checker::rows(b.dx), p.dg = Checker::rows(b.dg), p.dbeta = Checker::rows(b.dbeta);
   p.da = Checker::rows(b.da), p.dA_log = Checker::param_view(b.dA_log);
   p.ddt_bias = Checker::param_view(b.ddt_bias);
+  p.dz = Checker::rows(b.dz), p.dweight = Checker::param_view(b.dweight);
   return p;
 }
 

@@ -317,7 +317,7 @@ CheckedInputs checked_inputs(const Problem& p) {
   // what came back for scores.
   const int32_t diagonal = p.op == DELTIC_WY || p.op == DELTIC_SCORES ? 1 : 0;
   const bool is_square = p.op == DELTIC_KKT || p.op == DELTIC_SCORES || p.op == DELTIC_INVERSE;
-  const bool is_row = p.op == DELTIC_L2NORM || p.op == DELTIC_CONV;
+  const bool is_row = p.op == DELTIC_L2NORM || p.op == DELTIC_RMSNORM || p.op == DELTIC_CONV;
   const int64_t gate_width = p.gate == Gate::channel ? p.K : 1;
   const int64_t gate_or_norm_width = is_row ? p.K : gate_width;
   const auto rows = [&](const Rows& x, Argument name, int64_t heads, int64_t width,
@@ -328,6 +328,7 @@ CheckedInputs checked_inputs(const Problem& p) {
   rows(p.k, Argument::k, p.H, p.K);
   rows(p.v, Argument::v, p.HV, p.V);
   rows(p.x, Argument::x, p.H, p.K);
+  rows(p.z, Argument::z, p.H, p.K);
   rows(p.a, Argument::a, p.HV, p.chunk, diagonal);
   rows(p.beta, Argument::beta, p.HV, p.beta_kind == BetaKind::value ? p.V : 1);
   rows(p.g, Argument::g, p.HV, gate_width);

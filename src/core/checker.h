@@ -91,10 +91,21 @@ class Checker {
     }
     p_.null_slot = o.has_null_slot ? o.null_slot : -1;
     p_.save = static_cast<deltic_save>(o.save);
-    one_of("activation", o.activation, DELTIC_ACTIVATION_SILU, "none (0) or silu (1)");
-    if (o.activation != DELTIC_ACTIVATION_NONE && p_.op != DELTIC_CONV) {
-      bad("activation", "expected none (conv alone has one), got ", o.activation);
+    one_of("activation", o.activation, DELTIC_ACTIVATION_SIGMOID,
+           "none (0), silu (1) or sigmoid (2)");
+    const bool is_norm = p_.op == DELTIC_RMSNORM;
+    if (o.activation != DELTIC_ACTIVATION_NONE && p_.op != DELTIC_CONV && !is_norm) {
+      bad("activation", "expected none (conv and rmsnorm alone have one), got ", o.activation);
     }
+    if (o.activation == DELTIC_ACTIVATION_SIGMOID && !is_norm) {
+      bad("activation", "expected none (0) or silu (1), got ", o.activation);
+    }
+    one_of("has_eps", o.has_eps, 1, "0 or 1");
+    if (o.has_eps && !is_norm) bad("eps", "expected none (rmsnorm alone has one), got ", o.eps);
+    if (o.has_eps && !(std::isfinite(o.eps) && o.eps >= 0)) {
+      bad("eps", "expected a finite number of at least 0, got ", o.eps);
+    }
+    p_.eps = o.has_eps ? o.eps : kRmsEps;
     p_.activation = static_cast<deltic_activation>(o.activation);
     if (p_.op == DELTIC_CONV) {
       const auto unused = [&](const char* name, bool is_set) {

@@ -44,7 +44,8 @@ enum class Argument : int32_t {
   d_w,
   d_u,
   d_kg,
-  d_qg,  // rows
+  d_qg,
+  z,  // rows
   A_log,
   dt_bias,
   weight,

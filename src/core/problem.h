@@ -108,6 +108,7 @@ struct Problem {
 
   Rows q, k, v, o, beta, g, gv;        // forward, decode
   Rows x, a, out, w, u, kg, qg, rstd;  // building blocks
+  Rows z;                              // rmsnorm
   Rows inverse;                        // out, of scores_inverse: `a` of the call
   Param A_log, dt_bias;
   Indices cu, cu_host;
@@ -127,13 +128,15 @@ struct Problem {
   Rows d_o, dq, dk, dv, dbeta, dg, dgv;
   // A building block's gradient: the same, for its outputs and inputs.
   bool is_gradient = false;
-  Rows d_out, d_w, d_u, d_kg, d_qg, dx, da;
+  Rows d_out, d_w, d_u, d_kg, d_qg, dx, da, dz;
   Param dA_log, ddt_bias;  // written through at()
   States d_final, d_initial;
   deltic_buffer saved = {};
 
   // conv: H = HV = 1, K channels, V inputs per channel in a state (0 without one), `taps` weights.
+  // rmsnorm: rows of K numbers, one weight for each.
   int64_t taps = 0;
+  float eps = 0;
   deltic_activation activation = DELTIC_ACTIVATION_NONE;
   Param weight, bias, dweight, dbias;
 
@@ -169,7 +172,7 @@ inline bool has_work(const Problem& p) {
   if (p.dA_log || p.ddt_bias || p.dweight || p.dbias) return true;
   if (p.B == 0 || p.T == 0) return false;
   for (const Rows* rows : {&p.o, &p.w, &p.u, &p.kg, &p.qg, &p.rstd, &p.inverse, &p.dq, &p.dk, &p.dv,
-                           &p.dbeta, &p.dg, &p.dgv, &p.dx, &p.da}) {
+                           &p.dbeta, &p.dg, &p.dgv, &p.dx, &p.da, &p.dz}) {
     if (*rows) return true;
   }
   return p.out && !p.is_gradient;
@@ -177,6 +180,7 @@ inline bool has_work(const Problem& p) {
 
 inline constexpr float kMinLogDecay = -104.0f;  // exp is 0 below that in fp32
 inline constexpr double kNormEps = 1e-6;
+inline constexpr float kRmsEps = 1e-5f;  // of rmsnorm, unless the call says another
 
 // One sequence of the batch.
 struct Sequence {

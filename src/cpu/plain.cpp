@@ -9,6 +9,7 @@
 #include "cpu/block_gradients.h"
 #include "cpu/block_math.h"
 #include "cpu/conv_math.h"
+#include "cpu/norm_math.h"
 #include "cpu/recurrence.h"
 #include "cpu/recurrence_backward.h"
 #include "cpu/saved.h"
@@ -135,6 +136,7 @@ const char* nothing_missing() { return nullptr; }
 
 size_t workspace_bytes(const Problem& p) {
   if (p.op == DELTIC_CONV) return 0;
+  if (p.op == DELTIC_RMSNORM) return norm::Norm<norm::PlainMath>(p).workspace_bytes();
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes(p);
   if (p.is_gradient) return block_gradients::workspace_bytes(p);
   if (!is_recurrence(p)) return blocks::workspace_bytes(p);
@@ -144,6 +146,7 @@ size_t workspace_bytes(const Problem& p) {
 // Backward here starts from the first token, whatever was kept: the header is all it looks at.
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
   if (p.op == DELTIC_CONV) return conv::run(p);
+  if (p.op == DELTIC_RMSNORM) return norm::Norm<norm::PlainMath>(p).run(workspace);
   if (p.op == DELTIC_BACKWARD) {
     check_saved_header(p, Arithmetic::recurrence);
     return recurrence_backward::run(p, workspace);

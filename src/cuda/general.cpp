@@ -64,7 +64,8 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream) {
 }  // namespace
 
 bool has_general(deltic_op op) {
-  return op == DELTIC_FORWARD || op == DELTIC_DECODE || op == DELTIC_BACKWARD || is_block(op);
+  return op == DELTIC_FORWARD || op == DELTIC_DECODE || op == DELTIC_BACKWARD ||
+         (is_block(op) && op != DELTIC_RMSNORM);
 }
 
 const Implementation& general() {

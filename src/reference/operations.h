@@ -19,6 +19,10 @@ void run_blocks(const Problem& p, std::byte* workspace);
 size_t block_gradients_bytes(const Problem& p);
 void run_block_gradients(const Problem& p, std::byte* workspace);
 
+// The gated RMS norm and, with Problem::is_gradient, its gradient.
+size_t norm_bytes(const Problem& p);
+void run_norm(const Problem& p, std::byte* workspace);
+
 // The convolution and, with Problem::is_gradient, its gradient.
 size_t conv_bytes(const Problem& p);
 void run_conv(const Problem& p, std::byte* workspace);

@@ -22,6 +22,8 @@ Entry entry(const Problem& p) {
       return {backward_bytes, run_backward};
     case DELTIC_CONV:
       return {conv_bytes, run_conv};
+    case DELTIC_RMSNORM:
+      return {norm_bytes, run_norm};
     default:
       return p.is_gradient ? Entry{block_gradients_bytes, run_block_gradients}
                            : Entry{blocks_bytes, run_blocks};

@@ -693,17 +693,17 @@ void fuzz_block_backward(Bytes& b, deltic_op op, const deltic_options& options, 
   if (op == DELTIC_INVERSE && b.below(2) == 0) std::swap(f.a, f.out);
   if (b.below(8) == 0) t.d_w = {};
   const std::pair<const deltic_tensor*, deltic_tensor*> gradients[] = {
-      {&f.q, &t.dq},      {&f.k, &t.dk}, {&f.v, &t.dv},         {&f.x, &t.dx},
-      {&f.g, &t.dg},      {&f.a, &t.da}, {&f.A_log, &t.dA_log}, {&f.dt_bias, &t.ddt_bias},
-      {&f.beta, &t.dbeta}};
+      {&f.q, &t.dq},       {&f.k, &t.dk}, {&f.v, &t.dv},          {&f.x, &t.dx},
+      {&f.g, &t.dg},       {&f.a, &t.da}, {&f.A_log, &t.dA_log},  {&f.dt_bias, &t.ddt_bias},
+      {&f.beta, &t.dbeta}, {&f.z, &t.dz}, {&f.weight, &t.dweight}};
   for (const auto& [of, d] : gradients) {
     if (b.below(4) == 0) continue;
     *d = *of;
     if (d->rank != 0) d->dtype = float_dtype(b);
   }
   std::vector<Field> fields;
-  for (deltic_tensor* x = &f.q; x <= &f.rstd; ++x) fields.push_back({x, x == &f.cu_seqlens});
-  for (deltic_tensor* x = &t.d_out; x <= &t.ddt_bias; ++x) fields.push_back({x, false});
+  for (deltic_tensor* x = &f.q; x <= &f.weight; ++x) fields.push_back({x, x == &f.cu_seqlens});
+  for (deltic_tensor* x = &t.d_out; x <= &t.dweight; ++x) fields.push_back({x, false});
   spoil_some(b, fields);
   call(
       b, t, fields, s, false,
@@ -758,6 +758,15 @@ void fuzz_block(Bytes& b, deltic_op op) {
       t.out = rows(s.H, s.K);
       if (b.below(2) == 0) t.rstd = contiguous(DELTIC_F32, {s.B, s.T, s.H});
       break;
+    case DELTIC_RMSNORM:
+      t.x = rows(s.H, s.K);
+      t.out = rows(s.H, s.K);
+      if (b.below(2) == 0) t.weight = contiguous(float_dtype(b), {s.K});
+      if (b.below(2) != 0) break;
+      t.z = rows(s.H, s.K);
+      options.activation = static_cast<int32_t>(b.below(3));
+      if (b.below(2) == 0) options.has_eps = 1, options.eps = 1e-3f;
+      break;
     case DELTIC_INVERSE:
       t.a = rows(s.HV, width);
       t.out = rows(s.HV, width);
@@ -788,7 +797,7 @@ void fuzz_block(Bytes& b, deltic_op op) {
   }
   if (b.below(2) == 0) return fuzz_block_backward(b, op, options, s, t);
   std::vector<Field> fields;
-  for (deltic_tensor* x = &t.q; x <= &t.rstd; ++x) {
+  for (deltic_tensor* x = &t.q; x <= &t.weight; ++x) {
     fields.push_back({x, x == &t.cu_seqlens || x == &t.cu_seqlens_host});
   }
   spoil_some(b, fields);

@@ -238,7 +238,7 @@ def _make_norm(original: Any, name: str) -> Any:
     def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
         if (
             gate is None
-            or hidden_states.device.type != "cpu"
+            or not has_kernels(hidden_states)
             or hidden_states.dtype not in _DTYPES
             or self.activation not in GATE_ACTIVATIONS
         ):
@@ -357,7 +357,7 @@ _FUNCTIONS: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = 
 }
 # Likewise for the forward of classes, by the end of their names.
 _CLASSES: dict[str, tuple[Callable[[Any, str], Any], tuple[str, ...], str]] = {
-    "RMSNormGated": (_make_norm, ("self", "hidden_states", "gate"), "a norm in one new tensor"),
+    "RMSNormGated": (_make_norm, ("self", "hidden_states", "gate"), "deltic.rms_norm"),
     "ForgetGate": (_make_forget_gate, ("self", "hidden_states"), "deltic.log_decay"),
 }
 

@@ -7,9 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from .. import _norm
+from .._conv import has_kernels
 from ._checks import check_rows, expect, expect_number, expect_size
 
 GATE_ACTIVATIONS = ("swish", "silu", "sigmoid")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def _wide_dtype(x: Tensor) -> torch.dtype:
@@ -84,11 +87,20 @@ class _GatedNorm(torch.autograd.Function):
         return dx.to(x.dtype), d_weight, d_gate, None, None
 
 
+def _is_native(x: Tensor) -> bool:
+    """Whether deltic's operator takes such rows; else a few plain operations do."""
+    return x.dtype in _DTYPES and x.dim() > 0 and x.stride(-1) == 1 and has_kernels(x)
+
+
 def rms_norm(
     x: Tensor, weight: Tensor | None, gate: Tensor | None, eps: float, is_sigmoid: bool
 ) -> Tensor:
     """The RMS norm over the last dimension, times a weight, times an activated gate."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    is_compiling = torch.compiler.is_compiling()  # a compiler fuses the formula with its neighbours
+    if not is_compiling and _is_native(x) and (gate is None or _is_native(gate)):
+        activation: _norm.GateActivation = "sigmoid" if is_sigmoid else "silu"
+        return _norm.rms_norm(x, weight, gate, eps=eps, activation=activation)
+    if is_compiling or not torch.is_grad_enabled():
         return _value(x, weight, gate, eps, is_sigmoid)
     found: Tensor = _GatedNorm.apply(x, weight, gate, eps, is_sigmoid)
     return found

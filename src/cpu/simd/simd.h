@@ -33,6 +33,7 @@ std::span<const SimdDoor> tile_forward_doors();  // AMX
 std::span<const SimdDoor> decode_doors();
 std::span<const SimdDoor> block_doors();
 std::span<const SimdDoor> conv_doors();
+std::span<const SimdDoor> norm_doors();
 std::span<const SimdDoor> backward_doors();
 std::span<const SimdDoor> tile_backward_doors();
 

@@ -85,6 +85,23 @@ __device__ inline bool is_accepted(const Params& p, int64_t n) {
   const int64_t accepted = load_index(p.slots.accepted, n);
   return accepted >= 1 && accepted <= p.slots.read.n1;
 }
+// Counts of accepted tokens, and windows that are too short for the tokens of a call.
+__device__ inline bool is_in_window(const Params& p, int64_t n) {
+  const int64_t accepted = load_index(p.window, n);
+  return accepted >= 1 && accepted <= p.most;
+}
+__device__ inline void check_window(const Params& p, int64_t n) {
+  const bool is_right = is_in_window(p, n);
+  if (is_right && span_of(p.tokens, n).length <= p.most) return;
+  if (p.slots.read.present && has_no_slots(p, n)) return;
+  report(p, kAccepted, 2 * n + (is_right ? 1 : 0));
+}
+// Whether number i of the state that a sequence starts from is read.
+__device__ inline bool is_read(const Params& p, int64_t n, int64_t i) {
+  if (!p.window.present || span_of(p.tokens, n).length == 0) return true;
+  const int64_t end = clamp_index(load_index(p.window, n), 1, p.most) + p.taps - 2, at = i % p.V;
+  return at > end - p.taps && at < end;
+}
 __device__ inline int64_t read_column(const Params& p, int64_t n) {
   return p.slots.accepted.present ? load_index(p.slots.accepted, n) - 1 : 0;
 }
@@ -145,7 +162,7 @@ __device__ inline void check_slots(const Params& p, int64_t n) {
   const int64_t columns = num_columns(p), position = n * (columns + 2);
   if (x.per_token && span_of(p.tokens, n).length > x.write.n1) report(p, kPool, position);
   if (x.accepted.present && !is_accepted(p, n)) {
-    if (!has_no_slots(p, n)) report(p, kAccepted, n);
+    if (!has_no_slots(p, n)) report(p, kAccepted, 2 * n);
   } else if (p.has_read_list &&
              !is_slot(p, load_index(x.read, n, read_column(p, n)), x.read_slots)) {
     report(p, kPool, position + 1);
@@ -213,6 +230,7 @@ __global__ void __launch_bounds__(kThreads) check_lists(const __grid_constant__ 
 #pragma unroll 1
   for (int64_t n = all.first; n < p.tokens.N; n += all.step) {
     if (p.tokens.packed) check_length(p, n);
+    if (p.window.present) check_window(p, n);
     if (has_indices(p)) check_slots(p, n);
     if (p.slots.parents.present) check_parents(p, n);
     if (p.ckpt_cu.present) check_checkpoints(p, n);
@@ -281,6 +299,7 @@ __device__ inline void check_state(const Params& p, int64_t n, int64_t head, int
     if (slot < 0) continue;
     const States& x = which == 0 ? p.state_in : p.d_final;
     for (int64_t i = lane; i < p.K * p.V; i += 32) {
+      if (which == 0 && !is_read(p, n, i)) continue;
       if (isfinite(state_number(p, x, slot, head, i))) continue;
       report(p, kValue, line_position(p, first_line(p, n)) + which * p.HV + head);
       break;
@@ -394,12 +413,18 @@ __device__ inline Finding describe_lengths(const Params& p, int64_t position) {
   }
   return f;
 }
-__device__ inline Finding describe_accepted(const Params& p, int64_t n) {
-  return {.wrong = Wrong::accepted,
-          .argument = Argument::accepted,
-          .sequence = n,
-          .got = load_index(p.slots.accepted, n),
-          .limit = p.slots.read.n1};
+// Positions: two of the sequence.
+__device__ inline Finding describe_accepted(const Params& p, int64_t position) {
+  const bool is_window = p.window.present;
+  Finding f{.wrong = Wrong::accepted, .argument = Argument::accepted, .sequence = position / 2};
+  f.limit = is_window ? p.most : p.slots.read.n1;
+  if (position % 2 == 1) {
+    f.wrong = Wrong::long_window, f.argument = Argument::x;
+    f.got = span_of(p.tokens, f.sequence).length;
+  } else {
+    f.got = load_index(is_window ? p.window : p.slots.accepted, f.sequence);
+  }
+  return f;
 }
 __device__ inline Finding describe_slots(const Params& p, int64_t position) {
   const int64_t per = num_columns(p) + 2, n = position / per, item = position % per;
@@ -523,8 +548,9 @@ __device__ inline Finding describe_value(const Params& p, int64_t position) {
     const int which = item < p.HV ? 0 : 1;
     const States& x = which == 0 ? p.state_in : p.d_final;
     const int64_t slot = state_slot(p, which, n), head = item - which * p.HV;
-    const int64_t i = first_of(
-        p.K * p.V, [&](int64_t j) { return !isfinite(state_number(p, x, slot, head, j)); });
+    const int64_t i = first_of(p.K * p.V, [&](int64_t j) {
+      return (which == 1 || is_read(p, n, j)) && !isfinite(state_number(p, x, slot, head, j));
+    });
     f.argument = which == 1        ? Argument::d_final_state
                  : p.slots.is_pool ? Argument::state_pool
                                    : Argument::initial_state;

@@ -29,6 +29,10 @@ struct Params {
   int64_t gate_width;
   States state_in, d_final;
   SlotLists slots;
+  // conv with accepted tokens: a window of V inputs has room for so many, of which the `taps` - 1
+  // before the last accepted one's successor are read.
+  Indices window;
+  int64_t most, taps;
   bool has_read_list, has_write_list, has_two_lists, has_write_pool;  // has_write_list: its own
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
   int64_t ckpt_num_slots;

@@ -36,6 +36,37 @@ __device__ void for_runs(const Params& p, unsigned part, F&& f) {
     if (s.count > 0 || s.is_first) f(s);
   }
 }
+// The same by all threads of the CTA together: the places of many runs are found at once, by a
+// thread each, so that no run waits for its own.
+template <class F>
+__device__ void for_runs_together(const Params& p, unsigned part, F&& f) {
+  constexpr int kFound = 32;
+  __shared__ Work s_work[kFound];
+  const int begin = static_cast<int>(part) * p.runs_per_cta;
+  const int end = min(begin + p.runs_per_cta, p.num_runs);
+#pragma unroll 1
+  for (int first = begin; first < end; first += kFound) {
+    const int count = min(end - first, kFound), thread = static_cast<int>(threadIdx.x);
+    if (first > begin) __syncthreads();  // the places before have been read by all threads
+    if (thread < count) s_work[thread] = find_work(p, first + thread);
+    __syncthreads();  // the places are there, for all threads
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const Work s = s_work[i];
+      if (s.count > 0 || s.is_first) f(s);
+    }
+  }
+}
+
+template <class Tr>
+__device__ void run_forward(const Params& p, const Work& s, int c, const Taps<Tr>& taps) {
+  if (s.is_skipped) return zero_run<Tr>(p, s, c);
+  Ring<Tr> x(p.x, s, c, s.count);
+  float before[Tr::kBefore][Tr::kVec];
+  load_before<Tr>(p, s, c, before);
+  run_tokens<Tr>(p, s, c, taps, x, before);
+  if (s.is_first && s.to >= 0) leave_state<Tr>(p, s, c, before);
+}
 
 template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kCtas)
@@ -45,13 +76,19 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtas)
   if (at.channel >= p.channels) return;
   Taps<Tr> taps;
   load_taps<Tr>(p, at.channel, taps);
-  for_runs(p, at.part, [&](const Work& s) {
-    if (s.is_skipped) return zero_run<Tr>(p, s, at.channel);
-    Ring<Tr> x(p.x, s, at.channel, s.count);
-    float before[Tr::kBefore][Tr::kVec];
-    load_before<Tr>(p, s, at.channel, before);
-    run_tokens<Tr>(p, s, at.channel, taps, x, before);
-    if (s.is_first && s.to >= 0) leave_state<Tr>(p, s, at.channel, before);
+  for_runs(p, at.part, [&](const Work& s) { run_forward<Tr>(p, s, at.channel, taps); });
+}
+
+template <class Tr>
+__global__ void __launch_bounds__(kThreads, Tr::kCtas)
+    step_kernel(const __grid_constant__ Params p) {
+  if (is_wrong(p.tokens) || is_past_parts(p, p.out)) return;
+  const Place at = find_place<Tr>(p);
+  const bool has_channels = at.channel < p.channels;  // the others come to the barriers
+  Taps<Tr> taps;
+  if (has_channels) load_taps<Tr>(p, at.channel, taps);
+  for_runs_together(p, at.part, [&](const Work& s) {
+    if (has_channels) run_forward<Tr>(p, s, at.channel, taps);
   });
 }
 

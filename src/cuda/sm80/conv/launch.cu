@@ -93,11 +93,11 @@ Division divide(const Problem& p) {
 
   x.run_log2 = -1, x.num_runs = p.N;
   if (!x.is_step) {
-    // As long as they fill a GPU: a run reads W - 1 inputs of its neighbour's again. A gradient's
-    // also computes W - 1 tokens again and leaves sums, and fills a GPU with fewer of them.
-    const int64_t enough = p.is_gradient ? kManyCtas * 9 / 10 : 2 * kManyCtas * 9 / 10;
+    // As long as they fill a GPU: a run reads W - 1 inputs of its neighbour's again, a gradient's
+    // also computes W - 1 tokens again and leaves sums.
+    constexpr int64_t kEnough = kManyCtas * 9 / 10;
     for (x.run_log2 = kLongestLog2; x.run_log2 > kShortestLog2; --x.run_log2) {
-      if (checked_product(runs_of(p, x.run_log2, x.runs_dense), x.columns) >= enough) break;
+      if (checked_product(runs_of(p, x.run_log2, x.runs_dense), x.columns) >= kEnough) break;
     }
     x.num_runs = runs_of(p, x.run_log2, x.runs_dense);
   }
@@ -118,6 +118,10 @@ size_t workspace_bytes(const Problem& p) {
       checked_product(divide(p).num_parts, p.taps + 1, p.K, int64_t{sizeof(float)}));
 }
 
+Numbers numbers_of(const Param& x) {
+  return {x.data, x.dtype, x.present, x.strides[0], x.rank > 1 ? x.strides[1] : 0};
+}
+
 Params params_of(const Problem& p, const Division& x, float* sums) {
   const auto inputs = [&](const States& s) { return Inputs{s, order_of(p, s, x.channels)}; };
   Params params{};
@@ -135,14 +139,15 @@ Params params_of(const Problem& p, const Division& x, float* sums) {
   params.runs_per_cta = static_cast<int32_t>(x.runs_per_cta);
   params.num_columns = static_cast<unsigned>(x.columns);
   params.num_parts = static_cast<unsigned>(x.num_parts);
-  params.x = p.x, params.out = p.out, params.weight = p.weight, params.bias = p.bias;
+  params.x = p.x, params.out = p.out;
+  params.weight = numbers_of(p.weight), params.bias = numbers_of(p.bias);
   params.state_in = inputs(p.state_in), params.state_out = inputs(p.state_out);
   params.ckpt = inputs(p.ckpt);
   params.ckpt_cu = p.ckpt_cu, params.ckpt_tokens = p.ckpt_tokens;
   params.ckpt_slots = p.ckpt_slots;
   params.d_out = p.d_out, params.dx = p.dx;
   params.d_final = inputs(p.d_final), params.d_initial = inputs(p.d_initial);
-  params.dweight = p.dweight, params.dbias = p.dbias;
+  params.dweight = numbers_of(p.dweight), params.dbias = numbers_of(p.dbias);
   params.wants_sums = wants_parameters(p), params.sums = sums;
   return params;
 }

@@ -16,7 +16,7 @@ void launch(Kernel kernel, const Params& p, unsigned ctas, int threads, cudaStre
       forward_kernel<Forward<E, kTaps, kWide>><<<ctas, threads, 0, stream>>>(p);
       break;
     case Kernel::step:
-      forward_kernel<Step<E, kTaps, kWide>><<<ctas, threads, 0, stream>>>(p);
+      step_kernel<Step<E, kTaps, kWide>><<<ctas, threads, 0, stream>>>(p);
       break;
     case Kernel::checkpoints:
       checkpoint_kernel<Step<E, kTaps, kWide>><<<ctas, threads, 0, stream>>>(p);

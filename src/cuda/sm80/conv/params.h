@@ -17,6 +17,16 @@ struct Inputs {
   Order order;
 };
 
+// Weights and biases: number (d, j) is at d * s_channel + j * s_tap.
+struct Numbers {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  bool present = false;
+  int64_t s_channel = 0, s_tap = 0;
+
+  __device__ int64_t at(int64_t d, int64_t j = 0) const { return d * s_channel + j * s_tap; }
+};
+
 struct Params {
   Tokens tokens;
   SlotLists slots;
@@ -35,7 +45,7 @@ struct Params {
   int32_t runs_per_cta;
 
   Rows x, out;                 // [B,T,D]
-  Param weight, bias;          // [D,W], [D]
+  Numbers weight, bias;        // [D,W], [D]
   Inputs state_in, state_out;  // [slots,D,S]
   Inputs ckpt;                 // [slots,D,S]
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
@@ -43,7 +53,7 @@ struct Params {
   // The gradient.
   Rows d_out, dx;             // [B,T,D]
   Inputs d_final, d_initial;  // [N,D,S]
-  Param dweight, dbias;       // [D,W], [D]
+  Numbers dweight, dbias;     // [D,W], [D]
   bool wants_sums;
   float* sums;  // [num_parts][W + 1][D]: of the weights, then the bias
 };

@@ -41,6 +41,24 @@ __device__ void gradient_of_sum(const Params& p, const Taps<Tr>& taps,
   }
 }
 
+// sum += sum_j w_j dpre: of the input kBefore tokens before the one whose dpre is d; later[i] is
+// that of the i-th token from it on.
+template <class Tr>
+__device__ void add_gradients(const Taps<Tr>& taps, const float (&later)[Tr::kBefore][Tr::kVec],
+                              const float (&d)[Tr::kVec], float (&sum)[Tr::kVec]) {
+#pragma unroll
+  for (int j = Tr::kTaps - 1; j > 0; --j) {
+    if (!taps.has(j)) continue;
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) {
+      sum[k] = fmaf(taps.w[j][k], later[Tr::kTaps - 1 - j][k], sum[k]);
+    }
+  }
+  if (!taps.has(0)) return;
+#pragma unroll
+  for (int k = 0; k < Tr::kVec; ++k) sum[k] = fmaf(taps.w[0][k], d[k], sum[k]);
+}
+
 // The gradient of input `to`, kBefore tokens before the one whose dpre is d: into dx, or the
 // initial state's.
 template <class Tr>
@@ -54,18 +72,7 @@ __device__ void leave_gradient(const Params& p, const Work& s, int to, int c, co
   if (p.d_final.states.present && place >= 0) {
     load_place<Tr::kVec>(p.d_final, s.sequence, c, place, sum);
   }
-#pragma unroll
-  for (int j = Tr::kTaps - 1; j > 0; --j) {  // later[i] is dpre of token to + i
-    if (!taps.has(j)) continue;
-#pragma unroll
-    for (int k = 0; k < Tr::kVec; ++k) {
-      sum[k] = fmaf(taps.w[j][k], later[Tr::kTaps - 1 - j][k], sum[k]);
-    }
-  }
-  if (taps.has(0)) {
-#pragma unroll
-    for (int k = 0; k < Tr::kVec; ++k) sum[k] = fmaf(taps.w[0][k], d[k], sum[k]);
-  }
+  add_gradients<Tr>(taps, later, d, sum);
   if (is_token) {
     using E = typename Tr::E;
     store_run<E, Tr::kVec>(row_of<E>(p.dx, s, to, c), sum);
@@ -99,7 +106,15 @@ __device__ void run_gradients(const Params& p, const Work& s, int c, const Taps<
   Ring<Tr> x(p.x, s, c, real), d_out(p.d_out, s, c, real);  // none of d_out is none to load
   float before[kBefore][kVec], later[kBefore][kVec] = {};
   load_before<Tr>(p, s, c, before);
-  const auto leave = [&](int step, const float(&d)[kVec]) {
+  // A step with everything that may be at a sequence's ends.
+  const auto run_step = [&](int step) {
+    float d[kVec] = {};
+    if (step < real) {
+      float row[kVec];
+      x.take_first(row), d_out.take_first(d);
+      gradient_of_sum<Tr>(p, taps, before, row, step < s.count, d, sums);
+      shift(before, row);
+    }
     // Inputs before a run that is not the first are the run's before it.
     if (step >= kBefore || s.is_first) {
       leave_gradient<Tr>(p, s, s.first + step - kBefore, c, taps, later, d);
@@ -108,27 +123,28 @@ __device__ void run_gradients(const Params& p, const Work& s, int c, const Taps<
   };
   int step = 0;
 #pragma unroll 1
-  for (; step + Tr::kAhead <= min(real, s.count); step += Tr::kAhead) {
+  for (; step < kBefore; ++step) run_step(step);
+  // Tokens of the run whose late gradients go to dx alone.
+  const int inside = p.d_final.states.present ? s.length - p.kept + kBefore - s.first : real;
+  const int plain = p.dx.present ? min(min(real, s.count), inside) : 0;
+  using E = typename Tr::E;
+  E* dx = p.dx.present ? row_of<E>(p.dx, s, s.first, c) : nullptr;
+#pragma unroll 1
+  for (; step + Tr::kAhead <= plain; step += Tr::kAhead) {
 #pragma unroll
     for (int u = 0; u < Tr::kAhead; ++u) {
-      float row[kVec], d[kVec];
+      float row[kVec], d[kVec], sum[kVec] = {};
       x.take(u, row), d_out.take(u, d);
       gradient_of_sum<Tr>(p, taps, before, row, true, d, sums);
       shift(before, row);
-      leave(step + u, d);
+      add_gradients<Tr>(taps, later, d, sum);
+      store_run<E, kVec>(dx, sum);
+      dx += p.dx.st;
+      shift(later, d);
     }
   }
 #pragma unroll 1
-  for (; step < steps; ++step) {
-    float d[kVec] = {};
-    if (step < real) {
-      float row[kVec];
-      x.take_first(row), d_out.take_first(d);
-      gradient_of_sum<Tr>(p, taps, before, row, step < s.count, d, sums);
-      shift(before, row);
-    }
-    leave(step, d);
-  }
+  for (; step < steps; ++step) run_step(step);
   if (s.is_first && p.d_initial.states.present) leave_old_inputs<Tr>(p, s, c);
 }
 

@@ -102,13 +102,20 @@ __device__ void leave_state(const Params& p, const Work& s, int c,
     }
     return store_places<Tr::kBefore, Tr::kVec>(p.state_out, s.to, c, last);
   }
-  // Upwards: a state updated in place is read at or above what is written.
+  // Upwards, a few at a time: a state updated in place is read at or above what is written.
+  constexpr int kTogether = Tr::kVec == 1 ? 4 : 2;
 #pragma unroll 1
-  for (int i = 0; i < p.kept; ++i) {
-    const int t = s.left_from + i;
-    float x[Tr::kVec] = {};
-    if (t < s.length) load_input<Tr>(p, s, t, c, x);
-    store_place<Tr::kVec>(p.state_out, s.to, c, i, x);
+  for (int i = 0; i < p.kept; i += kTogether) {
+    float x[kTogether][Tr::kVec] = {};
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const int t = s.left_from + i + j;
+      if (i + j < p.kept && t < s.length) load_input<Tr>(p, s, t, c, x[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (i + j < p.kept) store_place<Tr::kVec>(p.state_out, s.to, c, i + j, x[j]);
+    }
   }
 }
 

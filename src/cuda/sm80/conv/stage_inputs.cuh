@@ -57,58 +57,87 @@ __device__ inline int64_t state_offset(const States& x, int slot, int channel, i
   return slot * x.s_slot + channel * x.s_k + place * x.s_v;
 }
 
-// One place of a state, of a thread's channels.
+// Calls f with a null pointer of the state's type. The dtype is looked at once for all that f
+// loads, so that it is under way together.
+template <class F>
+__device__ void with_element(const Inputs& x, F&& f) {
+  with_dtype(x.states.dtype, [&](auto* tag) {
+    f(static_cast<std::remove_pointer_t<decltype(tag)>*>(x.states.data));
+  });
+}
+
+// One place of a state, of a thread's channels: as it lies in memory.
+template <class E, int kVec>
+__device__ Run<E, kVec> get_place(const Inputs& x, const E* data, int slot, int c, int place) {
+  const E* from = data + state_offset(x.states, slot, c, place);
+  if (x.order == Order::channels) return load_run<E, kVec>(from);
+  float values[kVec];
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) values[k] = to_float(from[k * x.states.s_k]);
+  return pack_run<E, kVec>(values);
+}
+template <class E, int kVec>
+__device__ void put_place(const Inputs& x, E* data, int slot, int c, int place,
+                          const float (&value)[kVec]) {
+  E* to = data + state_offset(x.states, slot, c, place);
+  if (x.order == Order::channels) return store_run<E, kVec>(to, value);
+#pragma unroll
+  for (int k = 0; k < kVec; ++k) to[k * x.states.s_k] = from_float<E>(value[k]);
+}
 template <int kVec>
 __device__ void load_place(const Inputs& x, int slot, int c, int place, float (&out)[kVec]) {
-  const States& s = x.states;
-  const int64_t at = state_offset(s, slot, c, place);
-  if (x.order == Order::channels) return load_run<kVec>(s.data, s.dtype, at, out);
-#pragma unroll
-  for (int k = 0; k < kVec; ++k) out[k] = load(s.data, s.dtype, at + k * s.s_k);
+  with_element(x, [&](auto* data) {
+    using E = std::remove_pointer_t<decltype(data)>;
+    unpack_run<E, kVec>(get_place<E, kVec>(x, data, slot, c, place), out);
+  });
 }
 template <int kVec>
 __device__ void store_place(const Inputs& x, int slot, int c, int place,
                             const float (&value)[kVec]) {
-  const States& s = x.states;
-  const int64_t at = state_offset(s, slot, c, place);
-  if (x.order == Order::channels) return store_run<kVec>(s.data, s.dtype, at, value);
-#pragma unroll
-  for (int k = 0; k < kVec; ++k) store(s.data, s.dtype, at + k * s.s_k, value[k]);
+  with_element(x, [&](auto* data) { put_place(x, data, slot, c, place, value); });
 }
 
 // All W - 1 places of a state that has no more: one run where its channels follow one another.
 template <int kPlaces, int kVec>
 __device__ void load_places(const Inputs& x, int slot, int c, float (&out)[kPlaces][kVec]) {
-  if (x.order != Order::inputs) {
+  with_element(x, [&](auto* data) {
+    using E = std::remove_pointer_t<decltype(data)>;
+    if (x.order != Order::inputs) {
+      Run<E, kVec> runs[kPlaces];
 #pragma unroll
-    for (int i = 0; i < kPlaces; ++i) load_place<kVec>(x, slot, c, i, out[i]);
-    return;
-  }
-  float together[kVec * kPlaces];
-  load_run<kVec * kPlaces>(x.states.data, x.states.dtype, state_offset(x.states, slot, c, 0),
-                           together);
+      for (int i = 0; i < kPlaces; ++i) runs[i] = get_place<E, kVec>(x, data, slot, c, i);
 #pragma unroll
-  for (int i = 0; i < kPlaces; ++i) {
+      for (int i = 0; i < kPlaces; ++i) unpack_run<E, kVec>(runs[i], out[i]);
+      return;
+    }
+    float together[kVec * kPlaces];
+    const E* from = data + state_offset(x.states, slot, c, 0);
+    unpack_run<E, kVec * kPlaces>(load_run<E, kVec * kPlaces>(from), together);
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) out[i][k] = together[k * kPlaces + i];
-  }
+    for (int i = 0; i < kPlaces; ++i) {
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) out[i][k] = together[k * kPlaces + i];
+    }
+  });
 }
 template <int kPlaces, int kVec>
 __device__ void store_places(const Inputs& x, int slot, int c,
                              const float (&value)[kPlaces][kVec]) {
-  if (x.order != Order::inputs) {
+  with_element(x, [&](auto* data) {
+    using E = std::remove_pointer_t<decltype(data)>;
+    if (x.order != Order::inputs) {
 #pragma unroll
-    for (int i = 0; i < kPlaces; ++i) store_place<kVec>(x, slot, c, i, value[i]);
-    return;
-  }
-  float together[kVec * kPlaces];
+      for (int i = 0; i < kPlaces; ++i) put_place(x, data, slot, c, i, value[i]);
+      return;
+    }
+    float together[kVec * kPlaces];
 #pragma unroll
-  for (int i = 0; i < kPlaces; ++i) {
+    for (int i = 0; i < kPlaces; ++i) {
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) together[k * kPlaces + i] = value[i][k];
-  }
-  store_run<kVec * kPlaces>(x.states.data, x.states.dtype, state_offset(x.states, slot, c, 0),
-                            together);
+      for (int k = 0; k < kVec; ++k) together[k * kPlaces + i] = value[i][k];
+    }
+    store_run<E, kVec * kPlaces>(data + state_offset(x.states, slot, c, 0), together);
+  });
 }
 
 // Where a thread's channels of a sequence's token t are.
@@ -175,13 +204,14 @@ __device__ void load_taps(const Params& p, int c, Taps<Tr>& taps) {
 #pragma unroll
       for (int k = 0; k < Tr::kVec; ++k) {
         taps.w[j][k] =
-            taps.has(j) ? load_param(p.weight, int64_t{c + k} * p.taps + j - taps.skipped) : 0.0f;
+            taps.has(j) ? load(p.weight.data, p.weight.dtype, p.weight.at(c + k, j - taps.skipped))
+                        : 0.0f;
       }
     }
   }
 #pragma unroll
   for (int k = 0; k < Tr::kVec; ++k) {
-    taps.bias[k] = p.bias.present ? load_param(p.bias, c + k) : 0.0f;
+    taps.bias[k] = p.bias.present ? load(p.bias.data, p.bias.dtype, p.bias.at(c + k)) : 0.0f;
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/sm80/conv/params.h"
+#include "cuda/tile/sums.cuh"
 
 namespace deltic::gpu::conv {
 
@@ -12,17 +13,12 @@ __global__ void __launch_bounds__(kSumThreads) sums_kernel(const __grid_constant
   const int64_t index = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
   const int64_t step = int64_t{p.channels} * (p.taps + 1);
   if (index >= step) return;
-  double sum = 0;
-#pragma unroll 8
-  for (unsigned part = 0; part < p.num_parts; ++part) {
-    sum += static_cast<double>(p.sums[part * step + index]);
-  }
   const int64_t j = index / p.channels, channel = index - j * p.channels;
   const bool is_bias = j == p.taps;
-  const Param& to = is_bias ? p.dbias : p.dweight;
+  const Numbers& to = is_bias ? p.dbias : p.dweight;
   if (!to.present) return;
-  store(to.data, to.dtype, param_offset(to, is_bias ? channel : channel * p.taps + j),
-        static_cast<float>(sum));
+  store(to.data, to.dtype, to.at(channel, is_bias ? 0 : j),
+        sum_of_parts(p.sums, p.num_parts, step, index));
 }
 
 }  // namespace deltic::gpu::conv

@@ -1,0 +1,116 @@
+"""The gated RMS norm behind the delta rule, with its gradient."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ._fakes import register_fake
+from ._library import OPS, call, qualified
+from ._native import name_word
+from ._sequence_ops import below_autograd, nothing, refuse_gradient, refuse_vmap, wanted
+
+GateActivation = Literal["silu", "sigmoid"] | None
+
+_RMSNORM = OPS.rmsnorm.default
+_RMSNORM_BACKWARD = OPS.rmsnorm_backward.default
+_ACTIVATIONS = {None: "", "silu": " activation=silu", "sigmoid": " activation=sigmoid"}
+
+
+@register_fake("rmsnorm")
+def _rmsnorm_fake(
+    x: Tensor, z: Tensor | None, weight: Tensor | None, eps: float, options: str = ""
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@register_fake("rmsnorm_backward")
+def _rmsnorm_backward_fake(
+    d_out: Tensor,
+    x: Tensor,
+    z: Tensor | None,
+    weight: Tensor | None,
+    eps: float,
+    options: str = "",
+    want: int = 7,
+) -> tuple[Tensor, ...]:
+    return tuple(
+        nothing(x) if tensor is None or not want >> i & 1 else tensor.new_empty(tensor.shape)
+        for i, tensor in enumerate((x, z, weight))
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, z, weight, ctx.eps, ctx.options = inputs
+    ctx.save_for_backward(x, z, weight)
+
+
+def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad[:3]
+    # With create_graph the operator's own gradient, an error, must stay in the way.
+    found = call(
+        _RMSNORM_BACKWARD if torch.is_grad_enabled() else below_autograd(_RMSNORM_BACKWARD),
+        d_out,
+        *ctx.saved_tensors,
+        ctx.eps,
+        ctx.options,
+        wanted(needs),
+    )
+    gradients = [gradient if need else None for gradient, need in zip(found, needs, strict=True)]
+    return (*gradients, None, None)
+
+
+torch.library.register_autograd(qualified("rmsnorm"), _backward, setup_context=_setup)
+refuse_gradient("rmsnorm_backward")
+for _name in ("rmsnorm", "rmsnorm_backward"):
+    refuse_vmap(_name)
+
+
+def _as_heads(x: Tensor) -> Tensor:
+    """``[..., D]`` as ``[B, T, H, D]``."""
+    if x.dim() > 4:
+        return x.flatten(0, -4)
+    return x[(None,) * (4 - x.dim())]
+
+
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    z: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    activation: GateActivation = "silu",
+    impl: str | None = None,
+) -> Tensor:
+    """``x / sqrt(mean(x ** 2) + eps) * weight * activation(z)`` over the last dimension.
+
+    In one pass, with fp32 arithmetic; its gradient keeps x and z alone.
+
+    Args:
+        x: ``[..., D]``, fp32, bf16 or fp16.
+        weight: ``[D]``, any float dtype.
+        z: the gate, x's shape; without it there is no activation.
+        eps: what is added to the mean square.
+        activation: of z: ``"silu"``, ``"sigmoid"`` or None, z itself.
+        impl: the name of an implementation.
+
+    Returns:
+        The normed rows, in x's shape and dtype.
+
+    >>> import torch, deltic
+    >>> x, z = torch.tensor([[3.0, -3.0]]), torch.zeros(1, 2)
+    >>> deltic.rms_norm(x, z=z, eps=0.0, activation="sigmoid").tolist()
+    [[0.5, -0.5]]
+    """
+    if activation not in _ACTIVATIONS:
+        raise ValueError(
+            f"rms_norm: activation: expected None, 'silu' or 'sigmoid', got {activation!r}"
+        )
+    if z is not None and z.shape != x.shape:
+        raise ValueError(f"rms_norm: z: expected x's shape {list(x.shape)}, got {list(z.shape)}")
+    words = "as=rms_norm" + (_ACTIVATIONS[activation] if z is not None else "")
+    if impl is not None:
+        words += name_word("rms_norm", impl)
+    gate = None if z is None else _as_heads(z)
+    y: Tensor = call(_RMSNORM, _as_heads(x), gate, weight, float(eps), words)
+    return y.view(x.shape)

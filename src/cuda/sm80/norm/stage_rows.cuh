@@ -1,0 +1,155 @@
+// Rows of the gated norm: a row is in the registers of neighbouring lanes. Functions that exchange
+// numbers are called by all lanes of a warp together; none has a barrier.
+#pragma once
+
+#include <cfloat>
+
+#include "cuda/sm80/norm/params.h"
+#include "cuda/sm80/norm/traits.h"
+#include "cuda/tile/activations.cuh"
+#include "cuda/tile/runs.cuh"
+
+namespace deltic::gpu::norm {
+
+struct RowPlace {
+  uint32_t batch, token, head;
+};
+__device__ inline RowPlace find_row(const Params& p, uint32_t row) {
+  if (p.is_flat) return {0, 0, row};
+  const uint32_t token = row / p.heads, T = static_cast<uint32_t>(p.tokens.T);
+  return {token / T, token % T, row - token * p.heads};
+}
+// Rows from this one on belong to no sequence.
+__device__ inline uint32_t padding_row(const Params& p) {
+  if (!p.tokens.packed) return p.num_rows;
+  return static_cast<uint32_t>(padding_begin(p.tokens)) * p.heads;
+}
+
+template <int kLanes, class Number>
+__device__ Number sum_over_lanes(Number x) {
+#pragma unroll
+  for (int m = kLanes / 2; m > 0; m /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, m);
+  return x;
+}
+
+// A lane's part of a row as it lies in memory.
+template <class Tr>
+struct Raw {
+  Run<typename Tr::E, Tr::kVec> runs[Tr::kRuns];
+};
+// Where run i of a lane begins.
+template <class Tr>
+__device__ int column_of(int lane, int i) {
+  return (i * Tr::kLanes + lane) * Tr::kVec;
+}
+// Zeros beyond the row, and of a row that is not there.
+template <class Tr>
+__device__ void load_raw(const Params& p, const Rows& x, const RowPlace& at, int lane,
+                         bool is_there, Raw<Tr>& to) {
+  using E = typename Tr::E;
+  const E* row = static_cast<const E*>(x.data) + offset(x, at.batch, at.token, at.head);
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) {
+    const int c = column_of<Tr>(lane, i);
+    to.runs[i] = {};
+    if (is_there && c < static_cast<int>(p.width)) to.runs[i] = load_run<E, Tr::kVec>(row + c);
+  }
+}
+template <class Tr>
+__device__ void unpack_raw(const Raw<Tr>& raw, float (&out)[Tr::kRuns][Tr::kVec]) {
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) unpack_run<typename Tr::E, Tr::kVec>(raw.runs[i], out[i]);
+}
+template <class Tr>
+__device__ void store_raw(const Params& p, const Rows& x, const RowPlace& at, int lane,
+                          const float (&from)[Tr::kRuns][Tr::kVec]) {
+  using E = typename Tr::E;
+  E* row = static_cast<E*>(x.data) + offset(x, at.batch, at.token, at.head);
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) {
+    const int c = column_of<Tr>(lane, i);
+    if (c < static_cast<int>(p.width)) store_run<E, Tr::kVec>(row + c, from[i]);
+  }
+}
+
+template <class Tr>
+__device__ void load_weights(const Params& p, int lane, float (&w)[Tr::kRuns][Tr::kVec]) {
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) {
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) {
+      const int c = column_of<Tr>(lane, i) + k;
+      w[i][k] = c >= static_cast<int>(p.width) ? 0.0f
+                : p.weight.present             ? load_param(p.weight, c)
+                                               : 1.0f;
+    }
+  }
+}
+
+// 1 / sqrt(mean x^2 + eps). In fp64 where squares of finite numbers overflow fp32, for the warp.
+template <class Tr>
+__device__ float reciprocal_rms(const Params& p, const float (&x)[Tr::kRuns][Tr::kVec]) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) {
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) sum = fmaf(x[i][k], x[i][k], sum);
+  }
+  sum = sum_over_lanes<Tr::kLanes>(sum);
+  if (__any_sync(0xFFFFFFFFu, !(sum <= FLT_MAX))) {
+    double wide = 0;
+#pragma unroll
+    for (int i = 0; i < Tr::kRuns; ++i) {
+#pragma unroll
+      for (int k = 0; k < Tr::kVec; ++k) wide += static_cast<double>(x[i][k]) * x[i][k];
+    }
+    wide = sum_over_lanes<Tr::kLanes>(wide);
+    return static_cast<float>(rsqrt(wide / p.width + static_cast<double>(p.eps)));
+  }
+  return rsqrtf(sum / static_cast<float>(p.width) + p.eps);
+}
+
+// x becomes y.
+template <class Tr>
+__device__ void gate_row(const Params& p, const float (&w)[Tr::kRuns][Tr::kVec],
+                         const float (&z)[Tr::kRuns][Tr::kVec], float (&x)[Tr::kRuns][Tr::kVec]) {
+  const float r = reciprocal_rms<Tr>(p, x);
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) {
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) {
+      x[i][k] *= r * w[i][k];
+      if (p.z.present) x[i][k] *= activate(p.activation, z[i][k]).value;
+    }
+  }
+}
+
+// With n = r x: dy becomes dx, z becomes dz, and dw grows by the row's part.
+template <class Tr>
+__device__ void gate_row_gradient(const Params& p, const float (&w)[Tr::kRuns][Tr::kVec],
+                                  float (&x)[Tr::kRuns][Tr::kVec], float (&z)[Tr::kRuns][Tr::kVec],
+                                  float (&dy)[Tr::kRuns][Tr::kVec],
+                                  float (&dw)[Tr::kRuns][Tr::kVec]) {
+  const float r = reciprocal_rms<Tr>(p, x);
+  float along = 0;
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) {
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) {
+      const Activated a = p.z.present ? activate(p.activation, z[i][k]) : Activated{1.0f, 0.0f};
+      const float n = x[i][k] * r, gated = dy[i][k] * a.value;
+      dw[i][k] = fmaf(gated, n, dw[i][k]);
+      z[i][k] = dy[i][k] * n * w[i][k] * a.slope;
+      x[i][k] = n, dy[i][k] = gated * w[i][k];
+      along = fmaf(dy[i][k], n, along);
+    }
+  }
+  const float mean = sum_over_lanes<Tr::kLanes>(along) / static_cast<float>(p.width);
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) {
+#pragma unroll
+    for (int k = 0; k < Tr::kVec; ++k) dy[i][k] = r * fmaf(-x[i][k], mean, dy[i][k]);
+  }
+}
+
+}  // namespace deltic::gpu::norm
