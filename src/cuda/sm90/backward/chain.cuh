@@ -3,39 +3,37 @@
 //
 //     dy = P^T do + (k R) dS     dz = (I + T)^T dy     dv = beta dz
 //     dS <- exp(G_last) dS + (q E)^T do - (k E)^T (beta dz)
+//
+// It needs nothing of the chain forward: both run at once, in one launch.
 #pragma once
 
-#include "cuda/sm90/backward/stage_chain.cuh"
+#include "cuda/sm90/backward/states.cuh"
 
 namespace deltic::gpu::gradient {
 
 template <class Tr>
 struct ChainStage {
   // k E, k R and q E, or the raw k and q.
-  alignas(128) unsigned char keys[Tr::kPerChannel ? 3 : 2][Tr::kKeyBytes];
+  alignas(1024) unsigned char keys[Tr::kPerChannel ? 3 : 2][Tr::kKeyBytes];
   unsigned char T[Tr::kSquareBytes], P[Tr::kSquareBytes];
-  unsigned char values[Tr::kValueBytes];  // do, then dz, then dv
-  unsigned char e[Tr::kValueBytes];
+  unsigned char values[Tr::kValueBytes];  // do, then dz, its rest, then dv
   float last[Tr::K], rows[kRowKinds * kChunk];
 
   __device__ uint32_t k_start() const { return smem_u32(keys[0]); }
   __device__ uint32_t k_end() const { return smem_u32(keys[Tr::kPerChannel ? 1 : 0]); }
   __device__ uint32_t query() const { return smem_u32(keys[Tr::kPerChannel ? 2 : 1]); }
 };
-template <class Tr>
-struct ChainShared {
-  ChainStage<Tr> stages[2];
-  alignas(128) unsigned char staging[Tr::kWarps][16 * Tr::K];
-};
 
 template <class Tr>
 __device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c,
-                                 ChainStage<Tr>& s) {
-  const ChunkCopy<Tr> copy(p, at, c);
+                                 ChainStage<Tr>& s, uint64_t* full) {
+  constexpr int kBytes =
+      (Tr::kPerChannel ? 3 * Tr::kKeyBytes : 0) + 2 * Tr::kSquareBytes + Tr::kNumberBytes;
+  const ChunkCopy<Tr> copy(p, at, c, kBytes, full);
   const int64_t token = at.token(c);
   if constexpr (Tr::kPerChannel) {
-    copy.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
     copy.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
+    copy.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
     copy.image(s.keys[2], p.work.qE, Tr::kKeyBytes);
   } else {
     copy.keys(s.keys[0], p.k, token);
@@ -44,123 +42,64 @@ __device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c
   copy.image(s.T, p.work.T, Tr::kSquareBytes);
   copy.image(s.P, p.work.P, Tr::kSquareBytes);
   copy.values(s.values, p.d_o, token);
-  if (p.dbeta.present) {
-    const char* e = static_cast<const char*>(p.work.e) + copy.item * (kChunk * Tr::V * 2);
-    copy_bytes(s.e, e + at.slice * Tr::kValueBytes, Tr::kValueBytes, copy.thread, Tr::kThreads);
-  }
   copy.numbers(s.last, s.rows);
 }
 
-// c += a m for a lower triangular tile m of [64][64].
+// dy = P^T do + (k R) dS of the warpgroup's columns, and dS decays. dS goes to the workspace.
 template <class Tr>
-__device__ void multiply_lower(uint32_t tile, const uint32_t (&a)[4][4], float (&c)[8][4]) {
+__device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
+                               unsigned char* staging, const uint32_t (&d_o)[4][4], State<Tr>& dS,
+                               float (&dy)[8][4]) {
+  using E = typename Tr::E;
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-#pragma unroll
-    for (int n = 0; n <= k; ++n) {
-      uint32_t b[4];
-      load_right_turned<64>(tile, 16 * k, 16 * n, lane, b);
-      multiply_pair<typename Tr::E>(&c[2 * n], a[k], b);
-    }
+  uint32_t a[Tr::K / 16][4];
+  to_operands<Tr>(dS, a);
+  // Per head the products with the state have factors that the others have not.
+  float scores[Tr::kPerChannel ? 1 : 8][4];
+  begin_product(dy);
+  multiply_keys<Tr>(s.k_end(), a, false, dy);
+  if constexpr (Tr::kPerChannel) {
+    multiply_square<Tr, Major::mn>(smem_u32(s.P), d_o, true, dy);
+  } else {
+    fence_operands(flat(scores));
+    multiply_square<Tr, Major::mn>(smem_u32(s.P), d_o, false, scores);
   }
-}
-
-// x += dz e, summed over the lane's two columns: tokens 8 n + 2 (lane % 4) and the next at 2 n.
-template <class Tr>
-__device__ void multiply_values(const unsigned char* tile, const float (&dz)[8][4],
-                                float (&x)[16]) {
-  using E = typename Tr::E;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    uint32_t e[4];
-    load_left_turned<64>(smem_u32(tile), 16 * k, 16 * warp, lane, e);
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const float2 low = unpack<E>(e[2 * n]), high = unpack<E>(e[2 * n + 1]);
-      const float(&z)[4] = dz[2 * k + n];
-      x[4 * k + 2 * n] += z[0] * low.x + z[2] * high.x;
-      x[4 * k + 2 * n + 1] += z[1] * low.y + z[3] * high.y;
-    }
-  }
-}
-
-// Sums of dz e over the warp's columns, to the workspace. dz is fp32 here: rounded like e it would
-// double the error of dbeta. In a sequence's first chunk e is as well, as two operands: short
-// sequences have no other tokens among which rounding would even out. Sixteen tokens' sums over
-// eight lanes each, halved at every step: lane l is left with tokens 2 l and 2 l + 1.
-template <class Tr>
-__device__ void store_dbeta(const Params& p, const ChainItem<Tr>& at, int c, unsigned char* tile,
-                            const float (&dz)[8][4]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  float x[16] = {};
-  multiply_values<Tr>(tile, dz, x);
-  if (c == 0) {
-    const unsigned char* rest = static_cast<const unsigned char*>(p.work.e_rest) +
-                                at.sequence_item(p) * (kChunk * Tr::V * 2) +
-                                at.slice * Tr::kValueBytes;
-    __syncwarp();  // e has been read
-    for_pieces([&](int, int, uint32_t byte) {
-      *reinterpret_cast<uint4*>(tile + byte) = *reinterpret_cast<const uint4*>(rest + byte);
-    });
-    __syncwarp();
-    multiply_values<Tr>(tile, dz, x);
-  }
-#pragma unroll
-  for (int step = 0; step < 3; ++step) {
-    const int m = 8 >> step;  // lanes 2 m apart
-    const bool is_upper = (lane & 2 * m) != 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i >= m) break;
-      const float kept = is_upper ? x[i + m] : x[i], sent = is_upper ? x[i] : x[i + m];
-      x[i] = kept + __shfl_xor_sync(0xFFFFFFFFu, sent, 2 * m);
-    }
-  }
-  float* to = p.work.dbeta + at.item(p, c) * (Tr::V / 16 * kChunk);
-  const int part = at.slice * Tr::kWarps + warp;
-  *reinterpret_cast<float2*>(to + part * kChunk + lane * 2) = {x[0], x[1]};
-}
-
-// One chunk by one warp.
-template <class Tr>
-__device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                           unsigned char* staging, State<Tr>& dS) {
-  using E = typename Tr::E;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  wgmma_commit();
   const int64_t item = at.item(p, c);
-  float dy[8][4] = {};
-  {
-    uint32_t a[Tr::K / 16][4];
-    to_operands<Tr>(at, dS, staging, static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K), a);
-    multiply_keys<Tr>(s.k_end(), dS, c + 1 == at.num_chunks(), a, dy);
-  }
+  send_operands<Tr>(at, a, staging, static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
+  if (c + 1 == at.num_chunks()) multiply_rest<Tr>(s.k_end(), dS, a, dy);
+  decay_state<Tr>(s.last, dS);
+  end_product<0>(dy);
   if constexpr (!Tr::kPerChannel) {
+    fence_operands(flat(scores));
 #pragma unroll
-    for (int n = 0; n < 8; ++n) scale_columns(dy[n], factors_of(s.rows, kEnd, n, lane));
-  }
-  uint32_t d_o[4][4];
+    for (int n = 0; n < 8; ++n) {
+      scale_columns(dy[n], factors_of(s.rows, kEnd, n, lane));
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    load_left_turned<64>(smem_u32(s.values), 16 * k, 16 * warp, lane, d_o[k]);
+      for (int e = 0; e < 4; ++e) dy[n][e] += scores[n][e];
+    }
   }
-  multiply_lower<Tr>(smem_u32(s.P), d_o, dy);
-  float(&dz)[8][4] = dy;
-  {
-    uint32_t a[4][4];
-#pragma unroll
-    for (int k = 0; k < 4; ++k) to_left<E>(&dy[2 * k], a[k]);
-    multiply_lower<Tr>(smem_u32(s.T), a, dz);
-  }
+}
+
+// dz and dv of the warp's columns. do has been read.
+template <class Tr>
+__device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
+                               float (&dz)[8][4]) {
+  using E = typename Tr::E;
+  const int lane = threadIdx.x % 32;
+  const int64_t item = at.item(p, c);
   __syncwarp();  // do has been read by all lanes
   put_values<Tr>(s.values, dz);
   send_values<Tr>(at, s.values, static_cast<E*>(p.work.dz) + item * (kChunk * Tr::V));
-  if (p.dbeta.present) store_dbeta<Tr>(p, at, c, s.e, dz);
-#pragma unroll
-  for (int n = 0; n < 8; ++n) scale_columns(dz[n], factors_of(s.rows, kBeta, n, lane));
   if (p.dv.present) {
-    put_values<Tr>(s.values, dz);
+    float dv[8][4];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dv[n][e] = dz[n][e];
+      scale_columns(dv[n], factors_of(s.rows, kBeta, n, lane));
+    }
+    put_values<Tr>(s.values, dv);
     E* out = static_cast<E*>(p.dv.data) + offset(p.dv, at.span.batch, at.token(c), at.head) +
              at.slice * Tr::kColumns;
     const int count = at.count(c);
@@ -169,51 +108,99 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
       *reinterpret_cast<uint4*>(out + row * p.dv.st + column) =
           *reinterpret_cast<const uint4*>(s.values + byte);
     });
+    __syncwarp();  // dv has been read
   }
-  decay_state<Tr>(s.last, dS);
-  uint32_t a[4][4];
+  if (p.dbeta.present) {
+    to_rests<E>(dz);
+    put_values<Tr>(s.values, dz);
+    send_values<Tr>(at, s.values, static_cast<E*>(p.work.dz_rest) + item * (kChunk * Tr::V));
+  }
+}
+
+// One chunk by a warpgroup.
+template <class Tr>
+__device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
+                           unsigned char* staging, State<Tr>& dS) {
+  using E = typename Tr::E;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  float dy[8][4];
+  uint32_t d_o[4][4], a[4][4];
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
+    load_left_turned<64>(smem_u32(s.values), 16 * k, 16 * warp, lane, d_o[k]);
+  }
+  multiply_chain<Tr>(p, at, c, s, staging, d_o, dS, dy);
 #pragma unroll
-    for (int n = 2 * k; n < 2 * k + 2; ++n) {
-      if constexpr (Tr::kPerChannel) {
-        scale_columns(dz[n], {-1.0f, -1.0f});
-      } else {
-        const float2 f = factors_of(s.rows, kStart, n, lane);
-        scale_columns(dz[n], {-f.x, -f.y});
-        const float2 q = factors_of(s.rows, kQuery, n, lane);
+  for (int k = 0; k < 4; ++k) to_left<E>(&dy[2 * k], a[k]);
+  float(&dz)[8][4] = dy;
+  begin_product(dz);
+  multiply_square<Tr, Major::mn>(smem_u32(s.T), a, true, dz);
+  wgmma_commit();
+  if constexpr (!Tr::kPerChannel) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          uint32_t& x = d_o[k][n % 2 * 2 + half];
-          const float2 y = unpack<E>(x);
-          x = pack<E>(y.x * q.x, y.y * q.y);
-        }
+    for (int k = 0; k < 4; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 q = factors_of(s.rows, kQuery, 2 * k + i / 2, lane), y = unpack<E>(d_o[k][i]);
+        d_o[k][i] = pack<E>(y.x * q.x, y.y * q.y);
       }
     }
-    to_left<E>(&dz[2 * k], a[k]);
   }
-  add_outer<Tr>(s.k_start(), a, dS);
+  begin_product(dS);
   add_outer<Tr>(s.query(), d_o, dS);
+  wgmma_commit();
+  end_product<1>(dz);
+  uint32_t az[4][4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    float x[2][4];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      float2 f = factors_of(s.rows, kBeta, 2 * k + n, lane);
+      if constexpr (!Tr::kPerChannel) {
+        const float2 start = factors_of(s.rows, kStart, 2 * k + n, lane);
+        f.x *= start.x, f.y *= start.y;
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[n][e] = dz[2 * k + n][e];
+      scale_columns(x[n], {-f.x, -f.y});
+    }
+    to_left<E>(x, az[k]);
+  }
+  begin_product(dS);
+  add_outer<Tr>(s.k_start(), az, dS);
+  wgmma_commit();
+  send_gradients<Tr>(p, at, c, s, dz);
+  end_product<0>(dS);
 }
 
 template <class Tr>
-__global__ void __launch_bounds__(Tr::kThreads, 1) chain_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(128) unsigned char smem[];
-  static_assert(sizeof(ChainShared<Tr>) <= 232448, "shared memory of a CTA");
-  auto& s = *reinterpret_cast<ChainShared<Tr>*>(smem);
-  if (is_wrong(p.tokens)) return;
-  const ChainItem<Tr> at(p);
+__device__ void go_back(const Params& p, unsigned index, unsigned char* smem) {
+  auto& s = *reinterpret_cast<ChainShared<Tr, ChainStage<Tr>>*>(smem);
+  const ChainItem<Tr> at(p, index);
   const int chunks = at.num_chunks();
-  if (chunks > 0) load_chain_stage<Tr>(p, at, chunks - 1, s.stages[(chunks - 1) % 2]);
-  float dS[Tr::K / 8][4];
+  init_stages(s.full);
+  __syncthreads();  // barriers
+  if (chunks > 0) load_chain_stage<Tr>(p, at, chunks - 1, s.stages[0], &s.full[0]);
+  State<Tr> dS;
   load_given<Tr>(at, p.d_final, dS);
-  for (int c = chunks - 1; c >= 0; --c) {
-    copies_wait<0>();
-    __syncthreads();  // chunk c has arrived, and all are done with the one after it
-    if (c > 0) load_chain_stage<Tr>(p, at, c - 1, s.stages[(c - 1) % 2]);
-    step_chain<Tr>(p, at, c, s.stages[c % 2], s.staging[threadIdx.x / 32], dS);
+  for (int i = 0; i < chunks; ++i) {
+    wait_stage(s.full, i);
+    const int c = chunks - 1 - i, next = (i + 1) % 2;
+    if (c > 0) load_chain_stage<Tr>(p, at, c - 1, s.stages[next], &s.full[next]);
+    step_chain<Tr>(p, at, c, s.stages[i % 2], s.staging[threadIdx.x / 32], dS);
   }
   store_given<Tr>(at, p.d_initial, dS);
+}
+
+// CTAs of the chain backward, which takes longer, then those of the one forward.
+template <class Tr>
+__global__ void __launch_bounds__(Tr::kThreads, 1) chains_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  static_assert(sizeof(ChainShared<Tr, ChainStage<Tr>>) <= 232448, "shared memory of a CTA");
+  if (is_wrong(p.tokens)) return;
+  const unsigned half = gridDim.x / 2;
+  blockIdx.x < half ? go_back<Tr>(p, blockIdx.x, smem) : go_forward<Tr>(p, blockIdx.x - half, smem);
 }
 
 }  // namespace deltic::gpu::gradient

@@ -95,6 +95,7 @@ __device__ void prefetch_tiles(const Params& p, int64_t item) {
   };
   prefetch(p.work.dz, Tr::kValueBytes), prefetch(p.work.e, Tr::kValueBytes);
   prefetch(p.work.S, Tr::kStateBytes), prefetch(p.work.dS, Tr::kStateBytes);
+  if (p.dbeta.present) prefetch(p.work.dz_rest, Tr::kValueBytes);
 }
 template <class Tr>
 __device__ void prefetch_rows(const Params& p, const GradientShared<Tr>& s) {
@@ -154,6 +155,42 @@ __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const T
   }
 }
 
+// dbeta = dz e, summed over 64 value columns at a time. dz with what rounding left of it: rounded
+// like e it would double the error. In a sequence's first chunk e is as well: short sequences have
+// no other tokens among which rounding would even out. A thread has sixteen bytes of a row, in the
+// order of the tiles; dz and e are visible, a barrier must follow.
+template <class Tr>
+__device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
+                          int64_t head, int64_t item) {
+  using E = typename Tr::E;
+  if (!p.dbeta.present) return;
+  const auto rest = [](const void* from, int64_t i, int byte) {
+    const char* at = static_cast<const char*>(from) + i * Tr::kValueBytes + byte;
+    return *reinterpret_cast<const uint4*>(at);
+  };
+#pragma unroll
+  for (int i = 0; i < kChunk * Tr::V / 8; i += Tr::kThreads) {
+    const int byte = (i + thread_index()) * 16;
+    float z[8], e[8], x[8], sum = 0;
+    unpack<E>(rest(p.work.dz_rest, item, byte), x);
+    unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.dz + byte), z);
+    unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.e + byte), e);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) z[n] += x[n];
+    if (tile.is_first) {
+      unpack<E>(rest(p.work.e_rest, tile.sequence * p.HV + head, byte), x);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) e[n] += x[n];
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) sum += z[n] * e[n];
+#pragma unroll
+    for (int m = 1; m < 8; m *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, m);
+    const int row = byte / 128;
+    if (byte % 128 == 0) s.dbeta_parts[row / kChunk][row % kChunk] = sum;
+  }
+}
+
 // The tile after this one, by one thread.
 template <class Tr>
 __device__ void find_next(const Params& p, GradientShared<Tr>& s) {
@@ -176,6 +213,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     __syncthreads();  // rows with norms
   }
   lay_pairs<Tr>(p, s);
+  lay_dbeta<Tr>(p, s, tile, s.head, s.item);
   copies_wait<0>();
   __syncthreads();  // states; dP, dM
   if (thread_index() == 0 && s.has_next) prefetch_tiles<Tr>(p, s.next_item);
@@ -213,10 +251,9 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   }
   if (t < tile.length && p.dbeta.present) {
     const int64_t token = tile.begin + t;
-    const float* parts = p.work.dbeta + s.item * (Tr::V / 16 * kChunk) + t;
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < Tr::V / 16; ++i) sum += parts[i * kChunk];
+    for (int i = 0; i < Tr::V / 64; ++i) sum += s.dbeta_parts[i][t];
     const float x = load(p.beta.data, p.beta.dtype, offset(p.beta, tile.batch, token, s.head));
     store(p.dbeta.data, p.dbeta.dtype, offset(p.dbeta, tile.batch, token, s.head),
           beta_gradient(p.beta_form, x, sum));

@@ -6,7 +6,6 @@
 #include "cuda/sm90/backward/gradients.cuh"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/prepare.cuh"
-#include "cuda/sm90/backward/states.cuh"
 
 namespace deltic::gpu::gradient {
 
@@ -23,22 +22,19 @@ inline void launch_kernel(void (*kernel)(const Params), int64_t ctas, int thread
 // A state's value columns as 64 to a CTA, or all of them where that many CTAs do not fit at once:
 // the tiles of keys are then read once. The bits are the same.
 template <class E, int K, int V, int kColumns, bool kPerChannel>
-void launch_chain(const Params& p, cudaStream_t stream) {
+void launch_chains(const Params& p, cudaStream_t stream) {
   using Tr = ChainTraits<E, K, V, kColumns, kPerChannel>;
-  launch_kernel(chain_kernel<Tr>, int64_t{p.N} * p.HV * (V / kColumns), Tr::kThreads,
-                sizeof(ChainShared<Tr>), p, stream, "kernel of the backward's chain");
+  launch_kernel(chains_kernel<Tr>, 2 * int64_t{p.N} * p.HV * (V / kColumns), Tr::kThreads,
+                sizeof(ChainShared<Tr, ChainStage<Tr>>), p, stream,
+                "kernel of the backward's chains");
 }
 
 template <class E, int K, int V, bool kPerChannel>
 void launch_values(const Params& p, cudaStream_t stream) {
-  const int64_t jobs = int64_t{p.N} * p.HV;
-  using States = ChainTraits<E, K, V, 64, kPerChannel>;
-  launch_kernel(states_kernel<States>, jobs * (V / 64), States::kThreads,
-                sizeof(StatesShared<States>), p, stream, "kernel of the backward's states");
-  if (V > 64 && jobs * (V / 64) > kGradientCtas) {
-    launch_chain<E, K, V, V, kPerChannel>(p, stream);
+  if (V > 64 && 2 * int64_t{p.N} * p.HV * (V / 64) > kGradientCtas) {
+    launch_chains<E, K, V, V, kPerChannel>(p, stream);
   } else {
-    launch_chain<E, K, V, 64, kPerChannel>(p, stream);
+    launch_chains<E, K, V, 64, kPerChannel>(p, stream);
   }
   using Tr = GradientTraits<E, K, V, kPerChannel>;
   static_assert(sizeof(GradientShared<Tr>) <= 232448, "shared memory of a CTA");

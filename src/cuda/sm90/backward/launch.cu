@@ -59,7 +59,7 @@ Workspace lay_out(const Problem& p, std::byte* base, size_t& bytes) {
   w.last = scratch.take<float>(items, p.K);
   w.rows = scratch.take<float>(items, kRowKinds * kChunk);
   w.e_rest = scratch.take<uint16_t>(p.dbeta.present ? p.N : 0, p.HV, kChunk, p.V);
-  w.dbeta = scratch.take<float>(p.dbeta.present ? items : 0, p.V / 16, kChunk);
+  if (p.dbeta.present) w.dz_rest = tile(kChunk, p.V);
   w.group_sums = scratch.take<float>(p.HV > p.H ? kGradientCtas : 0, 2 * kChunk, p.K);
   w.sums = scratch.take<float>(wants_sums(p) ? items : 0, 1 + gate_width_of(p));
   bytes = scratch.used();

@@ -33,8 +33,8 @@ struct Workspace {
   float* last;        // [K]: exp(G_last)
   float* rows;        // [kRowKinds][64]
   float* group_sums;  // [CTA][2][64][K]: dq and dk over the value heads so far
-  void* e_rest;       // [N][HV][64][V]: of first chunks, what rounding left of e
-  float* dbeta;       // [V / 16][64]: dz e, of sixteen value columns each
+  // What rounding left of dz and, [N][HV][64][V], of first chunks' e: for dbeta.
+  void *dz_rest, *e_rest;
   float* sums;        // [tile][HV][1 + gate width]: of A_log and dt_bias
 };
 

@@ -59,6 +59,7 @@ struct GradientShared {
   float bias_parts[4][Tr::K];
   float A_parts[Tr::kWarps];
   float beta[kChunk], log_decay[kChunk];
+  float dbeta_parts[Tr::V / 64][kChunk];  // of 64 value columns each
   float total;
   // Where the CTA works: wanted in few places, kept out of the registers in between.
   TokenTile tile, next_tile;

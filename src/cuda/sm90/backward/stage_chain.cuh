@@ -1,11 +1,14 @@
 // What the two chains over chunks have in common: a CTA's place, states in registers, and their way
 // in and out.
 //
-// A warp has sixteen value columns of a state, turned: accumulators of (value x key). A product's
-// result is the next one's left operand as it stands, so that a warp goes from chunk to chunk by
-// itself; tiles of tokens in shared memory are right operands of all warps.
+// A warpgroup has 64 value columns of a state, turned: accumulators of (value x key), sixteen
+// columns a warp. A product's result is the next one's left operand as it stands; tiles of tokens
+// in shared memory are the right operands.
 #pragma once
 
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tiles.cuh"
 
@@ -19,6 +22,7 @@ struct ChainTraits {
   static constexpr int kWarps = kColumns / 16, kThreads = 32 * kWarps;
   static constexpr int kKeyBytes = kChunk * K * 2, kSquareBytes = kChunk * kChunk * 2;
   static constexpr int kValueBytes = kChunk * kColumns * 2;
+  static constexpr int kNumberBytes = (K + kRowKinds * kChunk) * 4;
   static_assert(kColumns % 64 == 0 && V % kColumns == 0 && K % 64 == 0);
 };
 
@@ -28,10 +32,10 @@ struct ChainItem {
   int64_t n, head, first_tile;
   int slice;
   Span span;
-  __device__ explicit ChainItem(const Params& p) {
+  __device__ ChainItem(const Params& p, unsigned index) {
     constexpr unsigned kSlices = Tr::V / Tr::kColumns;
-    const unsigned job = blockIdx.x / kSlices;
-    slice = static_cast<int>(blockIdx.x % kSlices);
+    const unsigned job = index / kSlices;
+    slice = static_cast<int>(index % kSlices);
     n = job / p.HV, head = job % p.HV;
     span = span_of(p.tokens, n);
     first_tile = first_tile_of(p.tokens, n);
@@ -49,23 +53,28 @@ struct ChainItem {
   __device__ int64_t item(const Params& p, int c) const { return (first_tile + c) * p.HV + head; }
 };
 
-// All threads: what a chunk needs, on its way to shared memory.
+// All threads: what a chunk needs, on its way to shared memory. Tiles of the workspace by bulk
+// copies of one thread, which complete `full`; rows of tensors by all, whose copies each waits for.
 template <class Tr>
 struct ChunkCopy {
   const Params& p;
   const ChainItem<Tr>& at;
+  uint64_t* full;
   const int thread, count;
   const int64_t item;
-  __device__ ChunkCopy(const Params& params, const ChainItem<Tr>& place, int c)
+  __device__ ChunkCopy(const Params& params, const ChainItem<Tr>& place, int c, int bytes,
+                       uint64_t* barrier)
       : p(params),
         at(place),
+        full(barrier),
         thread(static_cast<int>(threadIdx.x)),
         count(place.count(c)),
-        item(place.item(params, c)) {}
+        item(place.item(params, c)) {
+    if (thread == 0) barrier_expect(full, bytes);
+  }
   // A tile, or numbers, of the workspace.
   __device__ void image(void* to, const void* from, int bytes) const {
-    copy_bytes(static_cast<unsigned char*>(to), static_cast<const char*>(from) + item * bytes,
-               bytes, thread, Tr::kThreads);
+    if (thread == 0) bulk_load(to, static_cast<const char*>(from) + item * bytes, bytes, full);
   }
   // Of the call's tensors, from the chunk's first token on.
   __device__ void keys(unsigned char* to, const Rows& from, int64_t token) const {
@@ -83,6 +92,28 @@ struct ChunkCopy {
     copies_commit();
   }
 };
+
+// Two stages of a chain: one is read while the other arrives. staging: 16 K bytes a warp.
+template <class Tr, class Stage>
+struct ChainShared {
+  Stage stages[2];
+  alignas(128) unsigned char staging[Tr::kWarps][16 * Tr::K];
+  uint64_t full[2];
+};
+// Before any of its copies; a barrier must follow.
+__device__ inline void init_stages(uint64_t (&full)[2]) {
+  if (threadIdx.x != 0) return;
+  barrier_init(&full[0], 1), barrier_init(&full[1], 1);
+  fence_barrier_init();
+}
+// The stage of step i has arrived, and all are done with the one before. Rows came by copies that
+// products do not see by themselves.
+__device__ inline void wait_stage(uint64_t (&full)[2], int i) {
+  barrier_wait(&full[i % 2], i / 2 & 1);
+  copies_wait<0>();
+  fence_async_proxy();
+  __syncthreads();
+}
 
 // A state: [8 keys][4], as the matrix instruction lays out 16 values x 8 keys.
 template <class Tr>
@@ -116,15 +147,18 @@ __device__ void store_given(const ChainItem<Tr>& at, const States& x, State<Tr>&
   });
 }
 
-// A state as left operands, which also go to the workspace: [V][K] at `to`. staging: 16 K bytes of
-// the warp's own.
+// A state as left operands.
 template <class Tr>
-__device__ void to_operands(const ChainItem<Tr>& at, const State<Tr>& S, unsigned char* staging,
-                            void* to, uint32_t (&a)[Tr::K / 16][4]) {
+__device__ void to_operands(const State<Tr>& S, uint32_t (&a)[Tr::K / 16][4]) {
+#pragma unroll
+  for (int k = 0; k < Tr::K / 16; ++k) to_left<typename Tr::E>(&S[2 * k], a[k]);
+}
+// They go to the workspace: [V][K] at `to`. staging: 16 K bytes of the warp's own.
+template <class Tr>
+__device__ void send_operands(const ChainItem<Tr>& at, const uint32_t (&a)[Tr::K / 16][4],
+                              unsigned char* staging, void* to) {
   constexpr int K = Tr::K;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-#pragma unroll
-  for (int k = 0; k < K / 16; ++k) to_left<typename Tr::E>(&S[2 * k], a[k]);
   const int row = at.slice * Tr::kColumns + 16 * warp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {  // eight values each: 128 K / 64 bytes, parts apart
@@ -213,39 +247,81 @@ __device__ void decay_state(const float* last, State<Tr>& S) {
     scale_columns(S[n], *reinterpret_cast<const float2*>(last + 8 * n + lane % 4 * 2));
   }
 }
-// S += a x for a tile x of [64][K]; a: (value x token) operands.
-template <class Tr>
-__device__ void add_outer(uint32_t tile, const uint32_t (&a)[4][4], State<Tr>& S) {
-  const int lane = threadIdx.x % 32;
+// What rounding left of numbers, in their place.
+template <class E>
+__device__ void to_rests(float (&c)[8][4]) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
+  for (int n = 0; n < 8; ++n) {
 #pragma unroll
-    for (int n = 0; n < Tr::K / 16; ++n) {
-      uint32_t b[4];
-      load_right_turned<64>(tile, 16 * k, 16 * n, lane, b);
-      multiply_pair<typename Tr::E>(&S[2 * n], a[k], b);
+    for (int i = 0; i < 4; i += 2) {
+      const float2 rounded = unpack<E>(pack<E>(c[n][i], c[n][i + 1]));
+      c[n][i] -= rounded.x, c[n][i + 1] -= rounded.y;
     }
   }
 }
-// c += S x^T: (value x token) from a state and its operands. A state that the call gave has more
-// digits than an operand: in sequences of one chunk its rounding would be most of the error of
-// dbeta, so it is multiplied as two operands.
+
+// --- products of a warpgroup, under way until wgmma_wait ------------------------------------------
+// Accumulators of 16 x 8 N as the products have them.
+template <int N>
+__device__ inline float (&flat(float (&c)[N][4]))[4 * N] {
+  return reinterpret_cast<float(&)[4 * N]>(c);
+}
+// From here on products may use what shared memory and registers hold.
+template <int N>
+__device__ inline void begin_product(float (&c)[N][4]) {
+  fence_operands(flat(c));
+  wgmma_arrive();
+}
+// All but kPending groups are done, and c is one of theirs.
+template <int kPending, int N>
+__device__ inline void end_product(float (&c)[N][4]) {
+  wgmma_wait<kPending>();
+  fence_operands(flat(c));
+}
+
+// S += a x for a tile x of [64][K]; a: (value x token) operands.
 template <class Tr>
-__device__ void multiply_keys(uint32_t tile, const State<Tr>& S, bool is_given,
-                              uint32_t (&a)[Tr::K / 16][4], float (&c)[8][4]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int operand = 0; operand < (is_given ? 2 : 1); ++operand) {
-    if (operand == 1) to_residuals<Tr>(S, a);
+__device__ void add_outer(uint32_t tile, const uint32_t (&a)[4][4], State<Tr>& S) {
+  const uint64_t x = tile_desc(tile, kChunk * 128, 1024);
 #pragma unroll
-    for (int k = 0; k < Tr::K / 16; ++k) {
+  for (int k = 0; k < 4; ++k) {
+    wgmma<typename Tr::E, Major::mn>(flat(S), a[k], desc_at(x, static_cast<uint32_t>(k * 2048)));
+  }
+}
+// c = S x^T + (keep ? c : 0): (value x token) from a state's operands.
+template <class Tr>
+__device__ void multiply_keys(uint32_t tile, const uint32_t (&a)[Tr::K / 16][4], bool keep,
+                              float (&c)[8][4]) {
+  const uint64_t x = tile_desc(tile, 16, 1024);
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        uint32_t b[4];
-        load_right<64>(tile, 16 * n, 16 * k, lane, b);
-        multiply_pair<typename Tr::E>(&c[2 * n], a[k], b);
-      }
-    }
+  for (int k = 0; k < Tr::K / 16; ++k) {
+    const int byte = k / 4 * kChunk * 128 + k % 4 * 32;
+    wgmma<typename Tr::E, Major::k>(flat(c), a[k], desc_at(x, static_cast<uint32_t>(byte)),
+                                    keep || k > 0);
+  }
+}
+// A state that the call gave has more digits than an operand: in sequences of one chunk its
+// rounding would be most of the error of dbeta, so it is multiplied as two operands. The second
+// product, when the first is under way; a is overwritten.
+template <class Tr>
+__device__ void multiply_rest(uint32_t tile, const State<Tr>& S, uint32_t (&a)[Tr::K / 16][4],
+                              float (&c)[8][4]) {
+  end_product<0>(c);
+  to_residuals<Tr>(S, a);
+  begin_product(c);
+  multiply_keys<Tr>(tile, a, true, c);
+  wgmma_commit();
+}
+// c = a m + (keep ? c : 0) for a tile m of [64][64] as [token of a][token of c], or turned.
+template <class Tr, Major kMajor>
+__device__ void multiply_square(uint32_t tile, const uint32_t (&a)[4][4], bool keep,
+                                float (&c)[8][4]) {
+  const uint64_t m = tile_desc(tile, 16, 1024);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    wgmma<typename Tr::E, kMajor>(
+        flat(c), a[k], desc_at(m, static_cast<uint32_t>(k * (kMajor == Major::mn ? 2048 : 32))),
+        keep || k > 0);
   }
 }
 
