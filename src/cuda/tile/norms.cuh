@@ -5,9 +5,9 @@
 
 namespace deltic::gpu {
 
-// 1 / sqrt(sum x^2 + 1e-6) of two rows over the warp. The sums are in fp64: squares of large fp32
+// 1 / sqrt(sum x^2 + 1e-6) of two rows over the warp, or over every kLanes of its lanes. The sums are in fp64: squares of large fp32
 // numbers overflow fp32.
-template <int N>
+template <int N, int kLanes = 32>
 __device__ void reciprocal_norms(const float (&x)[N], const float (&y)[N], float& rx, float& ry) {
   double sx = 0, sy = 0;
 #pragma unroll
@@ -16,7 +16,7 @@ __device__ void reciprocal_norms(const float (&x)[N], const float (&y)[N], float
     sy += static_cast<double>(y[i]) * y[i];
   }
 #pragma unroll
-  for (int m = 16; m > 0; m /= 2) {
+  for (int m = kLanes / 2; m > 0; m /= 2) {
     const double ox = __shfl_xor_sync(0xFFFFFFFFu, sx, m), oy = __shfl_xor_sync(0xFFFFFFFFu, sy, m);
     sx += ox, sy += oy;
   }
@@ -27,7 +27,7 @@ __device__ void reciprocal_norms(const float (&x)[N], const float (&y)[N], float
 // y = r x, as above; dy becomes dx. With p the part of dy along y, dx = r ((dy - p) + 1e-6 r^2 p),
 // finite at x = 0. dy - y (y . dy) is the same where y . y is 1 - 1e-6 r^2, but a rounded y is off
 // by 6e-8: 6 % of what is left of a dy along y. Hence p by the y there is, and in fp64.
-template <int N>
+template <int N, int kLanes = 32>
 __device__ void normalize_gradient(const float (&y)[N], float r, float (&dy)[N]) {
   double dot = 0, squares = 0;
 #pragma unroll
@@ -36,7 +36,7 @@ __device__ void normalize_gradient(const float (&y)[N], float r, float (&dy)[N])
     squares += static_cast<double>(y[i]) * y[i];
   }
 #pragma unroll
-  for (int m = 16; m > 0; m /= 2) {
+  for (int m = kLanes / 2; m > 0; m /= 2) {
     const double od = __shfl_xor_sync(0xFFFFFFFFu, dot, m);
     const double os = __shfl_xor_sync(0xFFFFFFFFu, squares, m);
     dot += od, squares += os;

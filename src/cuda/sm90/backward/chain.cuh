@@ -196,11 +196,12 @@ __device__ void go_back(const Params& p, unsigned index, unsigned char* smem) {
 // CTAs of the chain backward, which takes longer, then those of the one forward.
 template <class Tr>
 __global__ void __launch_bounds__(Tr::kThreads, 1) chains_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char smem[];
+  extern __shared__ __align__(1024) unsigned char stages[];
   static_assert(sizeof(ChainShared<Tr, ChainStage<Tr>>) <= 232448, "shared memory of a CTA");
   if (is_wrong(p.tokens)) return;
   const unsigned half = gridDim.x / 2;
-  blockIdx.x < half ? go_back<Tr>(p, blockIdx.x, smem) : go_forward<Tr>(p, blockIdx.x - half, smem);
+  blockIdx.x < half ? go_back<Tr>(p, blockIdx.x, stages)
+                    : go_forward<Tr>(p, blockIdx.x - half, stages);
 }
 
 }  // namespace deltic::gpu::gradient

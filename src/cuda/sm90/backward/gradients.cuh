@@ -42,8 +42,10 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
   if constexpr (Tr::kPerChannel) {
     const int d = t % Tr::K, b = t / Tr::K;
     if (b < 4) {
+      float g[16];
+      ChannelGate::raw(p, tile, head, d, 16 * b, g);
       s.sum_parts[b][d] =
-          ChannelGate(p, head, d).sums(p, tile, head, d, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
+          ChannelGate(p, head, d).sums(p, tile, g, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
     }
     __syncthreads();  // sums of the blocks
     if (b > 0 && b < 4) {
@@ -117,41 +119,55 @@ __device__ void prefetch_rows(const Params& p, const GradientShared<Tr>& s) {
 }
 
 // dq and dk of the chunk's rows: on the sums of the group's value heads so far, and out with the
-// last one, through the norm. A warp has every sixteenth row.
+// last one, through the norm. A thread has eight channels of a row, K / 8 neighbours the row.
 template <class Tr>
 __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const TokenTile& tile,
                            int64_t key_head, bool is_first, bool is_last) {
-  constexpr int N = Tr::K / 32;
-  const int lane = threadIdx.x % 32;
+  using E = typename Tr::E;
+  constexpr int kPieces = Tr::K / 8, kTotal = 2 * kChunk * kPieces;
   float* sums = p.work.group_sums + int64_t{blockIdx.x} * (2 * kChunk * Tr::K);
-  for (int i = static_cast<int>(threadIdx.x) / 32; i < 2 * tile.length; i += Tr::kWarps) {
-    const int r = i / 2;
-    const bool is_q = i % 2 == 0;
+#pragma unroll 1
+  for (int i = thread_index(); i < kTotal; i += Tr::kThreads) {
+    const int r = i / kPieces % kChunk, c = i % kPieces * 8;
+    const bool is_q = i < kTotal / 2;
     const Rows& dx = is_q ? p.dq : p.dk;
-    if (!dx.present) continue;
-    const float* from = is_q ? s.x.sum.dq[r] : s.x.sum.dk[r];
-    float* sum = sums + i * Tr::K + lane;
-    float y[N];
+    const float* from = is_q ? &s.x.sum.dq[r][c] : &s.x.sum.dk[r][c];
+    float y[8];
+    *reinterpret_cast<float4*>(y) = *reinterpret_cast<const float4*>(from);
+    *reinterpret_cast<float4*>(y + 4) = *reinterpret_cast<const float4*>(from + 4);
+    if (!(is_first && is_last)) {
+      float4* sum = reinterpret_cast<float4*>(sums + i * 8);
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
-      y[n] = from[lane + 32 * n] + (is_first ? 0.0f : sum[32 * n]);
-      if (!is_last) sum[32 * n] = y[n];
+      for (int n = 0; n < 2; ++n) {
+        float4 z = is_first ? float4{0, 0, 0, 0} : sum[n];
+        z.x += y[4 * n], z.y += y[4 * n + 1], z.z += y[4 * n + 2], z.w += y[4 * n + 3];
+        if (!is_last) sum[n] = z;
+        y[4 * n] = z.x, y[4 * n + 1] = z.y, y[4 * n + 2] = z.z, y[4 * n + 3] = z.w;
+      }
     }
-    if (!is_last) continue;
+    if (!is_last || !dx.present) continue;  // all threads, or rows of q or k
     if (p.l2norm) {
       const Rows& x = is_q ? p.q : p.k;
-      float raw[N], norm, unused;
-      load_lanes(x.data, x.dtype, offset(x, tile.batch, tile.begin + r, key_head), lane, Tr::K,
-                 raw);
-      reciprocal_norms(raw, raw, norm, unused);
+      uint4 words = {0, 0, 0, 0};
+      if (r < tile.length) {
+        words = *reinterpret_cast<const uint4*>(
+            static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin + r, key_head) + c);
+      }
+      float raw[8], norm, unused;
+      unpack<E>(words, raw);
+      reciprocal_norms<8, kPieces>(raw, raw, norm, unused);
 #pragma unroll
-      for (int n = 0; n < N; ++n) raw[n] *= norm;
-      normalize_gradient(raw, norm, y);
+      for (int e = 0; e < 8; ++e) raw[e] *= norm;
+      normalize_gradient<8, kPieces>(raw, norm, y);
     }
-    auto* to = static_cast<typename Tr::E*>(dx.data) +
-               offset(dx, tile.batch, tile.begin + r, key_head) + lane;
+    if (r >= tile.length) continue;
+    E* to = static_cast<E*>(dx.data) + offset(dx, tile.batch, tile.begin + r, key_head) + c;
+    if (is_q ? p.dq_vectors : p.dk_vectors) {
+      *reinterpret_cast<uint4*>(to) = gpu::pack<E>(y);
+    } else {
 #pragma unroll
-    for (int n = 0; n < N; ++n) to[32 * n] = from_float<typename Tr::E>(y[n]);
+      for (int e = 0; e < 8; ++e) to[e] = from_float<E>(y[e]);
+    }
   }
 }
 

@@ -50,6 +50,7 @@ struct Params {
   BetaKind beta_kind;
   deltic_beta_form beta_form;
   bool l2norm, wants_sums;
+  bool dq_vectors, dk_vectors;  // may rows be stored sixteen bytes at a time?
   float scale, lower_bound;
 
   Rows q, k;     // [B,T,H,K]

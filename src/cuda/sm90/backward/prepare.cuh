@@ -157,10 +157,11 @@ __global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
     if constexpr (kPerChannel) {
       if (threadIdx.x < K) {
         const ChannelGate gate(p, head, static_cast<int>(threadIdx.x));
-        float before = 0;
-#pragma unroll 1
+        float g[kChunk], before = 0;
+        ChannelGate::raw(p, tile, head, static_cast<int>(threadIdx.x), 0, g);
+#pragma unroll
         for (int b = 0; b < 4; ++b) {
-          before += gate.sums(p, tile, head, static_cast<int>(threadIdx.x), 16 * b, before,
+          before += gate.sums(p, tile, g + 16 * b, 16 * b, before,
                               gate_place<K>(p, smem, 16 * b, static_cast<int>(threadIdx.x)),
                               scores::row_bytes(K, 4) / 4);
         }

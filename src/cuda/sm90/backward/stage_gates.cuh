@@ -47,20 +47,31 @@ __device__ void store_channel_gates(const Params& p, GradientShared<Tr>& s, cons
     for (int i = 0; i < 4; ++i) after += s.end_parts[i][d];
 #pragma unroll
     for (int i = 3; i >= 0; --i) after += i > b ? s.sum_parts[i][d] : 0.0f;
-    const ChannelGate gate(p, head, d);
-    // Raw gates in the place of G, for a loop over the forms' code.
-#pragma unroll
-    for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] = g[i];
     float bias = 0;
-    const int64_t to = offset(p.dg, tile.batch, tile.begin, head) + d;
+    if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
+#pragma unroll
+      for (int i = 15; i >= 0; --i) {
+        after += s.x.sum.dG[16 * b + i][d];
+        g[i] = g[i] < kMinLogDecay ? 0.0f : after;
+        bias += 16 * b + i < tile.length ? g[i] : 0.0f;
+      }
+    } else {
+      const ChannelGate gate(p, head, d);
+      // Raw gates and their gradients in the place of G, for a loop over the forms' code.
+#pragma unroll
+      for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] = g[i];
 #pragma unroll 1
-    for (int r = 16 * b + 15; r >= 16 * b; --r) {
-      after += s.x.sum.dG[r][d];
-      if (r >= tile.length) continue;
-      const GateGradient x = raw_gradient(p, s.G[r][d], gate.rate, gate.bias, after);
-      A_log += x.A_log, bias += x.g;
-      if (p.dg.present) store(p.dg.data, p.dg.dtype, to + r * p.dg.st, x.g);
+      for (int r = 16 * b + 15; r >= 16 * b; --r) {
+        after += s.x.sum.dG[r][d];
+        if (r >= tile.length) continue;
+        const GateGradient x = raw_gradient(p, s.G[r][d], gate.rate, gate.bias, after);
+        A_log += x.A_log, bias += x.g;
+        s.G[r][d] = x.g;
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) g[i] = s.G[16 * b + i][d];
     }
+    if (p.dg.present) ChannelGate::store_raw(p, tile, head, d, 16 * b, g);
     s.bias_parts[b][d] = bias;
   }
   if (!p.wants_sums) return;

@@ -47,27 +47,55 @@ struct ChannelGate {
       : rate(p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f),
         bias(p.dt_bias.present ? load_param(p.dt_bias, head * p.gate_width + d) : 0.0f) {}
 
-  // Raw gates of rows [first, first + 16); 0 past the tokens.
+  // Raw gates of rows [first, first + N), all under way at once; 0 past the tokens.
+  template <int N>
   static __device__ void raw(const Params& p, const TokenTile& tile, int64_t head, int d, int first,
-                             float (&g)[16]) {
+                             float (&g)[N]) {
     with_dtype(p.g.dtype, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
-      const T* at = static_cast<const T*>(p.g.data) + offset(p.g, tile.batch, tile.begin, head) + d;
+      const T* at = static_cast<const T*>(p.g.data) +
+                    offset(p.g, tile.batch, tile.begin + min(first, tile.length - 1), head) + d;
+      const int64_t step = p.g.st;
+      if (first + N <= tile.length) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        // The last token again instead of a branch for each.
-        const float x = to_float(at[min(first + i, tile.length - 1) * p.g.st]);
-        g[i] = first + i < tile.length ? x : 0.0f;
+        for (int i = 0; i < N; ++i, at += step) g[i] = to_float(*at);
+      } else {
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const float x = to_float(*at);
+          g[i] = first + i < tile.length ? x : 0.0f;
+          at += first + i + 1 < tile.length ? step : 0;  // the last one again, no branch for each
+        }
       }
     });
   }
-  // `before` plus the sums of log decays from row `first` on, to places `pitch` apart, which are
-  // the thread's alone; returns the last sum. A loop: as straight code the forms of sixteen gates
-  // fill the instruction cache.
-  __device__ float sums(const Params& p, const TokenTile& tile, int64_t head, int d, int first,
+  // The gradients of raw gates of rows [first, first + 16) of the chunk's.
+  static __device__ void store_raw(const Params& p, const TokenTile& tile, int64_t head, int d,
+                                   int first, const float (&dg)[16]) {
+    with_dtype(p.dg.dtype, [&](auto* tag) {
+      using T = std::remove_pointer_t<decltype(tag)>;
+      T* at = static_cast<T*>(p.dg.data) + offset(p.dg, tile.batch, tile.begin + first, head) + d;
+      const int64_t step = p.dg.st;
+#pragma unroll
+      for (int i = 0; i < 16; ++i, at += step) {
+        if (first + i < tile.length) *at = from_float<T>(dg[i]);
+      }
+    });
+  }
+  // `before` plus the sums of log decays of raw gates, of rows from `first` on, to places `pitch`
+  // apart, which are the thread's alone; returns the last sum. Forms with exponentials are a loop:
+  // as straight code those of sixteen gates fill the instruction cache.
+  __device__ float sums(const Params& p, const TokenTile& tile, const float* g, int first,
                         float before, float* G, int pitch) const {
-    float g[16], sum = 0;
-    raw(p, tile, head, d, first, g);
+    float sum = 0;
+    if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        sum += clamp_log_decay(g[i]);
+        G[i * pitch] = before + sum;
+      }
+      return sum;
+    }
 #pragma unroll
     for (int i = 0; i < 16; ++i) G[i * pitch] = g[i];
 #pragma unroll 1
