@@ -32,6 +32,27 @@ __device__ inline void mma_pairs(float (&d)[4], uint32_t k_lo, uint32_t q_lo, ui
         : "r"(k_lo), "r"(q_lo), "r"(k_hi), "r"(q_hi), "r"(b_lo), "r"(b_hi));
 }
 
+// The same with eight contraction indices.
+template <class E>
+__device__ inline void mma_half(float (&d)[4], uint32_t upper, uint32_t lower, uint32_t b) {
+  if constexpr (kIsHalf<E>)
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(upper), "r"(lower), "r"(b));
+  else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(upper), "r"(lower), "r"(b));
+}
+// An 8 x 8 matrix of a warp turned: a lane has two neighbours of row lane / 4.
+__device__ inline uint32_t transpose_pairs(uint32_t x) {
+  uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(x));
+  return r;
+}
+
 // The same: a, upper and lower eight rows; b, eight columns.
 struct alignas(8) HalfFragment {
   uint32_t x[2];

@@ -14,8 +14,8 @@ namespace deltic::gpu::gradient {
 template <class Tr>
 __device__ void normalize_rows(GradientShared<Tr>& s) {
   using E = typename Tr::E;
-  const int lane = threadIdx.x % 32;
-  for (int r = static_cast<int>(threadIdx.x) / 32; r < kChunk; r += Tr::kWarps) {
+  const int lane = thread_index() % 32;
+  for (int r = thread_index() / 32; r < kChunk; r += Tr::kWarps) {
     // Two neighbouring channels a lane and part.
     float k[Tr::K / 32], q[Tr::K / 32], rk, rq;
 #pragma unroll
@@ -38,14 +38,14 @@ __device__ void normalize_rows(GradientShared<Tr>& s) {
 template <class Tr>
 __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
                           int64_t head) {
-  const int t = static_cast<int>(threadIdx.x);
+  const int t = thread_index();
   if constexpr (Tr::kPerChannel) {
     const int d = t % Tr::K, b = t / Tr::K;
     if (b < 4) {
+      const ChannelGate gate(p, head, d);
       float g[16];
       ChannelGate::raw(p, tile, head, d, 16 * b, g);
-      s.sum_parts[b][d] =
-          ChannelGate(p, head, d).sums(p, tile, g, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
+      s.sum_parts[b][d] = gate.sums(p, tile, g, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
     }
     __syncthreads();  // sums of the blocks
     if (b > 0 && b < 4) {
@@ -67,7 +67,7 @@ template <class Tr>
 __device__ void load_head(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
                           int64_t head, int64_t item, bool is_first) {
   using E = typename Tr::E;
-  const int t = static_cast<int>(threadIdx.x);
+  const int t = thread_index();
   auto& x = s.x.operand;
   if (is_first) {
     const int64_t key_head = key_head_of(p, head);
@@ -240,15 +240,17 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   __syncthreads();  // operands have been read
   if constexpr (Tr::kPerChannel) {
     put_fragment<Tr>(s.x.sum.dq, dq);
-    put_fragment<Tr>(s.x.sum.dG, dG);
 #pragma unroll 1
     for (int level = 0; level < 2; ++level) {
-      lay_level<Tr>(s, level);
-      __syncthreads();                                                // operands of the pairs
       const bool is_row = (thread_index() / 32 & (2 >> level)) != 0;  // of the warp's block
-      is_row ? add_level<Tr, true>(s, level, dk) : add_level<Tr, false>(s, level, dk);
+      lay_level<Tr>(s, level, is_row);
+      __syncthreads();  // operands of the pairs
+      is_row ? add_level<Tr, true>(s, level, dk, dG)
+             : add_level<Tr, false>(s, level, dk, dG);
       __syncthreads();  // they have been read
     }
+    add_middle<Tr>(s, dk, dG);
+    put_fragment<Tr>(s.x.sum.dG, dG);
   } else {
     add_pairs<Tr>(s, dq, dk);
     put_fragment<Tr>(s.x.sum.dq, dq);
@@ -259,7 +261,8 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   prefetch_rows<Tr>(p, s);
   const int t = thread_index();
   if constexpr (Tr::kPerChannel) {
-    if (t < 4 * Tr::K) add_inside<Tr>(s, t / Tr::K, t % Tr::K);
+#pragma unroll 1
+    for (int i = t; i < 8 * Tr::K; i += Tr::kThreads) add_inside<Tr>(s, i / Tr::K * 8, i % Tr::K);
     __syncthreads();  // sums with all pairs
     store_channel_gates<Tr>(p, s, tile, s.head, s.item);
   } else {
@@ -284,10 +287,10 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   auto& s = *reinterpret_cast<GradientShared<Tr>*>(smem);
   if (is_wrong(p.tokens)) return;
   const auto num_items = static_cast<unsigned>(p.num_tiles * p.H);
-  if (threadIdx.x == 0) s.next_tile = find_tile(p.tokens, blockIdx.x / p.H);
+  if (thread_index() == 0) s.next_tile = find_tile(p.tokens, blockIdx.x / p.H);
   for (unsigned index = blockIdx.x; index < num_items; index += gridDim.x) {
     for (unsigned i = 0; i < p.group; ++i) {
-      if (threadIdx.x == 0) {
+      if (thread_index() == 0) {
         const auto head_of = [&](unsigned n) { return n % p.H * p.group; };
         s.tile = s.next_tile;
         s.head = head_of(index) + i, s.item = int64_t{index / p.H} * p.HV + s.head;
@@ -300,7 +303,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
       __syncthreads();  // where the CTA works
       if (s.tile.length > 0) {
         go_over_head<Tr>(p, s);
-      } else if (threadIdx.x == 0) {
+      } else if (thread_index() == 0) {
         find_next<Tr>(p, s);
       }
       __syncthreads();  // everything has been read

@@ -34,11 +34,11 @@ union Exchange {
   struct {
     unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes / 2];
   } level;
-  // dG and dq are behind the operands of pairs: registers have no room for them there.
+  // dq is behind the operands of pairs: registers have no room for it there.
   struct {
     float dk[kChunk][Tr::kPitch], dG[kChunk][Tr::kPitch], dq[kChunk][Tr::kPitch];
   } sum;
-  static_assert(sizeof(level) <= kChunk * Tr::kPitch * sizeof(float));
+  static_assert(sizeof(level) <= 2 * kChunk * Tr::kPitch * sizeof(float));
 };
 
 template <class Tr>
@@ -49,8 +49,8 @@ struct GradientShared {
   // blocks, else all with decays.
   alignas(128) unsigned char dP[kChunk * kChunk * 2], dM[kChunk * kChunk * 2];
   float G[Tr::kPerChannel ? kChunk : 1][Tr::kPerChannel ? Tr::kPitch : kChunk];
-  // The same inside of blocks: (dP, dM) of [i][i - j], zeros where no token is so far back.
-  alignas(16) float2 inside[Tr::kPerChannel ? 4 : 1][16][16];
+  // The same inside of eight tokens: (dP, dM) of [i][i - j], zeros where no token is so far back.
+  alignas(16) float2 inside[Tr::kPerChannel ? kChunk : 1][8];
   float last_parts[Tr::kParts][Tr::K];  // of sum_v S dS
   // Per channel: [block of 16 tokens][channel]; else [quarter of the channels][token].
   float end_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // of k d(kR) exp(G_last - G)

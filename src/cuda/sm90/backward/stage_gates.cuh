@@ -25,64 +25,72 @@ __device__ float last_term(const GradientShared<Tr>& s, int d, float last) {
   return decay_between(last) * x;
 }
 
-// Per channel. Sums in the exchange are visible; two barriers inside.
+// Per channel. Sums in the exchange are visible; barriers inside.
 template <class Tr>
 __device__ void store_channel_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
                                     int64_t head, int64_t item) {
-  const int d = static_cast<int>(threadIdx.x) % Tr::K, b = static_cast<int>(threadIdx.x) / Tr::K;
+  const int d = thread_index() % Tr::K, b = thread_index() / Tr::K;
   const bool has = b < 4 && (p.dg.present || p.wants_sums);
-  float g[16], after = 0;
+  float after = 0;
   if (has) {
-    ChannelGate::raw(p, tile, head, d, 16 * b, g);
     float sum = 0;
 #pragma unroll
     for (int i = 15; i >= 0; --i) sum += s.x.sum.dG[16 * b + i][d];
     s.sum_parts[b][d] = sum;
     after = last_term<Tr>(s, d, s.G[kChunk - 1][d]);
   }
-  __syncthreads();  // sums of the blocks; G has been read
+  __syncthreads();  // sums of the blocks; G of other blocks has been read
   float A_log = 0;
   if (has) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) after += s.end_parts[i][d];
 #pragma unroll
     for (int i = 3; i >= 0; --i) after += i > b ? s.sum_parts[i][d] : 0.0f;
-    float bias = 0;
+    float dg[16], bias = 0;
     if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
+      // A log decay that was clamped, or is so deep that nothing passes, by its difference of G.
+      constexpr float kNothing = kMinLogDecay + 1;
+      float G = s.G[16 * b + 15][d];
 #pragma unroll
       for (int i = 15; i >= 0; --i) {
         after += s.x.sum.dG[16 * b + i][d];
-        g[i] = g[i] < kMinLogDecay ? 0.0f : after;
-        bias += 16 * b + i < tile.length ? g[i] : 0.0f;
+        const float before = i > 0 ? s.G[16 * b + i - 1][d] : b > 0 ? s.G[16 * b - 1][d] : 0.0f;
+        dg[i] = G - before < kNothing ? 0.0f : after;
+        bias += 16 * b + i < tile.length ? dg[i] : 0.0f;
+        G = before;
       }
     } else {
       const ChannelGate gate(p, head, d);
-      // Raw gates and their gradients in the place of G, for a loop over the forms' code.
+      // Raw gates in the place of G and gradients in that of dG, for a loop over the forms' code.
+      float g[16];
+      ChannelGate::raw(p, tile, head, d, 16 * b, g);
 #pragma unroll
-      for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] = g[i];
+      for (int i = 15; i >= 0; --i) {
+        after += s.x.sum.dG[16 * b + i][d];
+        s.x.sum.dG[16 * b + i][d] = after, s.G[16 * b + i][d] = g[i];
+      }
 #pragma unroll 1
-      for (int r = 16 * b + 15; r >= 16 * b; --r) {
-        after += s.x.sum.dG[r][d];
-        if (r >= tile.length) continue;
-        const GateGradient x = raw_gradient(p, s.G[r][d], gate.rate, gate.bias, after);
+      for (int r = 16 * b; r < min(16 * b + 16, tile.length); ++r) {
+        const GateGradient x =
+            raw_gradient(p, s.G[r][d], gate.rate, gate.bias, s.x.sum.dG[r][d]);
         A_log += x.A_log, bias += x.g;
-        s.G[r][d] = x.g;
+        s.x.sum.dG[r][d] = x.g;
       }
 #pragma unroll
-      for (int i = 0; i < 16; ++i) g[i] = s.G[16 * b + i][d];
+      for (int i = 0; i < 16; ++i) dg[i] = s.x.sum.dG[16 * b + i][d];
     }
-    if (p.dg.present) ChannelGate::store_raw(p, tile, head, d, 16 * b, g);
+    if (p.dg.present) ChannelGate::store_raw(p, tile, head, d, 16 * b, dg);
     s.bias_parts[b][d] = bias;
   }
   if (!p.wants_sums) return;
   A_log = warp_sum(A_log);
-  if (threadIdx.x % 32 == 0) s.A_parts[threadIdx.x / 32] = A_log;
+  if (thread_index() % 32 == 0) s.A_parts[thread_index() / 32] = A_log;
   __syncthreads();  // sums of parameters
   float* to = p.work.sums + item * (1 + Tr::K);
   if (b == 0)
     to[1 + d] =
         (s.bias_parts[0][d] + s.bias_parts[1][d]) + (s.bias_parts[2][d] + s.bias_parts[3][d]);
-  if (threadIdx.x == 0) {
+  if (thread_index() == 0) {
     float sum = 0;
     for (int w = 0; w < Tr::kWarps; ++w) sum += s.A_parts[w];
     to[0] = sum;
@@ -94,7 +102,7 @@ template <class Tr>
 __device__ void store_head_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
                                  int64_t head, int64_t item) {
   if (p.gate == Gate::none || !(p.dg.present || p.wants_sums)) return;
-  const int t = static_cast<int>(threadIdx.x);
+  const int t = thread_index();
   const auto add = [](const auto& parts, int i) {
     return (parts[0][i] + parts[1][i]) + (parts[2][i] + parts[3][i]);
   };

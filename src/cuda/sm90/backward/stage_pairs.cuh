@@ -4,7 +4,7 @@
 //     dP_ij = scale beta_j (do_i e_j)     dM_ij = -beta_i beta_j (dz_i e_j)
 //     dq_i += dP_ij w_ij k_j     dk_i += dM_ij w_ij k_j     dk_j += w_ij (dP_ij q_i + dM_ij k_i)
 //
-// with w_ij = exp(G_i - G_j). Per channel: pairs across blocks of 16 tokens by a boundary between
+// with w_ij = exp(G_i - G_j). Per channel: pairs across blocks of 8 tokens by a boundary between
 // them, with factors at most 1 on both sides; inside of a block one by one, fp32, by a running
 // product of decays. In dG a pair is added at i and subtracted at j: both are sums over the same
 // rounded operands, so that what belongs to neither side of a token cancels to fp32.
@@ -66,7 +66,7 @@ __device__ void lay_pairs(const Params& p, GradientShared<Tr>& s) {
         row_sums[e / 2] += pair, column_sums[n][e % 2] += pair;
       }
       if constexpr (Tr::kPerChannel) {
-        if (bi == bj) s.inside[bi][i % 16][(i - j) & 15] = {dP[n][e], dM[n][e]};
+        if (bi == bj && n == e / 2) s.inside[i][(i - j) & 7] = {dP[n][e], dM[n][e]};
       }
     }
 #pragma unroll
@@ -95,53 +95,67 @@ __device__ void lay_pairs(const Params& p, GradientShared<Tr>& s) {
   }
 }
 
-// Rows of q and k with decays to or from the boundaries of a level. A thread has eight channels of
-// a token. G and rows are visible, the place is free; a barrier must follow.
-template <class Tr>
-__device__ void lay_level(GradientShared<Tr>& s, int level) {
-  using E = typename Tr::E;
-  constexpr int kPieces = Tr::K / 8;
-  for (int i = thread_index(); i < kChunk * kPieces; i += Tr::kThreads) {
-    const int r = i / kPieces, c = i % kPieces * 8;
-    const bool is_row = (r & (32 >> level)) != 0;
-    const int boundary = level == 0 ? 32 : r / 32 * 32 + 16;
-    float x[8], f[8];
-    unpack<E>(*reinterpret_cast<const uint4*>(s.k + place<64>(r, c)), x);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const float between = s.G[r][c + e] - s.G[boundary - 1][c + e];
-      f[e] = decay_between(is_row ? between : -between);
-      x[e] *= f[e];
-    }
-    *reinterpret_cast<uint4*>(s.x.level.k + place<64>(r, c)) = pack_operands<E>(x);
-    if (!is_row) continue;
-    unpack<E>(*reinterpret_cast<const uint4*>(s.q + place<64>(r, c)), x);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] *= f[e];
-    const int to = level == 0 ? r - 32 : r / 32 * 16 + r % 16;
-    *reinterpret_cast<uint4*>(s.x.level.q + place<32>(to, c)) = pack_operands<E>(x);
-  }
-}
-
 // A pair of numbers of type E.
 template <class E>
 __device__ inline float2 load_pair(const unsigned char* at) {
   return unpack<E>(*reinterpret_cast<const uint32_t*>(at));
 }
 
-// Pairs across one level's boundary: adds to the warp's accumulators, and to dq and dG in the
-// exchange. Operands are visible. kIsRow: the warp's tokens are after the boundary.
-template <class Tr, bool kIsRow>
-__device__ void add_level(GradientShared<Tr>& s, int level, Fragment<Tr>& dk) {
+// The block that begins at the boundary between the warp's tokens and those it meets.
+__device__ inline int level_boundary(int level, int block) {
+  return level == 0 ? 2 : block / 2 * 2 + 1;
+}
+// The row of the warp's first token among those of q in the exchange.
+__device__ inline int level_row(int level, int block) {
+  return level == 0 ? 16 * block - 32 : block / 2 * 16;
+}
+// The warp's operands of a level, to the exchange: k times decays between its tokens and the
+// boundary, and if is_row, which is that they are after it, q. The exchange is free, G and rows are
+// visible; a barrier must follow.
+template <class Tr>
+__device__ void lay_level(GradientShared<Tr>& s, int level, bool is_row) {
   using E = typename Tr::E;
-  const int blocks = 2 >> level;  // on each side of a boundary
-  const auto& x = s.x.level;
+  const float sign = is_row ? kNats : -kNats;
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; n += 2) {
     const Part<Tr> at;
-    const int boundary = level == 0 ? 2 : at.block / 2 * 2 + 1;  // a block begins there
-    const int others = kIsRow ? boundary - blocks : boundary;    // the first on the other side
-    const int q_first = level == 0 ? 0 : at.block / 2 * 16;      // row of q that `others` has
+    const int last = 16 * level_boundary(level, at.block) - 1;  // token before the boundary
+    uint32_t xk[4], xq[4];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      const int r = at.row + m % 2 * 8, c = at.column + 8 * (n + m / 2);
+      const float2 B = *reinterpret_cast<const float2*>(&s.G[last][c]);
+      const float2 G = *reinterpret_cast<const float2*>(&s.G[r][c]);
+      const float2 k = load_pair<E>(s.k + pair_place<64>(r, c));
+      const float w[2] = {exp2_approx((G.x - B.x) * sign), exp2_approx((G.y - B.y) * sign)};
+      xk[m] = pack<E>(k.x * w[0], k.y * w[1]);
+      if (is_row) {
+        const float2 q = load_pair<E>(s.q + pair_place<64>(r, c));
+        xq[m] = pack<E>(q.x * w[0], q.y * w[1]);
+      }
+    }
+    const int column = at.first_column() + 8 * n;
+    stmatrix_x4(smem_u32(s.x.level.k) + block_place<64, false>(16 * at.block, column, at.lane), xk);
+    if (is_row) {
+      const int row = level_row(level, at.block);
+      stmatrix_x4(smem_u32(s.x.level.q) + block_place<32, false>(row, column, at.lane), xq);
+    }
+  }
+}
+
+// Pairs across one level's boundary, onto the warp's accumulators and dq in the exchange. Operands
+// are visible. kIsRow: the warp's tokens are after the boundary.
+template <class Tr, bool kIsRow>
+__device__ void add_level(GradientShared<Tr>& s, int level, Fragment<Tr>& dk, Fragment<Tr>& dG) {
+  using E = typename Tr::E;
+  const auto& x = s.x.level;
+  const int blocks = 2 >> level;  // on each side of a boundary
+#pragma unroll
+  for (int n = 0; n < Tr::kTiles; n += 2) {
+    const Part<Tr> at;
+    const int boundary = level_boundary(level, at.block);
+    const int others = kIsRow ? boundary - blocks : boundary;  // the first on the other side
+    const int q_first = level == 0 ? 0 : at.block / 2 * 16;    // row of q that `others` has
     float cq[2][4] = {}, ck[2][4] = {};
     const int column = at.first_column() + 8 * n;
 #pragma unroll 1
@@ -163,35 +177,75 @@ __device__ void add_level(GradientShared<Tr>& s, int level, Fragment<Tr>& dk) {
     }
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      const int half = m % 2, tile = m / 2;
-      const int r = at.row + 8 * half, c = at.column + 8 * (n + tile);
+      const int half = m % 2, tile = m / 2, r = at.row + 8 * half, c = at.column + 8 * (n + tile);
       const float2 G = *reinterpret_cast<const float2*>(&s.G[r][c]);
       const float2 B = *reinterpret_cast<const float2*>(&s.G[16 * boundary - 1][c]);
       const float2 k = load_pair<E>(x.k + pair_place<64>(r, c));
-      auto *to_q = reinterpret_cast<float2*>(&s.x.sum.dq[r][c]),
-           *to_G = reinterpret_cast<float2*>(&s.x.sum.dG[r][c]);
-      float2 q = {}, sum_q = {}, sum_G = *to_G;
+      auto* to_q = reinterpret_cast<float2*>(&s.x.sum.dq[r][c]);
+      float2 q = {}, sum_q = {};
       if constexpr (kIsRow) {
+        const int row = level_row(level, at.block) + r % 16;
+        q = load_pair<E>(x.q + pair_place<32>(row, c));
         sum_q = *to_q;
-        const int to = level == 0 ? r - 32 : r / 32 * 16 + r % 16;
-        q = load_pair<E>(x.q + pair_place<32>(to, c));
       }
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int to = 2 * half + e;
+        const int i = 2 * half + e;
         const float between = e == 0 ? G.x - B.x : G.y - B.y;
-        const float f = decay_between(kIsRow ? between : -between);
-        const float product = (e == 0 ? k.x : k.y) * ck[tile][to];
-        dk[n + tile][to] += f * ck[tile][to];
+        const float w = decay_between(kIsRow ? between : -between), product = (e == 0 ? k.x : k.y) * ck[tile][i];
+        dk[n + tile][i] += w * ck[tile][i];
         if constexpr (kIsRow) {
-          (e == 0 ? sum_q.x : sum_q.y) += f * cq[tile][to];
-          (e == 0 ? sum_G.x : sum_G.y) += product + (e == 0 ? q.x : q.y) * cq[tile][to];
+          (e == 0 ? sum_q.x : sum_q.y) += w * cq[tile][i];
+          dG[n + tile][i] += product + (e == 0 ? q.x : q.y) * cq[tile][i];
         } else {
-          (e == 0 ? sum_G.x : sum_G.y) -= product;
+          dG[n + tile][i] -= product;
         }
       }
       if constexpr (kIsRow) *to_q = sum_q;
-      *to_G = sum_G;
+    }
+  }
+}
+
+// Pairs across the middle of the warp's sixteen tokens, of which a lane has one on each side: no
+// operand leaves the warp. G, rows, dP and dM are visible.
+template <class Tr>
+__device__ void add_middle(GradientShared<Tr>& s, Fragment<Tr>& dk, Fragment<Tr>& dG) {
+  using E = typename Tr::E;
+  const auto square = [&](const unsigned char* tile) {
+    const Part<Tr> at;
+    const uint32_t place = pair_place<64>(at.row + 8, 16 * at.block + at.lane % 4 * 2);
+    return *reinterpret_cast<const uint32_t*>(tile + place);
+  };
+  const uint32_t P = square(s.dP), M = square(s.dM);
+  const uint32_t turned_P = transpose_pairs(P), turned_M = transpose_pairs(M);
+#pragma unroll
+  for (int n = 0; n < Tr::kTiles; ++n) {
+    const Part<Tr> at;
+    const int c = at.column + 8 * n;
+    const float2 B = *reinterpret_cast<const float2*>(&s.G[16 * at.block + 7][c]);
+    const float2 G0 = *reinterpret_cast<const float2*>(&s.G[at.row][c]);
+    const float2 G1 = *reinterpret_cast<const float2*>(&s.G[at.row + 8][c]);
+    const float2 k0 = load_pair<E>(s.k + pair_place<64>(at.row, c));
+    const float2 k1 = load_pair<E>(s.k + pair_place<64>(at.row + 8, c));
+    const float2 q1 = load_pair<E>(s.q + pair_place<64>(at.row + 8, c));
+    const float before[2] = {decay_between(B.x - G0.x), decay_between(B.y - G0.y)};
+    const float after[2] = {decay_between(G1.x - B.x), decay_between(G1.y - B.y)};
+    const uint32_t xk0 = pack<E>(k0.x * before[0], k0.y * before[1]);
+    const uint32_t xk1 = pack<E>(k1.x * after[0], k1.y * after[1]);
+    const uint32_t xq1 = pack<E>(q1.x * after[0], q1.y * after[1]);
+    float rows[4] = {}, columns[4] = {};  // rows: to dq, to dk; columns: two numbers alone
+    mma_half<E>(rows, P, M, transpose_pairs(xk0));
+    mma_pairs<E>(columns, turned_P, 0, turned_M, 0, transpose_pairs(xq1), transpose_pairs(xk1));
+    auto* to_q = reinterpret_cast<float2*>(&s.x.sum.dq[at.row + 8][c]);
+    const float2 sum_q = *to_q;
+    *to_q = {sum_q.x + after[0] * rows[0], sum_q.y + after[1] * rows[1]};
+    const float2 y0 = unpack<E>(xk0), y1 = unpack<E>(xk1), z1 = unpack<E>(xq1);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      dk[n][e] += before[e] * columns[e];
+      dG[n][e] -= (e == 0 ? y0.x : y0.y) * columns[e];
+      dk[n][2 + e] += after[e] * rows[2 + e];
+      dG[n][2 + e] += (e == 0 ? z1.x : z1.y) * rows[e] + (e == 0 ? y1.x : y1.y) * rows[2 + e];
     }
   }
 }
@@ -230,54 +284,41 @@ __device__ void add_pairs(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragmen
   }
 }
 
-// The channel of a thread inside of a block, token after token: of the token m before this one the
-// decay since then, its key and what it has of dk. Everything moves on by one with a token, so that
-// loops over tokens need no index into registers and little of the instruction cache.
-struct Behind {
-  float w[16] = {1}, k[16] = {}, columns[16] = {};
-};
-
-// Token i, of which fewer than kCount are behind: onto the sums in the exchange.
-template <class Tr, int kCount>
-__device__ void add_token(GradientShared<Tr>& s, Behind& behind, int block, int i, int d) {
-  using E = typename Tr::E;
-  const int r = 16 * block + i;
-  const uint32_t at = place<64>(r, d) + d % 8 * 2;
-  const float k = to_float(*reinterpret_cast<const E*>(s.k + at));
-  const float q = to_float(*reinterpret_cast<const E*>(s.q + at));
-  const float decay = i > 0 ? decay_between(s.G[r][d] - s.G[r - 1][d]) : 1.0f;
-  const float4* pairs = reinterpret_cast<const float4*>(s.inside[block][i]);
-  float to_q = 0, to_k = 0;
-#pragma unroll
-  for (int m = kCount - 1; m > 0; --m) {
-    const float4 two = pairs[m / 2];
-    const float w = behind.w[m - 1] * decay, key = behind.k[m - 1];
-    const float P = (m % 2 ? two.z : two.x) * w, M = (m % 2 ? two.w : two.y) * w;
-    to_q += P * key;
-    to_k += M * key;
-    behind.columns[m] = behind.columns[m - 1] + P * q + M * k;
-    behind.w[m] = w, behind.k[m] = key;
-  }
-  behind.k[0] = k;
-  const float own = pairs[0].x;
-  s.x.sum.dq[r][d] += to_q + own * k;
-  s.x.sum.dk[r][d] += to_k + own * q;
-  s.x.sum.dG[r][d] += q * to_q + k * to_k;
-}
-
-// Pairs inside of a block, onto the sums in the exchange: a thread has a channel d and a block.
+// Pairs inside of eight tokens, one by one, onto the sums in the exchange: a thread has a channel d
+// of tokens [first, first + 8).
 template <class Tr>
-__device__ void add_inside(GradientShared<Tr>& s, int block, int d) {
-  Behind behind;
-#pragma unroll 1
-  for (int i = 0; i < 8; ++i) add_token<Tr, 8>(s, behind, block, i, d);
-#pragma unroll 1
-  for (int i = 8; i < 16; ++i) add_token<Tr, 16>(s, behind, block, i, d);
+__device__ void add_inside(GradientShared<Tr>& s, int first, int d) {
+  using E = typename Tr::E;
+  float k[8], q[8], w[8], to_q[8], to_k[8], columns[8], G = 0;
 #pragma unroll
-  for (int m = 1; m < 16; ++m) {
-    const int r = 16 * block + 15 - m;
-    s.x.sum.dk[r][d] += behind.columns[m];
-    s.x.sum.dG[r][d] -= behind.k[m] * behind.columns[m];
+  for (int i = 0; i < 8; ++i) {
+    const int r = first + i;
+    const uint32_t at = place<64>(r, d) + d % 8 * 2;
+    k[i] = to_float(*reinterpret_cast<const E*>(s.k + at));
+    q[i] = to_float(*reinterpret_cast<const E*>(s.q + at));
+    const float here = s.G[r][d], decay = i > 0 ? decay_between(here - G) : 1.0f;
+    G = here;
+    const float4* pairs = reinterpret_cast<const float4*>(s.inside[r]);
+    to_q[i] = to_k[i] = columns[i] = 0, w[i] = 1;
+    const float own = pairs[0].x;
+#pragma unroll
+    for (int m = 1; m <= i; ++m) {  // tokens back
+      const int j = i - m;
+      const float4 two = pairs[m / 2];
+      w[j] *= decay;
+      const float P = (m % 2 ? two.z : two.x) * w[j], M = (m % 2 ? two.w : two.y) * w[j];
+      to_q[i] += P * k[j];
+      to_k[i] += M * k[j];
+      columns[j] += P * q[i] + M * k[i];
+    }
+    s.x.sum.dq[r][d] += to_q[i] + own * k[i];
+    to_q[i] = q[i] * to_q[i] + k[i] * to_k[i];  // of dG, which the token's own pair is not in
+    to_k[i] += own * q[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    s.x.sum.dk[first + i][d] += to_k[i] + columns[i];
+    s.x.sum.dG[first + i][d] += to_q[i] - k[i] * columns[i];
   }
 }
 

@@ -43,6 +43,7 @@ __device__ inline float head_sum(const float* log_decay, int r) {
 // One channel's gates.
 struct ChannelGate {
   float rate, bias;
+  // Before anything is in registers: the place of a parameter may take calls to divide.
   __device__ ChannelGate(const Params& p, int64_t head, int d)
       : rate(p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f),
         bias(p.dt_bias.present ? load_param(p.dt_bias, head * p.gate_width + d) : 0.0f) {}
@@ -56,16 +57,11 @@ struct ChannelGate {
       const T* at = static_cast<const T*>(p.g.data) +
                     offset(p.g, tile.batch, tile.begin + min(first, tile.length - 1), head) + d;
       const int64_t step = p.g.st;
-      if (first + N <= tile.length) {
 #pragma unroll
-        for (int i = 0; i < N; ++i, at += step) g[i] = to_float(*at);
-      } else {
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const float x = to_float(*at);
-          g[i] = first + i < tile.length ? x : 0.0f;
-          at += first + i + 1 < tile.length ? step : 0;  // the last one again, no branch for each
-        }
+      for (int i = 0; i < N; ++i) {
+        const float x = to_float(*at);
+        g[i] = first + i < tile.length ? x : 0.0f;
+        if (first + i + 1 < tile.length) at += step;  // else the last one again
       }
     });
   }
