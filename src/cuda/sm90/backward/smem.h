@@ -3,6 +3,7 @@
 
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/backward/tiles.cuh"
 
 namespace deltic::gpu::gradient {
 
@@ -81,6 +82,12 @@ struct Part {
         row(16 * block + lane / 4),
         column(quarter * (Tr::K / 4) + lane % 4 * 2) {}
   __device__ int first_column() const { return quarter * (Tr::K / 4); }
+  // Bytes from a tile's beginning to the lane's pair of accumulators n, of rows 8 half further: two
+  // of them are one exclusive or apart, as a quarter begins at a multiple of its pieces.
+  __device__ uint32_t pair(int n, int half) const {
+    return (pair_place<64>(row, column) ^ static_cast<uint32_t>(n << 4)) +
+           static_cast<uint32_t>(half * 1024);
+  }
 };
 // Accumulators of it.
 template <class Tr>

@@ -19,15 +19,21 @@ namespace deltic::gpu::gradient {
 inline constexpr float kNats = 1.44269504f;  // log2 e
 __device__ inline float decay_between(float x) { return exp2_approx(x * kNats); }
 
-// c += rows x[16 i..] times rows y[16 j..]^T, over `kWidth` columns: 16 x 16.
+// c0 += x0 y^T, c1 += x1 y^T: rows [16 i, 16 i + 16) of tiles x, rows [16 j, 16 j + 16) of y, over
+// `kWidth` columns.
 template <class E, int kWidth>
-__device__ void multiply_rows(uint32_t x, int i, uint32_t y, int j, int lane, float (&c)[2][4]) {
-#pragma unroll 2
+__device__ void multiply_rows(uint32_t x0, uint32_t x1, int i, uint32_t y, int j, int lane,
+                              float (&c0)[2][4], float (&c1)[2][4]) {
+  const uint32_t left = block_place<64, false>(16 * i, 0, lane);
+  const uint32_t right = block_place<64, true>(16 * j, 0, lane);
+#pragma unroll
   for (int k = 0; k < kWidth / 16; ++k) {
-    uint32_t a[4], b[4];
-    load_left<64>(x, 16 * i, 16 * k, lane, a);
-    load_right<64>(y, 16 * j, 16 * k, lane, b);
-    multiply_pair<E>(c, a, b);
+    uint32_t a0[4], a1[4], b[4];
+    ldmatrix_x4(a0, x0 + column_step<64>(left, k));
+    ldmatrix_x4(a1, x1 + column_step<64>(left, k));
+    ldmatrix_x4(b, y + column_step<64>(right, k));
+    multiply_pair<E>(c0, a0, b);
+    multiply_pair<E>(c1, a1, b);
   }
 }
 
@@ -44,12 +50,11 @@ __device__ void lay_pairs(const Params& p, GradientShared<Tr>& s) {
     return;
   }
   float dP[2][4] = {}, dM[2][4] = {};
-  multiply_rows<E, Tr::V>(smem_u32(s.x.operand.d_o), bi, smem_u32(s.x.operand.e), bj, lane, dP);
-  multiply_rows<E, Tr::V>(smem_u32(s.x.operand.dz), bi, smem_u32(s.x.operand.e), bj, lane, dM);
+  multiply_rows<E, Tr::V>(smem_u32(s.x.operand.d_o), smem_u32(s.x.operand.dz), bi,
+                          smem_u32(s.x.operand.e), bj, lane, dP, dM);
   float qk[2][4] = {}, kk[2][4] = {};
   if constexpr (!Tr::kPerChannel) {
-    multiply_rows<E, Tr::K>(smem_u32(s.q), bi, smem_u32(s.k), bj, lane, qk);
-    multiply_rows<E, Tr::K>(smem_u32(s.k), bi, smem_u32(s.k), bj, lane, kk);
+    multiply_rows<E, Tr::K>(smem_u32(s.q), smem_u32(s.k), bi, smem_u32(s.k), bj, lane, qk, kk);
   }
   float row_sums[2] = {}, column_sums[2][2] = {};
 #pragma unroll
@@ -116,30 +121,30 @@ template <class Tr>
 __device__ void lay_level(GradientShared<Tr>& s, int level, bool is_row) {
   using E = typename Tr::E;
   const float sign = is_row ? kNats : -kNats;
+  const Part<Tr> at;
+  const float* last = &s.G[16 * level_boundary(level, at.block) - 1][at.column];
+  const float* here = &s.G[at.row][at.column];
+  const uint32_t to_k = block_place<64, false>(16 * at.block, at.first_column(), at.lane);
+  const uint32_t to_q =
+      block_place<32, false>(level_row(level, at.block), at.first_column(), at.lane);
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; n += 2) {
-    const Part<Tr> at;
-    const int last = 16 * level_boundary(level, at.block) - 1;  // token before the boundary
     uint32_t xk[4], xq[4];
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      const int r = at.row + m % 2 * 8, c = at.column + 8 * (n + m / 2);
-      const float2 B = *reinterpret_cast<const float2*>(&s.G[last][c]);
-      const float2 G = *reinterpret_cast<const float2*>(&s.G[r][c]);
-      const float2 k = load_pair<E>(s.k + pair_place<64>(r, c));
+      const int half = m % 2, tile = n + m / 2;
+      const float2 B = *reinterpret_cast<const float2*>(last + 8 * tile);
+      const float2 G = *reinterpret_cast<const float2*>(here + 8 * half * Tr::kPitch + 8 * tile);
+      const float2 k = load_pair<E>(s.k + at.pair(tile, half));
       const float w[2] = {exp2_approx((G.x - B.x) * sign), exp2_approx((G.y - B.y) * sign)};
       xk[m] = pack<E>(k.x * w[0], k.y * w[1]);
       if (is_row) {
-        const float2 q = load_pair<E>(s.q + pair_place<64>(r, c));
+        const float2 q = load_pair<E>(s.q + at.pair(tile, half));
         xq[m] = pack<E>(q.x * w[0], q.y * w[1]);
       }
     }
-    const int column = at.first_column() + 8 * n;
-    stmatrix_x4(smem_u32(s.x.level.k) + block_place<64, false>(16 * at.block, column, at.lane), xk);
-    if (is_row) {
-      const int row = level_row(level, at.block);
-      stmatrix_x4(smem_u32(s.x.level.q) + block_place<32, false>(row, column, at.lane), xq);
-    }
+    stmatrix_x4(smem_u32(s.x.level.k) + (to_k ^ n << 4), xk);
+    if (is_row) stmatrix_x4(smem_u32(s.x.level.q) + (to_q ^ n << 4), xq);
   }
 }
 
@@ -150,12 +155,17 @@ __device__ void add_level(GradientShared<Tr>& s, int level, Fragment<Tr>& dk, Fr
   using E = typename Tr::E;
   const auto& x = s.x.level;
   const int blocks = 2 >> level;  // on each side of a boundary
+  const Part<Tr> at;
+  const int boundary = level_boundary(level, at.block);
+  const int others = kIsRow ? boundary - blocks : boundary;  // the first on the other side
+  const float* last = &s.G[16 * boundary - 1][at.column];
+  const float* here = &s.G[at.row][at.column];
+  // Of q rows that `others` has, or the lane's own.
+  const int q_row = kIsRow ? level_row(level, at.block) + at.lane / 4
+                           : (level == 0 ? 0 : at.block / 2 * 16);
+  const uint32_t own_q = pair_place<32>(q_row, at.column);
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; n += 2) {
-    const Part<Tr> at;
-    const int boundary = level_boundary(level, at.block);
-    const int others = kIsRow ? boundary - blocks : boundary;  // the first on the other side
-    const int q_first = level == 0 ? 0 : at.block / 2 * 16;    // row of q that `others` has
     float cq[2][4] = {}, ck[2][4] = {};
     const int column = at.first_column() + 8 * n;
 #pragma unroll 1
@@ -171,28 +181,28 @@ __device__ void add_level(GradientShared<Tr>& s, int level, Fragment<Tr>& dk, Fr
         load_left_turned<64>(smem_u32(s.dM), 16 * (others + k), 16 * at.block, at.lane, a);
         multiply_pair<E>(ck, a, b);
         load_left_turned<64>(smem_u32(s.dP), 16 * (others + k), 16 * at.block, at.lane, a);
-        load_right_turned<32>(smem_u32(x.q), q_first + 16 * k, column, at.lane, b);
+        load_right_turned<32>(smem_u32(x.q), q_row + 16 * k, column, at.lane, b);
         multiply_pair<E>(ck, a, b);
       }
     }
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      const int half = m % 2, tile = m / 2, r = at.row + 8 * half, c = at.column + 8 * (n + tile);
-      const float2 G = *reinterpret_cast<const float2*>(&s.G[r][c]);
-      const float2 B = *reinterpret_cast<const float2*>(&s.G[16 * boundary - 1][c]);
-      const float2 k = load_pair<E>(x.k + pair_place<64>(r, c));
-      auto* to_q = reinterpret_cast<float2*>(&s.x.sum.dq[r][c]);
+      const int half = m % 2, tile = m / 2, c = 8 * (n + tile);
+      const float2 B = *reinterpret_cast<const float2*>(last + c);
+      const float2 G = *reinterpret_cast<const float2*>(here + 8 * half * Tr::kPitch + c);
+      const float2 k = load_pair<E>(x.k + at.pair(n + tile, half));
+      auto* to_q = reinterpret_cast<float2*>(&s.x.sum.dq[at.row + 8 * half][at.column + c]);
       float2 q = {}, sum_q = {};
       if constexpr (kIsRow) {
-        const int row = level_row(level, at.block) + r % 16;
-        q = load_pair<E>(x.q + pair_place<32>(row, c));
+        q = load_pair<E>(x.q + (own_q ^ (n + tile) << 4) + half * 1024);
         sum_q = *to_q;
       }
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int i = 2 * half + e;
         const float between = e == 0 ? G.x - B.x : G.y - B.y;
-        const float w = decay_between(kIsRow ? between : -between), product = (e == 0 ? k.x : k.y) * ck[tile][i];
+        const float w = decay_between(kIsRow ? between : -between);
+        const float product = (e == 0 ? k.x : k.y) * ck[tile][i];
         dk[n + tile][i] += w * ck[tile][i];
         if constexpr (kIsRow) {
           (e == 0 ? sum_q.x : sum_q.y) += w * cq[tile][i];
@@ -218,16 +228,16 @@ __device__ void add_middle(GradientShared<Tr>& s, Fragment<Tr>& dk, Fragment<Tr>
   };
   const uint32_t P = square(s.dP), M = square(s.dM);
   const uint32_t turned_P = transpose_pairs(P), turned_M = transpose_pairs(M);
+  const Part<Tr> at;
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; ++n) {
-    const Part<Tr> at;
     const int c = at.column + 8 * n;
     const float2 B = *reinterpret_cast<const float2*>(&s.G[16 * at.block + 7][c]);
     const float2 G0 = *reinterpret_cast<const float2*>(&s.G[at.row][c]);
     const float2 G1 = *reinterpret_cast<const float2*>(&s.G[at.row + 8][c]);
-    const float2 k0 = load_pair<E>(s.k + pair_place<64>(at.row, c));
-    const float2 k1 = load_pair<E>(s.k + pair_place<64>(at.row + 8, c));
-    const float2 q1 = load_pair<E>(s.q + pair_place<64>(at.row + 8, c));
+    const float2 k0 = load_pair<E>(s.k + at.pair(n, 0));
+    const float2 k1 = load_pair<E>(s.k + at.pair(n, 1));
+    const float2 q1 = load_pair<E>(s.q + at.pair(n, 1));
     const float before[2] = {decay_between(B.x - G0.x), decay_between(B.y - G0.y)};
     const float after[2] = {decay_between(G1.x - B.x), decay_between(G1.y - B.y)};
     const uint32_t xk0 = pack<E>(k0.x * before[0], k0.y * before[1]);

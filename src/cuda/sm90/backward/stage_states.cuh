@@ -51,21 +51,22 @@ __device__ void multiply_states(const GradientShared<Tr>& s, Fragment<Tr>& dq, F
                                 Fragment<Tr>& end) {
   using E = typename Tr::E;
   const Part<Tr> at;
-#pragma unroll 1
+  const uint32_t left = block_place<64, false>(16 * at.block, 0, at.lane);
+  const uint32_t right = block_place<Tr::V, false>(0, at.first_column(), at.lane);
+#pragma unroll
   for (int k = 0; k < Tr::V / 16; ++k) {
     uint32_t o[4], z[4], e[4];
-    load_left<64>(smem_u32(s.x.operand.d_o), 16 * at.block, 16 * k, at.lane, o);
-    load_left<64>(smem_u32(s.x.operand.dz), 16 * at.block, 16 * k, at.lane, z);
-    load_left<64>(smem_u32(s.x.operand.e), 16 * at.block, 16 * k, at.lane, e);
+    ldmatrix_x4(o, smem_u32(s.x.operand.d_o) + column_step<64>(left, k));
+    ldmatrix_x4(z, smem_u32(s.x.operand.dz) + column_step<64>(left, k));
+    ldmatrix_x4(e, smem_u32(s.x.operand.e) + column_step<64>(left, k));
 #pragma unroll
     for (int n = 0; n < Tr::kTiles; n += 2) {
+      const uint32_t byte = (right ^ n << 4) + static_cast<uint32_t>(k * 2048);
       uint32_t b[4];
-      load_right_turned<Tr::V>(smem_u32(s.x.operand.S), 16 * k, at.first_column() + 8 * n, at.lane,
-                               b);
+      ldmatrix_x4_trans(b, smem_u32(s.x.operand.S) + byte);
       multiply_pair<E>(&dq[n], o, b);
       multiply_pair<E>(&dk[n], z, b);
-      load_right_turned<Tr::V>(smem_u32(s.x.operand.dS), 16 * k, at.first_column() + 8 * n, at.lane,
-                               b);
+      ldmatrix_x4_trans(b, smem_u32(s.x.operand.dS) + byte);
       multiply_pair<E>(&end[n], e, b);
     }
   }
@@ -87,8 +88,8 @@ __device__ void apply_decays(const Params& p, GradientShared<Tr>& s, Fragment<Tr
     for (int half = 0; half < 2; ++half) {
       const int r = at.row + 8 * half, c = at.column + 8 * n;
       const float beta = s.beta[r];
-      const float2 k = load_pair<E>(s.k + pair_place<64>(r, c));
-      const float2 q = load_pair<E>(s.q + pair_place<64>(r, c));
+      const float2 k = load_pair<E>(s.k + at.pair(n, half));
+      const float2 q = load_pair<E>(s.q + at.pair(n, half));
 #pragma unroll
       for (int x = 0; x < 2; ++x) {
         const int e = 2 * half + x;

@@ -50,6 +50,12 @@ __device__ inline void load_right_turned(uint32_t tile, int k, int n, int lane, 
   ldmatrix_x4_trans(r, tile + block_place<kRows, false>(k, n, lane));
 }
 
+// The same place 16 k columns further, from one whose column is below 16.
+template <int kRows>
+__device__ inline uint32_t column_step(uint32_t place, int k) {
+  return (place ^ static_cast<uint32_t>(k % 4 << 5)) + static_cast<uint32_t>(k / 4 * kRows * 128);
+}
+
 // c[0], c[1]: 16 x 8 each.
 template <class E>
 __device__ inline void multiply_pair(float (*c)[4], const uint32_t (&a)[4],
