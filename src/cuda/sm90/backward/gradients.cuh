@@ -62,10 +62,10 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
   }
 }
 
-// Everything that is read of a value head, under way; with is_first q and k as well.
+// Inputs of a value head, under way; with is_first q and k as well.
 template <class Tr>
-__device__ void load_head(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
-                          int64_t head, int64_t item, bool is_first) {
+__device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
+                            int64_t head, int64_t item, bool is_first) {
   using E = typename Tr::E;
   const int t = thread_index();
   auto& x = s.x.operand;
@@ -77,19 +77,26 @@ __device__ void load_head(const Params& p, GradientShared<Tr>& s, const TokenTil
                         Tr::kThreads);
   }
   copy_rows<E, Tr::V>(x.d_o, p.d_o, tile.batch, tile.begin, head, 0, tile.length, t, Tr::kThreads);
-  const auto copy = [&](unsigned char* to, const void* from, int bytes) {
-    copy_bytes(to, static_cast<const char*>(from) + item * bytes, bytes, t, Tr::kThreads);
-  };
-  copy(x.dz, p.work.dz, Tr::kValueBytes);
-  copy(x.e, p.work.e, Tr::kValueBytes);
+  copy_bytes(x.dz, static_cast<const char*>(p.work.dz) + item * Tr::kValueBytes, Tr::kValueBytes, t,
+             Tr::kThreads);
+  copy_bytes(x.e, static_cast<const char*>(p.work.e) + item * Tr::kValueBytes, Tr::kValueBytes, t,
+             Tr::kThreads);
   copies_commit();
-  copy(x.S, p.work.S, Tr::kStateBytes);
-  copy(x.dS, p.work.dS, Tr::kStateBytes);
+}
+// And the states.
+template <class Tr>
+__device__ void load_states(const Params& p, GradientShared<Tr>& s, int64_t item) {
+  auto& x = s.x.operand;
+  const int t = thread_index();
+  copy_bytes(x.S, static_cast<const char*>(p.work.S) + item * Tr::kStateBytes, Tr::kStateBytes, t,
+             Tr::kThreads);
+  copy_bytes(x.dS, static_cast<const char*>(p.work.dS) + item * Tr::kStateBytes, Tr::kStateBytes, t,
+             Tr::kThreads);
   copies_commit();
 }
 
 // What the CTA reads next, to L2: shared memory has no room for it yet. Tiles of the workspace by
-// one thread; when the next chunk is known rows of tensors, a line of 128 bytes a thread.
+// one thread; when the next chunk is known rows of gates, a line of 128 bytes a thread.
 template <class Tr>
 __device__ void prefetch_tiles(const Params& p, int64_t item) {
   const auto prefetch = [&](const void* from, int bytes) {
@@ -100,22 +107,14 @@ __device__ void prefetch_tiles(const Params& p, int64_t item) {
   if (p.dbeta.present) prefetch(p.work.dz_rest, Tr::kValueBytes);
 }
 template <class Tr>
-__device__ void prefetch_rows(const Params& p, const GradientShared<Tr>& s) {
+__device__ void prefetch_gates(const Params& p, const GradientShared<Tr>& s) {
   const TokenTile& tile = s.next_tile;
-  const int r = thread_index() / 2 % kChunk, tensor = thread_index() / (2 * kChunk);
-  if (!s.has_next || r >= tile.length) return;
-  const auto prefetch = [&](const Rows& x, int64_t head, int width) {
-    if (!x.present) return;
-    const int size = static_cast<int>(number_bytes(x.dtype));
-    const char* at =
-        static_cast<const char*>(x.data) + offset(x, tile.batch, tile.begin + r, head) * size;
-    for (int b = thread_index() % 2 * 128; b < width * size; b += 256) line_prefetch(at + b);
-  };
-  if (tensor == 0) prefetch(p.d_o, s.next_head, Tr::V);
-  if (Tr::kPerChannel && tensor == 1) prefetch(p.g, s.next_head, Tr::K);
-  if (!s.is_last) return;  // the same q and k
-  if (tensor == 2) prefetch(p.k, key_head_of(p, s.next_head), Tr::K);
-  if (tensor == 3) prefetch(p.q, key_head_of(p, s.next_head), Tr::K);
+  const int r = thread_index() / 4, size = static_cast<int>(number_bytes(p.g.dtype));
+  if (r >= tile.length) return;
+  const char* at = static_cast<const char*>(p.g.data) +
+                   offset(p.g, tile.batch, tile.begin + r, s.next_head) * size;
+  const int byte = thread_index() % 4 * 128;
+  if (byte < Tr::K * size) line_prefetch(at + byte);
 }
 
 // dq and dk of the chunk's rows: on the sums of the group's value heads so far, and out with the
@@ -207,19 +206,22 @@ __device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, const TokenTil
   }
 }
 
-// The tile after this one, by one thread.
+// The tile after this one, by one thread. Whether it gets its inputs ahead: if it has any, and this
+// one works.
 template <class Tr>
 __device__ void find_next(const Params& p, GradientShared<Tr>& s) {
   if (s.has_next && s.is_last) {
     s.next_tile = find_tile(p.tokens, static_cast<unsigned>(s.next_item) / p.HV);
   }
+  s.is_next_loaded = s.has_next && s.tile.length > 0 && s.next_tile.length > 0;
 }
 
 // One value head of a chunk, which s says. A barrier must follow.
 template <class Tr>
 __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   const TokenTile& tile = s.tile;
-  load_head<Tr>(p, s, tile, s.head, s.item, s.is_first);
+  if (!s.is_loaded) load_inputs<Tr>(p, s, tile, s.head, s.item, s.is_first);
+  load_states<Tr>(p, s, s.item);
   if (const int t = thread_index(); t < kChunk) s.beta[t] = beta_of(p, tile, s.head, t);
   lay_gates<Tr>(p, s, tile, s.head);
   copies_wait<1>();
@@ -258,17 +260,25 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   put_fragment<Tr>(s.x.sum.dk, dk);
   if (thread_index() == 0) find_next<Tr>(p, s);
   __syncthreads();  // sums; the next tile
-  prefetch_rows<Tr>(p, s);
-  const int t = thread_index();
   if constexpr (Tr::kPerChannel) {
+    if (s.is_next_loaded) prefetch_gates<Tr>(p, s);
 #pragma unroll 1
-    for (int i = t; i < 8 * Tr::K; i += Tr::kThreads) add_inside<Tr>(s, i / Tr::K * 8, i % Tr::K);
+    for (int i = thread_index(); i < 8 * Tr::K; i += Tr::kThreads) {
+      add_inside<Tr>(s, i / Tr::K * 8, i % Tr::K);
+    }
     __syncthreads();  // sums with all pairs
+  }
+  store_rows<Tr>(p, s, tile, key_head_of(p, s.head), s.is_first, s.is_last);
+  __syncthreads();  // rows have been read
+  if (s.is_next_loaded) {
+    load_inputs<Tr>(p, s, s.next_tile, s.next_head, s.next_item, s.is_last);
+  }
+  if constexpr (Tr::kPerChannel) {
     store_channel_gates<Tr>(p, s, tile, s.head, s.item);
   } else {
     store_head_gates<Tr>(p, s, tile, s.head, s.item);
   }
-  if (t < tile.length && p.dbeta.present) {
+  if (const int t = thread_index(); t < tile.length && p.dbeta.present) {
     const int64_t token = tile.begin + t;
     float sum = 0;
 #pragma unroll
@@ -277,7 +287,6 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     store(p.dbeta.data, p.dbeta.dtype, offset(p.dbeta, tile.batch, token, s.head),
           beta_gradient(p.beta_form, x, sum));
   }
-  store_rows<Tr>(p, s, tile, key_head_of(p, s.head), s.is_first, s.is_last);
 }
 
 template <class Tr>
@@ -287,12 +296,14 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   auto& s = *reinterpret_cast<GradientShared<Tr>*>(smem);
   if (is_wrong(p.tokens)) return;
   const auto num_items = static_cast<unsigned>(p.num_tiles * p.H);
-  if (thread_index() == 0) s.next_tile = find_tile(p.tokens, blockIdx.x / p.H);
+  if (thread_index() == 0) {
+    s.next_tile = find_tile(p.tokens, blockIdx.x / p.H), s.is_next_loaded = false;
+  }
   for (unsigned index = blockIdx.x; index < num_items; index += gridDim.x) {
     for (unsigned i = 0; i < p.group; ++i) {
       if (thread_index() == 0) {
         const auto head_of = [&](unsigned n) { return n % p.H * p.group; };
-        s.tile = s.next_tile;
+        s.tile = s.next_tile, s.is_loaded = s.is_next_loaded;
         s.head = head_of(index) + i, s.item = int64_t{index / p.H} * p.HV + s.head;
         s.is_first = i == 0, s.is_last = i + 1 == p.group;
         const unsigned after = index + gridDim.x;

@@ -22,7 +22,8 @@ struct GradientTraits {
 };
 
 // Operands of the products with states. Then operands of pairs across blocks of sixteen tokens;
-// then, when all products are done, sums in fp32.
+// then, when all products are done, sums in fp32. The next head's do, dz and e arrive in the place
+// of dk and dq when these are stored, while dG is still read.
 template <class Tr>
 union Exchange {
   struct {
@@ -35,11 +36,16 @@ union Exchange {
   struct {
     unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes / 2];
   } level;
-  // dq is behind the operands of pairs: registers have no room for it there.
+  // dq is behind the operands of pairs, as registers have no room for it there; dG behind what
+  // arrives ahead.
+  static constexpr int kSumBytes = kChunk * Tr::kPitch * 4;
+  static constexpr int kAhead = 3 * Tr::kValueBytes - 2 * kSumBytes;
   struct {
-    float dk[kChunk][Tr::kPitch], dG[kChunk][Tr::kPitch], dq[kChunk][Tr::kPitch];
+    float dk[kChunk][Tr::kPitch], dq[kChunk][Tr::kPitch];
+    unsigned char gap[kAhead > 0 ? kAhead : 16];
+    float dG[kChunk][Tr::kPitch];
   } sum;
-  static_assert(sizeof(level) <= 2 * kChunk * Tr::kPitch * sizeof(float));
+  static_assert(sizeof(level) <= kSumBytes);
 };
 
 template <class Tr>
@@ -66,7 +72,8 @@ struct GradientShared {
   TokenTile tile, next_tile;
   int64_t head, item, next_head, next_item;
   bool has_next;
-  bool is_first, is_last;  // of the group's value heads
+  bool is_first, is_last;         // of the group's value heads
+  bool is_loaded, is_next_loaded;  // are inputs under way?
 };
 
 // A warp's part of 64 x K: 16 tokens and a quarter of the channels.
