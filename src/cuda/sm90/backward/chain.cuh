@@ -51,7 +51,7 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
                                unsigned char* staging, const uint32_t (&d_o)[4][4], State<Tr>& dS,
                                float (&dy)[8][4]) {
   using E = typename Tr::E;
-  const int lane = threadIdx.x % 32;
+  const int lane = thread_index() % 32;
   uint32_t a[Tr::K / 16][4];
   to_operands<Tr>(dS, a);
   // Per head the products with the state have factors that the others have not.
@@ -86,7 +86,7 @@ template <class Tr>
 __device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
                                float (&dz)[8][4]) {
   using E = typename Tr::E;
-  const int lane = threadIdx.x % 32;
+  const int lane = thread_index() % 32;
   const int64_t item = at.item(p, c);
   __syncwarp();  // do has been read by all lanes
   put_values<Tr>(s.values, dz);
@@ -122,7 +122,7 @@ template <class Tr>
 __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
                            unsigned char* staging, State<Tr>& dS) {
   using E = typename Tr::E;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
   float dy[8][4];
   uint32_t d_o[4][4], a[4][4];
 #pragma unroll
@@ -177,10 +177,9 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
 template <class Tr>
 __device__ void go_back(const Params& p, unsigned index, unsigned char* smem) {
   auto& s = *reinterpret_cast<ChainShared<Tr, ChainStage<Tr>>*>(smem);
-  const ChainItem<Tr> at(p, index);
+  begin_chain(p, index, s);
+  const ChainItem<Tr>& at = s.at;
   const int chunks = at.num_chunks();
-  init_stages(s.full);
-  __syncthreads();  // barriers
   if (chunks > 0) load_chain_stage<Tr>(p, at, chunks - 1, s.stages[0], &s.full[0]);
   State<Tr> dS;
   load_given<Tr>(at, p.d_final, dS);
@@ -188,7 +187,7 @@ __device__ void go_back(const Params& p, unsigned index, unsigned char* smem) {
     wait_stage(s.full, i);
     const int c = chunks - 1 - i, next = (i + 1) % 2;
     if (c > 0) load_chain_stage<Tr>(p, at, c - 1, s.stages[next], &s.full[next]);
-    step_chain<Tr>(p, at, c, s.stages[i % 2], s.staging[threadIdx.x / 32], dS);
+    step_chain<Tr>(p, at, c, s.stages[i % 2], s.staging[thread_index() / 32], dS);
   }
   store_given<Tr>(at, p.d_initial, dS);
 }

@@ -66,14 +66,19 @@ __device__ void lay_operands(const Params& p, unsigned char* smem, const Prepare
       *reinterpret_cast<uint4*>(at + p.scores.q_at) = pack_operands<E>(q);
     }
     if constexpr (kPerChannel) {
-      float x[3][8];
+      float x[3][8], G[8], last[8];
+#pragma unroll
+      for (int e = 0; e < 8; e += 4) {
+        *reinterpret_cast<float4*>(G + e) =
+            *reinterpret_cast<const float4*>(gate_place<K>(p, smem, r, c + e));
+        *reinterpret_cast<float4*>(last + e) =
+            *reinterpret_cast<const float4*>(gate_place<K>(p, smem, kChunk - 1, c + e));
+      }
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        const float G = *gate_place<K>(p, smem, r, c + e);
-        const float last = *gate_place<K>(p, smem, kChunk - 1, c + e);
-        const float E_ = exp_of(G);
+        const float E_ = exp_of(G[e]);
         x[0][e] = k[e] * E_;
-        x[1][e] = k[e] * exp_of(last - G);
+        x[1][e] = k[e] * exp_of(last[e] - G[e]);
         x[2][e] = p.scale * q[e] * E_;
       }
 #pragma unroll

@@ -8,6 +8,7 @@
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tiles.cuh"
@@ -67,7 +68,7 @@ struct ChunkCopy {
       : p(params),
         at(place),
         full(barrier),
-        thread(static_cast<int>(threadIdx.x)),
+        thread(thread_index()),
         count(place.count(c)),
         item(place.item(params, c)) {
     if (thread == 0) barrier_expect(full, bytes);
@@ -93,18 +94,24 @@ struct ChunkCopy {
   }
 };
 
-// Two stages of a chain: one is read while the other arrives. staging: 16 K bytes a warp.
+// Two stages of a chain: one is read while the other arrives. staging: 16 K bytes a warp. Where the
+// CTA works is read again where it is wanted, else it would fill registers.
 template <class Tr, class Stage>
 struct ChainShared {
   Stage stages[2];
   alignas(128) unsigned char staging[Tr::kWarps][16 * Tr::K];
   uint64_t full[2];
+  ChainItem<Tr> at;
 };
-// Before any of its copies; a barrier must follow.
-__device__ inline void init_stages(uint64_t (&full)[2]) {
-  if (threadIdx.x != 0) return;
-  barrier_init(&full[0], 1), barrier_init(&full[1], 1);
-  fence_barrier_init();
+// Before anything else; a barrier inside.
+template <class Tr, class Stage>
+__device__ void begin_chain(const Params& p, unsigned index, ChainShared<Tr, Stage>& s) {
+  if (thread_index() == 0) {
+    s.at = ChainItem<Tr>(p, index);
+    barrier_init(&s.full[0], 1), barrier_init(&s.full[1], 1);
+    fence_barrier_init();
+  }
+  __syncthreads();  // the place and barriers
 }
 // The stage of step i has arrived, and all are done with the one before. Rows came by copies that
 // products do not see by themselves.
@@ -122,7 +129,7 @@ using State = float[Tr::K / 8][4];
 // f(value, key, element) for the lane's elements; values count from the call's first column.
 template <class Tr, class F>
 __device__ void for_state(const ChainItem<Tr>& at, State<Tr>& S, F&& f) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int value = at.slice * Tr::kColumns + 16 * warp + lane / 4, key = lane % 4 * 2;
 #pragma unroll
   for (int n = 0; n < Tr::K / 8; ++n) {
@@ -158,7 +165,7 @@ template <class Tr>
 __device__ void send_operands(const ChainItem<Tr>& at, const uint32_t (&a)[Tr::K / 16][4],
                               unsigned char* staging, void* to) {
   constexpr int K = Tr::K;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int row = at.slice * Tr::kColumns + 16 * warp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {  // eight values each: 128 K / 64 bytes, parts apart
@@ -201,7 +208,7 @@ __device__ void to_residuals(const State<Tr>& S, uint32_t (&a)[Tr::K / 16][4]) {
 // A warp's 16 columns of (value x token) accumulators into its columns of a tile [64][columns].
 template <class Tr>
 __device__ void put_values(unsigned char* tile, const float (&c)[8][4]) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     uint32_t r[4];
@@ -213,7 +220,7 @@ __device__ void put_values(unsigned char* tile, const float (&c)[8][4]) {
 // f(row, byte offset in the tile) for the 16-byte pieces of the warp's columns.
 template <class F>
 __device__ void for_pieces(F&& f) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int row = 16 * i + lane / 2, column = 16 * warp + lane % 2 * 8;
@@ -241,7 +248,7 @@ __device__ inline void scale_columns(float (&c)[4], float2 f) {
 // S *= exp(G_last), by keys.
 template <class Tr>
 __device__ void decay_state(const float* last, State<Tr>& S) {
-  const int lane = threadIdx.x % 32;
+  const int lane = thread_index() % 32;
 #pragma unroll
   for (int n = 0; n < Tr::K / 8; ++n) {
     scale_columns(S[n], *reinterpret_cast<const float2*>(last + 8 * n + lane % 4 * 2));

@@ -38,7 +38,7 @@ template <class Tr>
 __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, StatesStage<Tr>& s,
                             unsigned char* staging, State<Tr>& S) {
   using E = typename Tr::E;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int64_t item = at.item(p, c);
   float x[8][4];
   uint32_t v[4][4], ax[4][4];
@@ -108,11 +108,10 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
 template <class Tr>
 __device__ void go_forward(const Params& p, unsigned index, unsigned char* smem) {
   auto& s = *reinterpret_cast<ChainShared<Tr, StatesStage<Tr>>*>(smem);
-  const ChainItem<Tr> at(p, index);
+  begin_chain(p, index, s);
+  const ChainItem<Tr>& at = s.at;
   const int chunks = at.num_chunks();
   if (chunks == 0) return;
-  init_stages(s.full);
-  __syncthreads();  // barriers
   load_states_stage<Tr>(p, at, 0, s.stages[0], &s.full[0]);
   State<Tr> S;
   load_given<Tr>(at, p.initial, S);
@@ -120,7 +119,7 @@ __device__ void go_forward(const Params& p, unsigned index, unsigned char* smem)
     wait_stage(s.full, c);
     const int next = (c + 1) % 2;
     if (c + 1 < chunks) load_states_stage<Tr>(p, at, c + 1, s.stages[next], &s.full[next]);
-    step_states<Tr>(p, at, c, s.stages[c % 2], s.staging[threadIdx.x / 32], S);
+    step_states<Tr>(p, at, c, s.stages[c % 2], s.staging[thread_index() / 32], S);
   }
 }
 
