@@ -5,8 +5,8 @@
 
 namespace deltic::gpu {
 
-// 1 / sqrt(sum x^2 + 1e-6) of two rows over the warp, or over every kLanes of its lanes. The sums are in fp64: squares of large fp32
-// numbers overflow fp32.
+// 1 / sqrt(sum x^2 + 1e-6) of two rows over the warp, or over every kLanes of its lanes. The sums
+// are in fp64: squares of large fp32 numbers overflow fp32.
 template <int N, int kLanes = 32>
 __device__ void reciprocal_norms(const float (&x)[N], const float (&y)[N], float& rx, float& ry) {
   double sx = 0, sy = 0;

@@ -25,8 +25,8 @@ struct ChainStage {
 };
 
 template <class Tr>
-__device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c,
-                                 ChainStage<Tr>& s, uint64_t* full) {
+__device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
+                                 uint64_t* full) {
   constexpr int kBytes =
       (Tr::kPerChannel ? 3 * Tr::kKeyBytes : 0) + 2 * Tr::kSquareBytes + Tr::kNumberBytes;
   const ChunkCopy<Tr> copy(p, at, c, kBytes, full);

@@ -247,8 +247,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
       const bool is_row = (thread_index() / 32 & (2 >> level)) != 0;  // of the warp's block
       lay_level<Tr>(s, level, is_row);
       __syncthreads();  // operands of the pairs
-      is_row ? add_level<Tr, true>(s, level, dk, dG)
-             : add_level<Tr, false>(s, level, dk, dG);
+      is_row ? add_level<Tr, true>(s, level, dk, dG) : add_level<Tr, false>(s, level, dk, dG);
       __syncthreads();  // they have been read
     }
     add_middle<Tr>(s, dk, dG);

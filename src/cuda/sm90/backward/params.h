@@ -35,7 +35,7 @@ struct Workspace {
   float* group_sums;  // [CTA][2][64][K]: dq and dk over the value heads so far
   // What rounding left of dz and, [N][HV][64][V], of first chunks' e: for dbeta.
   void *dz_rest, *e_rest;
-  float* sums;        // [tile][HV][1 + gate width]: of A_log and dt_bias
+  float* sums;  // [tile][HV][1 + gate width]: of A_log and dt_bias
 };
 
 struct Params {

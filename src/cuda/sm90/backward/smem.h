@@ -72,7 +72,7 @@ struct GradientShared {
   TokenTile tile, next_tile;
   int64_t head, item, next_head, next_item;
   bool has_next;
-  bool is_first, is_last;         // of the group's value heads
+  bool is_first, is_last;          // of the group's value heads
   bool is_loaded, is_next_loaded;  // are inputs under way?
 };
 

@@ -71,8 +71,7 @@ __device__ void store_channel_gates(const Params& p, GradientShared<Tr>& s, cons
       }
 #pragma unroll 1
       for (int r = 16 * b; r < min(16 * b + 16, tile.length); ++r) {
-        const GateGradient x =
-            raw_gradient(p, s.G[r][d], gate.rate, gate.bias, s.x.sum.dG[r][d]);
+        const GateGradient x = raw_gradient(p, s.G[r][d], gate.rate, gate.bias, s.x.sum.dG[r][d]);
         A_log += x.A_log, bias += x.g;
         s.x.sum.dG[r][d] = x.g;
       }

@@ -161,8 +161,8 @@ __device__ void add_level(GradientShared<Tr>& s, int level, Fragment<Tr>& dk, Fr
   const float* last = &s.G[16 * boundary - 1][at.column];
   const float* here = &s.G[at.row][at.column];
   // Of q rows that `others` has, or the lane's own.
-  const int q_row = kIsRow ? level_row(level, at.block) + at.lane / 4
-                           : (level == 0 ? 0 : at.block / 2 * 16);
+  const int q_row =
+      kIsRow ? level_row(level, at.block) + at.lane / 4 : (level == 0 ? 0 : at.block / 2 * 16);
   const uint32_t own_q = pair_place<32>(q_row, at.column);
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; n += 2) {
