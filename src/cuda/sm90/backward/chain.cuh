@@ -54,13 +54,15 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   const int lane = thread_index() % 32;
   uint32_t a[Tr::K / 16][4];
   to_operands<Tr>(dS, a);
-  // Per head the products with the state have factors that the others have not.
-  float scores[Tr::kPerChannel ? 1 : 8][4];
+  // Per head the products with the state have factors that the others have not: two sums, or, as
+  // fp16 has no registers left for both, one after the other.
+  constexpr bool kTwoSums = !Tr::kPerChannel && !kIsHalf<E>;
+  float scores[kTwoSums ? 8 : 1][4];
   begin_product(dy);
   multiply_keys<Tr>(s.k_end(), a, false, dy);
   if constexpr (Tr::kPerChannel) {
     multiply_square<Tr, Major::mn>(smem_u32(s.P), d_o, true, dy);
-  } else {
+  } else if constexpr (kTwoSums) {
     fence_operands(flat(scores));
     multiply_square<Tr, Major::mn>(smem_u32(s.P), d_o, false, scores);
   }
@@ -71,13 +73,21 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   decay_state<Tr>(s.last, dS);
   end_product<0>(dy);
   if constexpr (!Tr::kPerChannel) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) scale_columns(dy[n], factors_of(s.rows, kEnd, n, lane));
+  }
+  if constexpr (kTwoSums) {
     fence_operands(flat(scores));
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      scale_columns(dy[n], factors_of(s.rows, kEnd, n, lane));
 #pragma unroll
       for (int e = 0; e < 4; ++e) dy[n][e] += scores[n][e];
     }
+  } else if constexpr (!Tr::kPerChannel) {
+    begin_product(dy);
+    multiply_square<Tr, Major::mn>(smem_u32(s.P), d_o, true, dy);
+    wgmma_commit();
+    end_product<0>(dy);
   }
 }
 
