@@ -138,7 +138,7 @@ size_t workspace_bytes(const Problem& p) {
 
 void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
-  checked_ctas(checked_product(std::max(tiles_of(p), p.N), p.HV, p.V / 64), kName);
+  checked_ctas(checked_product(std::max(tiles_of(p), 2 * p.N), p.HV), kName);
   size_t bytes = 0;
   const Params x = params_of(p, lay_out(p, workspace.data(), bytes));
   if (p.packed && p.T > 0) {

@@ -267,8 +267,8 @@ __device__ void to_rests(float (&c)[8][4]) {
   }
 }
 
-// --- products of a warpgroup, under way until wgmma_wait
-// ------------------------------------------ Accumulators of 16 x 8 N as the products have them.
+// Products of a warpgroup are under way until wgmma_wait. Their accumulators of 16 x 8 N, as they
+// have them:
 template <int N>
 __device__ inline float (&flat(float (&c)[N][4]))[4 * N] {
   return reinterpret_cast<float(&)[4 * N]>(c);
