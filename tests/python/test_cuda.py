@@ -181,7 +181,62 @@ def test_autocast():
     assert error(o.cpu(), oracle(case)[0]) <= 2e-2
 
 
-# Layers: the delta rule runs here, the convolution by plain operations
+# What stands beside the delta rule: as the CPU has it, gradients too
+
+
+def beside(function, *tensors, **options):
+    """A function's results and gradients on the CPU and on the GPU, the latter brought back."""
+    found = []
+    for device in ("cpu", DEVICE):
+        own = [None if x is None else x.detach().to(device).requires_grad_() for x in tensors]
+        y = function(*own, **options)
+        y = y[0] if isinstance(y, tuple) else y
+        dy = torch.sin(torch.arange(y.numel(), dtype=torch.float64)).view(y.shape).to(y)
+        grads = torch.autograd.grad(y, [x for x in own if x is not None], dy)
+        found.append([x.detach().cpu() for x in (y, *grads)])
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("D", [33, 256])
+def test_convolution(dtype, D):
+    torch.manual_seed(0)
+    x, state = torch.randn(1, 70, D).to(dtype), torch.randn(3, D, 3).to(dtype)
+    weight, bias = torch.randn(D, 4), torch.randn(D)
+
+    def packed(x, weight, bias, state):
+        offsets = torch.tensor([0, 30, 31, 70], device=x.device)
+        return deltic.causal_conv1d(
+            x, weight, bias, activation="silu", initial_state=state, cu_seqlens=offsets
+        )
+
+    budget = 1e-5 if dtype == torch.float32 else 6e-3
+    expected, found = beside(packed, x, weight, bias, state)
+    assert all(error(a, b) <= budget for a, b in zip(found, expected, strict=True))
+
+
+def test_convolution_by_steps():
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 12, 64, device=DEVICE), torch.randn(64, 4, device=DEVICE)
+    whole, _ = deltic.causal_conv1d(x, weight, activation="silu")
+    state, steps = x.new_zeros(4, 64, 3), []
+    for t in range(12):
+        steps.append(deltic.causal_conv1d_update(x[:, t], state, weight, activation="silu"))
+    assert torch.equal(torch.stack(steps, dim=1), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("D", [20, 128, 1024])
+def test_gated_norm(dtype, D):
+    torch.manual_seed(0)
+    x, z, weight = torch.randn(2, 9, 3, D).to(dtype), torch.randn(2, 9, 3, D).to(dtype), None
+    for weight in (None, torch.rand(D)):
+        expected, found = beside(deltic.rms_norm, x, weight, z, activation="sigmoid")
+        budget = 1e-5 if dtype == torch.float32 else 6e-3
+        assert all(error(a, b) <= budget for a, b in zip(found, expected, strict=True))
+
+
+# Layers: all of their operators run here
 
 
 @layers
