@@ -162,7 +162,12 @@ def other_lines(run: Run, folder: Path) -> list[Line]:
             extra = 100 * (1 / row["ratio"] - 1)
             work = f"{row['label']}: gate, norm and sigmoid over the same call without"
             lines.append(Line(work, f"{extra:+.1f} %"))
-    for suite, what in (("decode", "decode"), ("decode_tokens", "decode of several tokens")):
+    for suite, what in (
+        ("kda_backward", "KDA gradients"),
+        ("gdn_backward", "GDN gradients"),
+        ("decode", "decode"),
+        ("decode_tokens", "decode of several tokens"),
+    ):
         rows = run.compared(suite)
         if rows:
             mean, least = geometric_mean(r["ratio"] for r in rows), min(r["ratio"] for r in rows)

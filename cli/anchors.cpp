@@ -1,8 +1,10 @@
 // Suites from a file of other libraries' times: every row becomes a case with that time as
 // baseline.
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "report.h"
 #include "suites.h"
@@ -38,6 +40,15 @@ std::string label_of(const Json& row) {
   return text + heads(row);
 }
 
+// Tokens of a row whose `seqs` say "8k_1seq"; 0 where it has several sequences.
+int64_t one_sequence(const Json& row) {
+  const std::string text = row.at("seqs").get<std::string>();
+  int64_t thousands = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, thousands);
+  return error == std::errc() && std::string_view(rest, end) == "k_1seq" ? 1024 * thousands : 0;
+}
+
 // The smallest of the times that a row has under these keys.
 Anchor best_of(const Json& row, const std::vector<std::pair<const char*, const char*>>& keys) {
   Anchor best{"", INFINITY};
@@ -51,7 +62,9 @@ Anchor best_of(const Json& row, const std::vector<std::pair<const char*, const c
 // Why a row is no case of a suite.
 std::string reason_to_leave_out(const std::string& op) {
   const auto has = [&](const char* part) { return op.find(part) != std::string::npos; };
-  if (has("train") || has("backward")) return "bench measures no gradients on a GPU";
+  if (has("train") || has("forward_backward"))
+    return "forward and backward in one time, where bench measures each alone";
+  if (has("backward")) return "splits at random places that are not published";
   if (has("forward") || has("decode"))
     return "not the call that is measured, or slower than the time it is compared with";
   return "an operation that bench does not know";
@@ -69,6 +82,14 @@ class Anchors {
       add_gdn(row);
     } else if (op == "gdn_forward" && row.contains("fla_before")) {
       add_layer(row);
+    } else if (op == "kda_backward_log_form") {
+      add_kda_backward(row);
+    } else if (op == "gdn_backward" && row.at("seqs").is_array()) {
+      add_gdn_backward(row, {"FlashQLA 0.1.3", row.at("flashqla_0_1_3").get<double>()});
+    } else if (const int64_t tokens = op == "gdn_backward" ? one_sequence(row) : 0; tokens > 0) {
+      Json one = row;
+      one["seqs"] = {tokens};
+      add_gdn_backward(one, best_of(row, {{"flashqla", "FlashQLA"}, {"fla", "fla"}}));
     } else if (op == "kda_scores_inverse") {
       add_scores(row);
     } else if (is_decode && row.contains("flashinfer_us")) {
@@ -132,6 +153,30 @@ class Anchors {
     r.baseline = Baseline::ours;
     r.other = cases::parse(line);
     r.other_name = "GDN";
+  }
+
+  // Gradients, from the inputs alone.
+  void add_kda_backward(const Json& row) {
+    const std::string gates = row.at("gate").get<std::string>();
+    add("kda_backward", label_of(row) + " " + gates,
+        "backward gate=channel gates=" + gates + " seqs=" + lengths(row) + heads(row) + kWide +
+            " dfinal=0 save=none",
+        {"cuDNN", row.at("cudnn").get<double>()});
+  }
+  // A shape that is there already gets a further time.
+  void add_gdn_backward(const Json& row, const Anchor& anchor) {
+    const std::string suite = "gdn_backward", label = label_of(row);
+    const auto at = std::find_if(result.rows.begin(), result.rows.end(), [&](const SuiteRow& r) {
+      return r.suite == suite && r.label == label;
+    });
+    if (at != result.rows.end()) {
+      at->more.push_back(anchor);
+      return;
+    }
+    add(suite, label,
+        "backward gate=head gates=slow seqs=" + lengths(row) + heads(row) + kWide +
+            " dfinal=0 save=none",
+        anchor);
   }
 
   void add_layer(const Json& row) {

@@ -47,6 +47,9 @@ ROWS = [
     row("kda_forward_slow", "8192 H=96 HV=96", 0.84, **against("FlashKDA", 1.4, 0.84)),
     row("gdn_forward", "8192 H=16 HV=32", 0.25, **against("FlashInfer 0.7.2", 0.2, 0.25)),
     row("delta_forward", "8192 H=16 HV=32", 0.2, **against("GDN", 0.25, 0.2)),
+    row("kda_backward", "8192 H=96 HV=96 slow", 4.0, **against("cuDNN", 3.75, 4.0)),
+    row("gdn_backward", "8192 H=16 HV=32", 1.0, **against("FlashQLA", 0.8, 1.0),
+        others=[{"name": "FlashQLA 0.1.3", "ms": 0.82, "ratio": 0.82}]),
     row("growth", "KDA forward T=4096", 0.2, us_per_token=0.05),
     row("growth", "KDA forward T=131072", 3.8, us_per_token=0.029),
     row("growth", "GDN forward T=4096", 0.2, us_per_token=0.05),
@@ -119,6 +122,8 @@ def test_the_summary(made):
         ("inverse alone", "40 % (inverse 64 H=16 f32)", "no"),
         ("KDA scores and inverse", "1.000 ms", "yes"),
         ("KDA T=8192 H=96, inside", "+11.1 %", ""),
+        ("KDA gradients, 1 rows", "0.94; 0.94", ""),
+        ("GDN gradients, 1 rows", "0.80; 0.80", ""),
         ("decode of several tokens, 1 rows", "0.90; 0.90", ""),
         ("first call", "2.1 ms", "yes"),
     ):
@@ -132,6 +137,7 @@ def test_the_suites(made):
     found = cells(page, "8192 H=96 HV=96")
     assert "1.4000 FlashKDA" in found and "2.00" in found
     assert "1.4080 cuDNN (2.01)" in found
+    assert "0.8200 FlashQLA 0.1.3 (0.82)" in page
     assert "Geometric mean of the ratios: 4.00. Slowest: 8192 H=96 HV=96 (2.00)" in page
     assert "Largest relative error of o before the times: 0.41 %" in page
     assert "29.0" in cells(page, "KDA forward T=131072")
