@@ -463,10 +463,11 @@ void Instance::add_norm_inputs() {
   const Case& c = spec_;
   const std::vector<int64_t> shape = {c.num_batches(), c.num_tokens(), c.H, c.K};
   const Random random_x(c.seed, "x"), random_z(c.seed, "z"), random_w(c.seed, "weight");
-  // Rows of every size, zeros among them.
+  // Rows of every size, zeros among them where they have a norm.
+  const bool has_zeros = !c.eps || *c.eps > 0;
   draw(add("x", Role::input, c.dtype, shape, true), [&](int64_t i) {
     const int64_t row = i / c.K;
-    return row % 7 == 3 ? 0.0 : random_x.normal(i) * (row % 5 == 1 ? 20.0 : 1.0);
+    return has_zeros && row % 7 == 3 ? 0.0 : random_x.normal(i) * (row % 5 == 1 ? 20.0 : 1.0);
   });
   if (c.z) {
     draw(add("z", Role::input, c.dtype, shape, true),

@@ -189,14 +189,14 @@ constexpr Value kScale = {
       if (text != "default") c.scale = to_number(key, text, "a number or default");
     }};
 constexpr Value kEps = {
-    [] { return std::string("number > 0 or default"); },
+    [] { return std::string("number >= 0 or default"); },
     [](const Case& c) { return c.eps ? number(*c.eps) : std::string("default"); },
     [](Case& c, const char* key, Text text) {
-      constexpr const char* kExpected = "a number above 0 or default";
+      constexpr const char* kExpected = "a number of at least 0 or default";
       c.eps.reset();
       if (text == "default") return;
       c.eps = to_number(key, text, kExpected);
-      if (!(*c.eps > 0)) bad(key, kExpected, text);
+      if (!(*c.eps >= 0)) bad(key, kExpected, text);
     }};
 constexpr Value kChunk = {[] { return std::string("16|32|64"); },
                           [](const Case& c) { return std::to_string(c.chunk); },

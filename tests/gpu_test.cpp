@@ -12,6 +12,7 @@
 #include <numeric>
 #include <set>
 
+#include "any_device.h"
 #include "cases/check.h"
 #include "cuda_rules.h"
 #include "not_finite.h"
@@ -139,6 +140,26 @@ TEST_F(Gpu, NotFiniteStaysInItsSequenceHeadAndChunk) {
                            "decode gate=channel seqs=3,9,2 H=2 HV=4 K=64 V=64 dtype=f16"}) {
     for (const std::string& impl : takers(cases::parse(line)))
       expect_contained(line, impl, kGpu, 1, 4);
+  }
+}
+
+TEST_F(Gpu, RowsOfTheNormDoNotSeeEachOther) {
+  for (const char* line : kRowLines) {
+    for (const std::string& impl : takers(cases::parse(line))) expect_rows_apart(line, impl, kGpu);
+  }
+}
+
+TEST_F(Gpu, ScaleIsNothingToANormWithoutEps) {
+  for (const char* line : kUnscaledLines) {
+    for (const std::string& impl : takers(cases::parse(line)))
+      expect_no_scale_matters(line, impl, kGpu);
+  }
+}
+
+TEST_F(Gpu, QueriesLookAtNoAddress) {
+  for (const char* line : kQueriedLines) {
+    for (const std::string& impl : takers(cases::parse(line)))
+      expect_no_address_matters(line, impl, kGpu);
   }
 }
 

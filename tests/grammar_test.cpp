@@ -157,7 +157,7 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"conv act=relu", "case: act: expected none|silu|sigmoid, got 'relu'"},
       {"conv act=sigmoid", "case: act: expected none or silu for conv, got 'sigmoid'"},
       {"rmsnorm z=0 act=silu", "case: act: expected conv or rmsnorm with z"},
-      {"rmsnorm eps=0", "case: eps: expected a number above 0 or default, got '0'"},
+      {"rmsnorm eps=-1", "case: eps: expected a number of at least 0 or default, got '-1'"},
       {"forward D=3", "case: D: expected conv as the operation"},
   };
   for (const auto& row : rows) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "any_device.h"
 #include "support.h"
 
 namespace deltic::test {
@@ -158,6 +159,27 @@ TEST(Norm, LargeNumbersAreNormed) {
     block(Op::rmsnorm, {.impl = impl},
           {.x = TensorView(x.data(), {1, 1, 2, 32}), .out = TensorView(out.data(), {1, 1, 2, 32})});
     for (const float y : out) EXPECT_NEAR(y, 1.0f, 1e-6f) << impl;
+  }
+}
+
+TEST(Norm, ScaleIsNothingWithoutEps) {
+  for (const std::string& impl : runnable()) {
+    for (const char* line : kUnscaledLines) expect_no_scale_matters(line, impl, {});
+  }
+}
+
+TEST(Norm, RowsDoNotSeeEachOther) {
+  for (const std::string& impl : runnable()) {
+    for (const char* line : kRowLines) expect_rows_apart(line, impl, {});
+  }
+}
+
+// Of the convolution too, whose gradient has sums of the same kind.
+TEST(Norm, QueriesLookAtNoAddress) {
+  for (const char* line : kQueriedLines) {
+    for (const Choice& choice : cases::Instance::shapes_of(cases::parse(line)).explain()) {
+      if (choice.accepts) expect_no_address_matters(line, choice.name, {});
+    }
   }
 }
 

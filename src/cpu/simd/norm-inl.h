@@ -54,12 +54,12 @@ struct VectorMath {
       const Vec a = hn::LoadU(d, x + i);
       sum[0] = hn::MulAdd(a, a, sum[0]);
     }
-    const float squares = sum_lanes(hn::Add(sum[0], sum[1]));
-    // Squares of finite numbers overflowed, or a number is not finite: fp64 knows.
-    if (!(squares <= std::numeric_limits<float>::max())) {
+    const float mean = sum_lanes(hn::Add(sum[0], sum[1])) / static_cast<float>(p.K) + p.eps;
+    // Squares of finite numbers left the range of fp32, or a number is not finite: fp64 knows.
+    if (!(mean >= 1e-30f && mean <= std::numeric_limits<float>::max())) {
       return norm::PlainMath{p, width}.reciprocal(x);
     }
-    return 1.0f / std::sqrt(squares / static_cast<float>(p.K) + p.eps);
+    return 1.0f / std::sqrt(mean);
   }
 
   void forward(const norm::Row& row, const float* w) const {

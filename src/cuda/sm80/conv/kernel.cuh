@@ -28,7 +28,7 @@ __device__ inline bool is_past_parts(const Params& p, const Rows& out) {
 template <class F>
 __device__ void for_runs(const Params& p, unsigned part, F&& f) {
   const int begin = static_cast<int>(part) * p.runs_per_cta;
-  const int end = min(begin + p.runs_per_cta, p.num_runs);
+  const int end = begin + min(p.runs_per_cta, p.num_runs - begin);
 #pragma unroll 1
   for (int i = begin; i < end; ++i) {
     const Work s = find_work(p, i);
@@ -43,10 +43,11 @@ __device__ void for_runs_together(const Params& p, unsigned part, F&& f) {
   constexpr int kFound = 32;
   __shared__ Work s_work[kFound];
   const int begin = static_cast<int>(part) * p.runs_per_cta;
-  const int end = min(begin + p.runs_per_cta, p.num_runs);
+  const int end = begin + min(p.runs_per_cta, p.num_runs - begin);
 #pragma unroll 1
-  for (int first = begin; first < end; first += kFound) {
-    const int count = min(end - first, kFound), thread = static_cast<int>(threadIdx.x);
+  for (int left = end - begin; left > 0; left -= kFound) {
+    const int first = end - left, count = min(left, kFound);
+    const int thread = static_cast<int>(threadIdx.x);
     if (first > begin) __syncthreads();  // the places before have been read by all threads
     if (thread < count) s_work[thread] = find_work(p, first + thread);
     __syncthreads();  // the places are there, for all threads

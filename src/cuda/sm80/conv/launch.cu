@@ -30,8 +30,8 @@ const char* refuse(const Problem& p) {
   return refuse_before_sm90(p);
 }
 
-// How a call is divided: from shapes, strides and options alone, so that sums have the same bits
-// on any share of a GPU.
+// How a call is divided: from shapes, strides, options and whether rows move by runs, so that sums
+// have the same bits on any share of a GPU.
 struct Division {
   int taps;  // 4 or 8: of the kernel
   bool is_wide;
@@ -71,13 +71,22 @@ int64_t runs_of(const Problem& p, int run_log2, int64_t& per_sequence) {
   return p.packed ? p.T / tokens + p.N : checked_product(p.N, per_sequence);
 }
 
-Division divide(const Problem& p) {
+// Channels of a thread whose rows move by runs.
+int64_t wide_channels(const Problem& p) {
+  return p.is_gradient || p.taps != 4 ? 4 : 16 / size_of(p.x.dtype);
+}
+bool has_wide_rows(const Problem& p) {
+  const int64_t wide = wide_channels(p);
+  bool is_wide = p.K % wide == 0;
+  for (const Rows* rows : {&p.x, &p.out, &p.d_out, &p.dx}) is_wide &= has_runs(*rows, wide);
+  return is_wide;
+}
+
+Division divide(const Problem& p, bool is_wide) {
   Division x{};
   x.taps = p.taps == 4 ? 4 : 8;
-  const int64_t full = x.taps == 4 ? 16 / size_of(p.x.dtype) : 4;
-  const int64_t wide = p.is_gradient ? 4 : full;
-  x.is_wide = p.K % wide == 0;
-  for (const Rows* rows : {&p.x, &p.out, &p.d_out, &p.dx}) x.is_wide &= has_runs(*rows, wide);
+  x.is_wide = is_wide;
+  const int64_t wide = wide_channels(p);
   const int64_t tokens = p.packed ? p.T : checked_product(p.N, p.T);
   const bool has_many = p.T > 0 && tokens > checked_product(p.N, kStepTokens);
   x.is_step = !p.is_gradient && !has_many;
@@ -114,8 +123,10 @@ bool wants_parameters(const Problem& p) { return p.dweight || p.dbias; }
 
 size_t workspace_bytes(const Problem& p) {
   if (!p.is_gradient || !wants_parameters(p)) return 0;
-  return static_cast<size_t>(
-      checked_product(divide(p).num_parts, p.taps + 1, p.K, int64_t{sizeof(float)}));
+  // A query comes without addresses: enough for rows that lie anywhere.
+  const bool can_be_wide = p.K % wide_channels(p) == 0;
+  const int64_t num_parts = std::max(divide(p, can_be_wide).num_parts, divide(p, false).num_parts);
+  return static_cast<size_t>(checked_product(num_parts, p.taps + 1, p.K, int64_t{sizeof(float)}));
 }
 
 Numbers numbers_of(const Param& x) {
@@ -170,7 +181,7 @@ void launch_any(const Problem& p, const Division& x, Kernel kernel, const Params
 
 void run(const Problem& p, std::span<std::byte> workspace, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  const Division x = divide(p);
+  const Division x = divide(p, has_wide_rows(p));
   // Numbers of runs and columns are of 32 bits in the kernels.
   static_cast<void>(checked_ctas(std::max(x.columns, x.num_runs), kName));
   const Params params = params_of(p, x, reinterpret_cast<float*>(workspace.data()));

@@ -37,10 +37,13 @@ __device__ inline Work find_work(const Params& p, int number) {
   s.batch = static_cast<int>(span.batch), s.begin = static_cast<int>(span.begin);
   s.length = static_cast<int>(span.length);
   s.is_first = run == 0;
-  // A number before the first of a list that decreases: no run.
-  s.first = run <= 0 || p.run_log2 < 0 ? 0 : run << p.run_log2;
-  s.count = run < 0 ? 0 : max(s.length - s.first, 0);
-  if (p.run_log2 >= 0) s.count = min(s.count, 1 << p.run_log2);
+  s.first = 0, s.count = s.length;
+  if (p.run_log2 >= 0) {
+    // No run: a number before the first of a list that decreases, or behind the sequence's last.
+    const bool is_run = run >= 0 && run <= s.length >> p.run_log2;
+    s.first = is_run ? run << p.run_log2 : 0;
+    s.count = is_run ? min(s.length - s.first, 1 << p.run_log2) : 0;
+  }
   const Slots<int> slots = find_slots<int>(p.slots, s.sequence);
   s.is_skipped = is_skipped(p.slots, s.sequence, s.length, slots);
   s.from = slots.from, s.to = slots.to;

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, Tr::kBackwardCtas)
     float x[Tr::kRuns][Tr::kVec], z[Tr::kRuns][Tr::kVec], dy[Tr::kRuns][Tr::kVec];
     unpack_raw<Tr>(x_next, x), unpack_raw<Tr>(z_next, z), unpack_raw<Tr>(d_next, dy);
     request(row + Tr::kGroups);
-    gate_row_gradient<Tr>(p, w, x, z, dy, dw);  // a row that is not there is zeros: adds nothing
+    gate_row_gradient<Tr>(p, row < real, w, x, z, dy, dw);
     if (row >= real) continue;
     const RowPlace place = find_row(p, row);
     if (p.dx.present) store_raw<Tr>(p, p.dx, place, at.lane, dy);

@@ -37,15 +37,15 @@ int64_t runs_of(const Problem& p) {
   return p.K / n;
 }
 
-// From shapes alone, so that the weight's gradient has the same bits on any share of a GPU: so many
-// CTAs at most, eight for each of 132 SMs, five of the gradient's, and warps where rows go one by
-// one.
+// From shapes and runs alone, so that the weight's gradient has the same bits on any share of a
+// GPU: so many CTAs at most, eight for each of 132 SMs, five of the gradient's, and warps where
+// rows go one by one.
 struct Division {
   int64_t runs, num_rows, per_part, num_parts;
 };
-Division divide(const Problem& p) {
+Division divide(const Problem& p, int64_t runs) {
   Division x;
-  x.runs = runs_of(p);
+  x.runs = runs;
   x.num_rows = p.T > 0 ? checked_product(p.packed ? 1 : p.B, p.T, p.H) : 0;
   const int64_t most = x.runs == 0 ? 4224 : p.is_gradient ? 660 : 1056;
   x.per_part = std::max<int64_t>((x.num_rows + most - 1) / most, 1);
@@ -58,7 +58,9 @@ Division divide(const Problem& p) {
 
 size_t workspace_bytes(const Problem& p) {
   if (!p.dweight) return 0;
-  return static_cast<size_t>(checked_product(divide(p).num_parts, p.K, int64_t{sizeof(float)}));
+  // A query comes without addresses: enough for rows that lie anywhere, which have the most parts.
+  const int64_t num_parts = divide(p, 0).num_parts;
+  return static_cast<size_t>(checked_product(num_parts, p.K, int64_t{sizeof(float)}));
 }
 
 // Whether rows of all tensors follow one another at a stride of their own.
@@ -100,7 +102,7 @@ void launch_of(int64_t runs, const Params& params, bool is_gradient, cudaStream_
 
 void run(const Problem& p, std::span<std::byte> workspace, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  const Division x = divide(p);
+  const Division x = divide(p, runs_of(p));
   const Params params = params_of(p, x, reinterpret_cast<float*>(workspace.data()));
   if (x.num_rows > 0 && x.runs == 0) {
     general_kernel<<<params.num_parts, 32, 0, stream>>>(params, p.is_gradient);

@@ -86,7 +86,9 @@ __device__ void load_weights(const Params& p, int lane, float (&w)[Tr::kRuns][Tr
   }
 }
 
-// 1 / sqrt(mean x^2 + eps). In fp64 where squares of finite numbers overflow fp32, for the warp.
+// 1 / sqrt(mean x^2 + eps). In fp64 where squares of finite numbers leave the range of fp32 on
+// either side. All lanes of the warp come along then, but a row's way is its own alone.
+constexpr float kLeastMean = 1e-30f;  // of smaller ones squares below 2^-126 are a part
 template <class Tr>
 __device__ float reciprocal_rms(const Params& p, const float (&x)[Tr::kRuns][Tr::kVec]) {
   float sum = 0;
@@ -95,8 +97,9 @@ __device__ float reciprocal_rms(const Params& p, const float (&x)[Tr::kRuns][Tr:
 #pragma unroll
     for (int k = 0; k < Tr::kVec; ++k) sum = fmaf(x[i][k], x[i][k], sum);
   }
-  sum = sum_over_lanes<Tr::kLanes>(sum);
-  if (__any_sync(0xFFFFFFFFu, !(sum <= FLT_MAX))) {
+  const float mean = sum_over_lanes<Tr::kLanes>(sum) / static_cast<float>(p.width) + p.eps;
+  const bool is_narrow = mean >= kLeastMean && mean <= FLT_MAX;
+  if (__any_sync(0xFFFFFFFFu, !is_narrow)) {
     double wide = 0;
 #pragma unroll
     for (int i = 0; i < Tr::kRuns; ++i) {
@@ -104,9 +107,10 @@ __device__ float reciprocal_rms(const Params& p, const float (&x)[Tr::kRuns][Tr:
       for (int k = 0; k < Tr::kVec; ++k) wide += static_cast<double>(x[i][k]) * x[i][k];
     }
     wide = sum_over_lanes<Tr::kLanes>(wide);
-    return static_cast<float>(rsqrt(wide / p.width + static_cast<double>(p.eps)));
+    wide = wide / p.width + static_cast<double>(p.eps);
+    if (!is_narrow) return static_cast<float>(rsqrt(wide));
   }
-  return rsqrtf(sum / static_cast<float>(p.width) + p.eps);
+  return rsqrtf(mean);
 }
 
 // x becomes y.
@@ -118,19 +122,22 @@ __device__ void gate_row(const Params& p, const float (&w)[Tr::kRuns][Tr::kVec],
   for (int i = 0; i < Tr::kRuns; ++i) {
 #pragma unroll
     for (int k = 0; k < Tr::kVec; ++k) {
-      x[i][k] *= r * w[i][k];
+      x[i][k] = x[i][k] * r * w[i][k];  // r times w may overflow
       if (p.z.present) x[i][k] *= activate(p.activation, z[i][k]).value;
     }
   }
 }
 
-// With n = r x: dy becomes dx, z becomes dz, and dw grows by the row's part.
+// With n = r x: dy becomes dx, z becomes dz, and dw grows by the row's part. A row that is not
+// there is zeros, and adds none whatever eps is.
 template <class Tr>
-__device__ void gate_row_gradient(const Params& p, const float (&w)[Tr::kRuns][Tr::kVec],
+__device__ void gate_row_gradient(const Params& p, bool is_there,
+                                  const float (&w)[Tr::kRuns][Tr::kVec],
                                   float (&x)[Tr::kRuns][Tr::kVec], float (&z)[Tr::kRuns][Tr::kVec],
                                   float (&dy)[Tr::kRuns][Tr::kVec],
                                   float (&dw)[Tr::kRuns][Tr::kVec]) {
-  const float r = reciprocal_rms<Tr>(p, x);
+  float r = reciprocal_rms<Tr>(p, x);
+  if (!is_there) r = 0;
   float along = 0;
 #pragma unroll
   for (int i = 0; i < Tr::kRuns; ++i) {
