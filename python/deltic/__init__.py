@@ -1,6 +1,7 @@
 """deltic: delta-rule linear attention (DeltaNet, Gated DeltaNet, KDA) for torch."""
 
 import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from ._blocks import (
@@ -16,11 +17,13 @@ from ._blocks import (
     wy,
 )
 from ._conv import causal_conv1d, causal_conv1d_update
-from ._explain import explain
 from ._library import LIBRARY as _LIBRARY
 from ._native import Checkpoints, decode, delta_rule, recurrent
 from ._norm import rms_norm
 from ._settings import get_num_threads, info, set_num_threads, show_config
+
+if _TYPE_CHECKING:
+    from ._explain import explain
 
 __version__: str = _LIBRARY.deltic_torch_version().decode()
 
@@ -48,13 +51,16 @@ __all__ = [
     "show_config",
     "wy",
 ]
-# Imported when somebody asks for them: most programs need one of them, or none.
+# Imported when somebody asks for them, and `explain` too: most programs need one of them, or none.
 _SUBMODULES = ("fla", "integrations", "layers")
 
 
 def __getattr__(name: str) -> _Any:
     if name in _SUBMODULES:
         return _importlib.import_module(f".{name}", __name__)
+    if name == "explain":
+        globals()[name] = _importlib.import_module("._explain", __name__).explain
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

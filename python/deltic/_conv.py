@@ -33,9 +33,13 @@ Activation = Literal["silu"] | None
 MOST_TAPS = 8
 
 
-@torch.compiler.assume_constant_result
 def _has_kernels(index: int | None) -> bool:
     return HAS_CUDA_BACKWARD and torch.cuda.get_device_capability(index) >= (9, 0)
+
+
+# What torch.compiler.assume_constant_result does: a compiler asks once. The decorator itself would
+# load the compiler with the package, more than a second.
+_has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_kernels(x: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """deltic.explain and deltic.show_config."""
 
 import deltic
+import deltic._explain
 import pytest
 import torch
 from support import make, python
