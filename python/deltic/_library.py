@@ -207,6 +207,13 @@ def translated(error: RuntimeError, function: str = "", args: tuple[Any, ...] = 
     return RuntimeError(text)
 
 
+def kind_of(x: torch.Tensor) -> str:
+    """What a tensor is that is not dense; else nothing."""
+    if x.layout != torch.strided:
+        return str(x.layout).removeprefix("torch.")
+    return "nested" if x.is_nested else "quantized" if x.is_quantized else ""
+
+
 def refused_layout(error: RuntimeError, args: tuple[Any, ...]) -> Exception | None:
     """The error for an argument that is no dense tensor, which has no kernel: or None."""
     match = re.match(_NO_KERNEL, str(error)) if isinstance(error, NotImplementedError) else None
@@ -215,11 +222,7 @@ def refused_layout(error: RuntimeError, args: tuple[Any, ...]) -> Exception | No
     operator, function = match["op"], function_of(match["op"], args)
     schema = getattr(OPS, operator).default._schema
     for argument, x in zip(schema.arguments, args, strict=False):
-        if not isinstance(x, torch.Tensor):
-            continue
-        kind = "nested" if x.is_nested else "quantized" if x.is_quantized else ""
-        if x.layout != torch.strided:
-            kind = str(x.layout).removeprefix("torch.")
+        kind = kind_of(x) if isinstance(x, torch.Tensor) else ""
         if kind:
             name = argument_name(operator, argument.name)
             return TypeError(f"{function}: {name}: expected a dense tensor, got {kind}")

@@ -1,5 +1,6 @@
 """The native calls: delta_rule, recurrent and decode."""
 
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypedDict, overload
 
 import torch
@@ -157,6 +158,12 @@ def check_numbers(op: str, scale: float | None, lower_bound: float | None) -> No
             raise ValueError(
                 f"{op}: {argument}: expected a number that fp32 holds, got {got(value)}"
             )
+
+
+def is_eps(value: Any) -> bool:
+    """Whether it is a finite number of at least 0, and one that fp32 holds."""
+    is_number = isinstance(value, (int, float, Real)) and not isinstance(value, bool)
+    return is_number and bool(0 <= value <= _MOST_FP32)
 
 
 def _words(

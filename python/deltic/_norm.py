@@ -1,13 +1,14 @@
 """The gated RMS norm behind the delta rule, with its gradient."""
 
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ._fakes import register_fake
-from ._library import OPS, call, qualified
-from ._native import name_word
+from ._library import OPS, call, got, kind_of, qualified
+from ._native import is_eps, name_word
 from ._sequence_ops import below_autograd, nothing, refuse_gradient, refuse_vmap, wanted
 
 GateActivation = Literal["silu", "sigmoid"] | None
@@ -47,6 +48,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad[:3]
+    if d_out.stride(-1) != 1:  # as from sum(); the operator would log a copy nobody can avoid
+        d_out = d_out.contiguous()
     # With create_graph the operator's own gradient, an error, must stay in the way.
     found = call(
         _RMSNORM_BACKWARD if torch.is_grad_enabled() else below_autograd(_RMSNORM_BACKWARD),
@@ -67,10 +70,23 @@ for _name in ("rmsnorm", "rmsnorm_backward"):
 
 
 def _as_heads(x: Tensor) -> Tensor:
-    """``[..., D]`` as ``[B, T, H, D]``."""
-    if x.dim() > 4:
-        return x.flatten(0, -4)
-    return x[(None,) * (4 - x.dim())]
+    """``[..., D]`` as ``[B, T, H, D]`` with at least one head."""
+    if x.dim() < 4:
+        return x[(None,) * (3 - x.dim())].unsqueeze(-2)
+    if x.shape[-2] == 0:
+        return x.reshape(1, 0, 1, x.shape[-1])
+    return x.flatten(0, -4)
+
+
+def _check_rows(argument: str, x: Tensor) -> None:
+    """Raises the error for what is no dense tensor of rows."""
+    if not isinstance(x, Tensor):
+        kind = ValueError if x is None else TypeError
+        raise kind(f"rms_norm: {argument}: expected a tensor, got {got(x)}")
+    if kind_of(x):
+        raise TypeError(f"rms_norm: {argument}: expected a dense tensor, got {kind_of(x)}")
+    if x.dim() == 0:
+        raise ValueError(f"rms_norm: {argument}: expected shape [..., D], got []")
 
 
 def rms_norm(
@@ -84,15 +100,16 @@ def rms_norm(
 ) -> Tensor:
     """``x / sqrt(mean(x ** 2) + eps) * weight * activation(z)`` over the last dimension.
 
-    In one pass, with fp32 arithmetic; its gradient keeps x and z alone.
+    In one pass, with fp32 arithmetic; its gradient keeps x, z and weight alone.
 
     Args:
         x: ``[..., D]``, fp32, bf16 or fp16.
-        weight: ``[D]``, any float dtype.
+        weight: ``[D]``, fp32, bf16 or fp16, whatever x has.
         z: the gate, x's shape; without it there is no activation.
         eps: what is added to the mean square.
         activation: of z: ``"silu"``, ``"sigmoid"`` or None, z itself.
-        impl: the name of an implementation.
+        impl: the name of an implementation, by default the best that takes the call. float64 runs
+            in the oracle only, ``"reference"``.
 
     Returns:
         The normed rows, in x's shape and dtype.
@@ -102,13 +119,27 @@ def rms_norm(
     >>> deltic.rms_norm(x, z=z, eps=0.0, activation="sigmoid").tolist()
     [[0.5, -0.5]]
     """
-    if activation not in _ACTIVATIONS:
+    try:
+        word = _ACTIVATIONS[activation]
+    except (KeyError, TypeError):
         raise ValueError(
             f"rms_norm: activation: expected None, 'silu' or 'sigmoid', got {activation!r}"
-        )
-    if z is not None and z.shape != x.shape:
-        raise ValueError(f"rms_norm: z: expected x's shape {list(x.shape)}, got {list(z.shape)}")
-    words = "as=rms_norm" + (_ACTIVATIONS[activation] if z is not None else "")
+        ) from None
+    _check_rows("x", x)
+    if z is not None:
+        _check_rows("z", z)
+        if z.shape != x.shape:
+            raise ValueError(
+                f"rms_norm: z: expected x's shape {list(x.shape)}, got {list(z.shape)}"
+            )
+    if not is_eps(eps):
+        is_number = isinstance(eps, Real) and not isinstance(eps, bool)
+        kind = ValueError if is_number else TypeError
+        found = "a tensor" if isinstance(eps, Tensor) else got(eps)
+        if is_number and not isinstance(eps, int):
+            found = got(float(eps))
+        raise kind(f"rms_norm: eps: expected a finite number of at least 0, got {found}")
+    words = "as=rms_norm" + (word if z is not None else "")
     if impl is not None:
         words += name_word("rms_norm", impl)
     gate = None if z is None else _as_heads(z)

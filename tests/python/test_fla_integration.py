@@ -232,6 +232,8 @@ def test_norms_activations_and_losses():
         torch.testing.assert_close(y, norm(x + residual))
         expected = rms_norm_ref(x, gated.weight, None, eps=gated.eps) * gate.sigmoid()
         torch.testing.assert_close(gated(x, gate), expected)
+        assert gated(x[:0], gate[:0]).shape == (0, 5, 8)
+        assert gated(x[:, :0], gate[:, :0]).shape == (3, 0, 8)
         with torch.no_grad():  # another way to the same
             torch.testing.assert_close(gated(x, gate), expected)
         torch.testing.assert_close(modules.mlp.swiglu(x, gate), F.silu(x) * gate)

@@ -213,6 +213,7 @@ def test_rows_of_another_dtype(kind):
         (dict(layer_idx="a"), TypeError, "layer_idx: expected an int, got 'a'"),
         (dict(layer_idx=-1), ValueError, "layer_idx: expected at least 0, got -1"),
         (dict(norm_eps="a"), TypeError, "eps: expected a float, got 'a'"),
+        (dict(norm_eps=-1.0), ValueError, "eps: expected a finite number of at least 0, got -1.0"),
     ],
 )
 def test_arguments_of_layers(kind, wrong, error, text):
@@ -243,6 +244,16 @@ def test_arguments_of_layers(kind, wrong, error, text):
             lambda: DeltaNet(hidden_size=32)(torch.zeros(1, 2, 32), use_cache="no"),
             TypeError,
             "use_cache: expected a bool, got 'no'",
+        ),
+        (
+            lambda: RMSNorm(16, eps=float("nan")),
+            ValueError,
+            "eps: expected a finite number of at least 0, got nan",
+        ),
+        (
+            lambda: GatedRMSNorm(16, eps=float("inf")),
+            ValueError,
+            "eps: expected a finite number of at least 0, got inf",
         ),
         (lambda: GatedRMSNorm(16)(X, None), TypeError, "gate: expected a tensor, got none"),
         (lambda: GatedRMSNorm(16)(X, X[:, :1]), ValueError, "gate: expected x's shape"),

@@ -4,8 +4,11 @@ import deltic
 import pytest
 import torch
 import torch.nn.functional as F
+from deltic.layers import GatedRMSNorm, RMSNorm
+from support import python
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+X = torch.ones(2, 3, 4)
 GATES = {None: lambda z: z, "silu": F.silu, "sigmoid": torch.sigmoid}
 
 
@@ -64,6 +67,109 @@ def test_opcheck_and_compile():
     torch.library.opcheck(op, (x, z, weight, 1e-5, "activation=silu"))
     compiled = torch.compile(lambda a, b: deltic.rms_norm(a, z=b), fullgraph=True, backend="eager")
     assert torch.equal(compiled(x, z), deltic.rms_norm(x, z=z))
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 64), (5, 0, 64), (0, 5, 64), (2, 3, 0, 64), (0, 2, 3, 64), (2, 0, 3, 2, 64)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_no_rows(shape, dtype):
+    def check(norm, weight):
+        x, z = make(shape, dtype), make(shape, dtype, 1)
+        y = norm(x, z)
+        assert y.shape == shape and y.dtype == dtype
+        dx, dz, dweight = torch.autograd.grad(y.sum(), (x, z, weight))
+        assert dx.shape == dz.shape == shape
+        assert dweight.shape == (64,) and not dweight.any()
+
+    layer = GatedRMSNorm(64)
+    check(layer, layer.weight)
+    if dtype == torch.float64:
+        return
+    weight = make((64,), torch.float32, 2)
+    check(lambda x, z: deltic.rms_norm(x, weight, z), weight)
+    torch._dynamo.reset()
+    compiled = torch.compile(deltic.rms_norm, fullgraph=True, backend="aot_eager")
+    check(lambda x, z: compiled(x, weight, z), weight)
+
+
+@pytest.mark.parametrize("activation", ["swish", "sigmoid"])
+@pytest.mark.parametrize("shape", [(3, 4), (4,)])
+def test_second_gradients_where_the_layers_norm_is_torchs(activation, shape):
+    gated, plain = GatedRMSNorm(4, 1e-2, activation), RMSNorm(4)
+    x, z = (make(shape, torch.float64, seed) for seed in (0, 1))
+    weight = make((4,), torch.float64, 2)
+
+    def run(x, z, weight):
+        return torch.func.functional_call(gated, {"weight": weight}, (x, z))
+
+    assert torch.autograd.gradcheck(run, (x, z, weight))
+    assert torch.autograd.gradgradcheck(run, (x, z, weight))
+    assert torch.autograd.gradgradcheck(plain.double(), (x,))
+    assert torch.autograd.gradgradcheck(gated.double(), (torch.zeros_like(x).requires_grad_(), z))
+
+
+def test_a_penalty_on_the_gradient_of_turned_rows():
+    z, layer = make((2, 5, 64), torch.float32, 1).detach(), GatedRMSNorm(64)
+    x = make((2, 64, 5), torch.float32).detach().transpose(1, 2).requires_grad_()
+
+    def penalised(y):
+        (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return torch.autograd.grad(y.sum() + dx.square().sum(), x)[0]
+
+    expected = penalised(by_torch(x, None, z, 1e-5, "silu"))
+    assert error(penalised(layer(x, z)), expected) < 1e-5
+
+
+def test_the_copy_of_a_gradient_is_not_said():
+    said = python(
+        "import deltic, torch, logging, sys\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "deltic.rms_norm(torch.ones(2, 3, 8, requires_grad=True)).sum().backward()\n"
+    )
+    assert said == ""
+
+
+EPS = "eps: expected a finite number of at least 0, got "
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "text"),
+    [
+        (dict(x=None), ValueError, "x: expected a tensor, got none"),
+        (dict(x=[1.0]), TypeError, "x: expected a tensor, got list"),
+        (dict(x=X.numpy()), TypeError, "x: expected a tensor, got ndarray"),
+        (dict(x=X.to_sparse()), TypeError, "x: expected a dense tensor, got sparse_coo"),
+        (dict(x=X[0, 0, 0]), ValueError, r"x: expected shape \[..., D\], got \[\]"),
+        (dict(z=1.0), TypeError, "z: expected a tensor, got 1.0"),
+        (dict(z=X.to_sparse()), TypeError, "z: expected a dense tensor, got sparse_coo"),
+        (dict(weight=1.0), TypeError, "weight: expected a tensor, got 1.0"),
+        (
+            dict(z=X, activation=["silu"]),
+            ValueError,
+            r"activation: expected None, 'silu' or 'sigmoid', got \['silu'\]",
+        ),
+        (dict(eps=torch.tensor(1e-5)), TypeError, EPS + "a tensor"),
+        (dict(eps="1e-5"), TypeError, EPS + "'1e-5'"),
+        (dict(eps=True), TypeError, EPS + "True"),
+        (dict(eps=None), TypeError, EPS + "none"),
+        (dict(eps=1j), TypeError, EPS + "complex"),
+        (dict(eps=1e300), ValueError, EPS + r"1e\+300"),
+        (dict(eps=float("nan")), ValueError, EPS + "nan"),
+        (dict(eps=float("inf")), ValueError, EPS + "inf"),
+        (dict(eps=X.numpy()[0, 0, 0] * -1), ValueError, EPS + "-1.0"),
+        (dict(eps=10**400), ValueError, EPS + "an int beyond 1e60"),
+    ],
+)
+def test_arguments(wrong, kind, text):
+    with pytest.raises(kind, match=f"^rms_norm: {text}$"):
+        deltic.rms_norm(**dict(x=X) | wrong)
+
+
+def test_nested_rows():
+    x = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    with pytest.raises(TypeError, match="^rms_norm: x: expected a dense tensor, got jagged$"):
+        deltic.rms_norm(x)
 
 
 def test_errors():

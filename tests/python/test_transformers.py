@@ -435,6 +435,20 @@ def test_a_later_patch_is_left_alone():
         module.causal_conv1d_fn = original
 
 
+def test_what_the_gated_norm_leaves_to_the_original():
+    norm = module_of("qwen3_next").Qwen3NextRMSNormGated(8)
+    x, gate = torch.randn(3, 5, 8), torch.randn(1, 8)
+    expected = norm(x, gate)
+    with integration.enable("qwen3_next"):
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'gate'"):
+            norm(x)
+        assert torch.equal(norm(x, gate), expected)
+        assert torch.equal(norm(hidden_states=x, gate=gate), expected)
+        torch.testing.assert_close(norm(x, gate=gate.expand_as(x)), expected)
+        assert norm(x[:0], x[:0]).shape == (0, 5, 8)
+        assert norm(x[:, :0], x[:, :0]).shape == (3, 0, 8)
+
+
 def test_report():
     report = integration.enable("qwen3_next")
     text = str(report)

@@ -293,7 +293,12 @@ BAD = {
     "epsilon": (
         lambda: (weights_of("qwen3_5"), dict(GDN, rms_norm_eps="small")),
         ValueError,
-        "^to_deltic: config.rms_norm_eps: expected a number, got 'small'$",
+        "^to_deltic: config.rms_norm_eps: expected a finite number of at least 0, got 'small'$",
+    ),
+    "epsilon below 0": (
+        lambda: (weights_of("qwen3_5"), dict(GDN, rms_norm_eps=-1e-6)),
+        ValueError,
+        "^to_deltic: config.rms_norm_eps: expected a finite number of at least 0, got -1e-06$",
     ),
 }
 

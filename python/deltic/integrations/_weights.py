@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._native import is_eps
 from ..layers import GatedDeltaNet, KimiDeltaAttention
 
 Weights = dict[str, Tensor]
@@ -301,9 +302,11 @@ def _sizes(config: Any, form: Format) -> Sizes:
     for field, paths in form.sizes.items():
         values = (_looked_up(config, path) for path in paths)
         value = next((x for x in values if x is not None), None)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or (field != "eps" and (not isinstance(value, int) or value < 1)):
-            expected = "a number" if field == "eps" else "a whole number of at least 1"
+        is_size = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not (is_eps(value) if field == "eps" else is_size):
+            expected = "a whole number of at least 1"
+            if field == "eps":
+                expected = "a finite number of at least 0"
             raise _fail(f"config.{paths[0]}", expected, "none" if value is None else repr(value))
         found[field] = value
     s = Sizes(**found)

@@ -235,14 +235,17 @@ def _make_convolution_step(original: Any, name: str) -> Any:
 
 
 def _make_norm(original: Any, name: str) -> Any:
-    def forward(self: Any, hidden_states: Tensor, gate: Tensor | None = None) -> Any:
+    def forward(self: Any, hidden_states: Tensor, *gates: Any, **keywords: Any) -> Any:
+        gate = gates[0] if gates else keywords.get("gate")
         if (
-            gate is None
+            len(gates) + len(keywords) != 1
+            or not isinstance(gate, Tensor)
+            or gate.shape != hidden_states.shape  # the original broadcasts
             or not has_kernels(hidden_states)
             or hidden_states.dtype not in _DTYPES
             or self.activation not in GATE_ACTIVATIONS
         ):
-            return original(self, hidden_states, gate)
+            return original(self, hidden_states, *gates, **keywords)
         is_sigmoid = self.activation == "sigmoid"
         return rms_norm(hidden_states, self.weight, gate, self.variance_epsilon, is_sigmoid)
 

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from .._library import got, type_name
+from .._native import is_eps
 
 
 def expect(is_fine: bool, layer: str, argument: str, expected: str, value: Any) -> None:
@@ -30,6 +31,12 @@ def expect_number(layer: str, argument: str, number: float) -> None:
     """Raises the error for a constructor's argument that is no number."""
     if isinstance(number, bool) or not isinstance(number, Real):
         raise TypeError(f"{layer}: {argument}: expected a float, got {number!r}")
+
+
+def expect_eps(layer: str, argument: str, eps: float) -> None:
+    """Raises the error for a constructor's argument that cannot be added to a mean square."""
+    expect_number(layer, argument, eps)
+    expect(is_eps(eps), layer, argument, "a finite number of at least 0", eps)
 
 
 def check_rows(layer: str, argument: str, x: Any, width: int) -> None:

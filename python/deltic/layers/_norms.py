@@ -5,11 +5,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from .. import _norm
 from .._conv import has_kernels
-from ._checks import check_rows, expect, expect_number, expect_size
+from ._checks import check_rows, expect, expect_eps, expect_size
 
 GATE_ACTIVATIONS = ("swish", "silu", "sigmoid")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -46,7 +45,10 @@ def _value(
 
 
 class _GatedNorm(torch.autograd.Function):
-    """Keeps x and the gate only; autograd of the formula keeps five fp32 tensors more."""
+    """Keeps x and the gate only; autograd of the formula keeps five fp32 tensors more.
+
+    The gradient consists of differentiable operations: it has gradients of its own.
+    """
 
     @staticmethod
     def forward(
@@ -62,7 +64,6 @@ class _GatedNorm(torch.autograd.Function):
         return _value(x, weight, gate, eps, is_sigmoid)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gate = ctx.saved_tensors
         scale = _reciprocal_rms(x, ctx.eps)
@@ -72,16 +73,17 @@ class _GatedNorm(torch.autograd.Function):
         if gate is not None:
             wide = gate.to(normed.dtype)
             d_active = dy * normed if weight is None else dy * normed * weight
+            sigmoid = wide.sigmoid()
             if ctx.is_sigmoid:
-                active = wide.sigmoid()
-                d_gate = torch.ops.aten.sigmoid_backward(d_active, active).to(gate.dtype)
+                active, slope = sigmoid, sigmoid * (1 - sigmoid)
             else:
-                active = F.silu(wide)
-                d_gate = torch.ops.aten.silu_backward(d_active, wide).to(gate.dtype)
+                active = wide * sigmoid
+                slope = sigmoid + active * (1 - sigmoid)
+            d_gate = (d_active * slope).to(gate.dtype)
             dy = dy * active
         d_weight = None
         if weight is not None:
-            d_weight = (dy * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
+            d_weight = (dy * normed).sum_to_size(weight.shape).to(weight.dtype)
             dy = dy * weight
         dx = scale * (dy - normed * (dy * normed).mean(dim=-1, keepdim=True))
         return dx.to(x.dtype), d_weight, d_gate, None, None
@@ -118,7 +120,7 @@ class RMSNorm(nn.Module):
     def __init__(self, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__()
         expect_size("RMSNorm", "hidden_size", hidden_size)
-        expect_number("RMSNorm", "eps", eps)
+        expect_eps("RMSNorm", "eps", eps)
         self.hidden_size, self.eps = hidden_size, eps
         self.weight = nn.Parameter(torch.empty(hidden_size, dtype=torch.float32))
         self.reset_parameters()
@@ -147,7 +149,7 @@ class GatedRMSNorm(nn.Module):
     def __init__(self, hidden_size: int, eps: float = 1e-5, activation: str = "swish") -> None:
         super().__init__()
         expect_size("GatedRMSNorm", "hidden_size", hidden_size)
-        expect_number("GatedRMSNorm", "eps", eps)
+        expect_eps("GatedRMSNorm", "eps", eps)
         expect(
             activation in GATE_ACTIVATIONS,
             "GatedRMSNorm",
