@@ -97,10 +97,13 @@ __device__ inline int64_t load_index(const Indices& x, int64_t i, int64_t j = 0)
   return x.is64 ? static_cast<const int64_t*>(x.data)[at] : static_cast<const int32_t*>(x.data)[at];
 }
 
-__device__ inline float warp_sum(float x) {
+// Over kLanes neighbouring lanes. All lanes of the warp.
+template <int kLanes, class Number>
+__device__ Number sum_lanes(Number x) {
 #pragma unroll
-  for (int m = 16; m > 0; m /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, m);
+  for (int m = kLanes / 2; m > 0; m /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, m);
   return x;
 }
+__device__ inline float warp_sum(float x) { return sum_lanes<32>(x); }
 
 }  // namespace deltic::gpu

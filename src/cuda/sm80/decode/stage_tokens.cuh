@@ -114,14 +114,6 @@ __device__ void read_run(const float* row, int piece, int first, float (&x)[N]) 
   }
 }
 
-// Sums over kLanes neighbouring lanes.
-template <int kLanes>
-__device__ float sum_lanes(float x) {
-#pragma unroll
-  for (int m = kLanes / 2; m > 0; m /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, m);
-  return x;
-}
-
 // x / sqrt(sum x^2 + 1e-6), over kLanes lanes; sum: of the squares. Those of large numbers overflow
 // fp32: such rows are made smaller by a power of two first, beside which 1e-6 is nothing.
 template <int kLanes>

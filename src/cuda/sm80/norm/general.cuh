@@ -32,7 +32,7 @@ struct WarpRow {
       const double x = get(p.x, c);
       sum += x * x;
     }
-    sum = sum_over_lanes<32>(sum);
+    sum = sum_lanes<32>(sum);
     return static_cast<float>(rsqrt(sum / p.width + static_cast<double>(p.eps)));
   }
 
@@ -54,7 +54,7 @@ struct WarpRow {
       if (dw != nullptr) dw[c] += dy * a.value * n;
       along += static_cast<double>(dn) * n, squares += static_cast<double>(n) * n;
     }
-    along = sum_over_lanes<32>(along), squares = sum_over_lanes<32>(squares);
+    along = sum_lanes<32>(along), squares = sum_lanes<32>(squares);
     const double rest = 1 - static_cast<double>(p.eps) * r * r;
     const double factor = squares == 0 ? 0 : along / squares * rest;
     for (uint32_t c = lane; c < p.width && p.dx.present; c += 32) {

@@ -25,13 +25,6 @@ __device__ inline uint32_t padding_row(const Params& p) {
   return static_cast<uint32_t>(padding_begin(p.tokens)) * p.heads;
 }
 
-template <int kLanes, class Number>
-__device__ Number sum_over_lanes(Number x) {
-#pragma unroll
-  for (int m = kLanes / 2; m > 0; m /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, m);
-  return x;
-}
-
 // A lane's part of a row as it lies in memory.
 template <class Tr>
 struct Raw {
@@ -97,7 +90,7 @@ __device__ float reciprocal_rms(const Params& p, const float (&x)[Tr::kRuns][Tr:
 #pragma unroll
     for (int k = 0; k < Tr::kVec; ++k) sum = fmaf(x[i][k], x[i][k], sum);
   }
-  const float mean = sum_over_lanes<Tr::kLanes>(sum) / static_cast<float>(p.width) + p.eps;
+  const float mean = sum_lanes<Tr::kLanes>(sum) / static_cast<float>(p.width) + p.eps;
   const bool is_narrow = mean >= kLeastMean && mean <= FLT_MAX;
   if (__any_sync(0xFFFFFFFFu, !is_narrow)) {
     double wide = 0;
@@ -106,7 +99,7 @@ __device__ float reciprocal_rms(const Params& p, const float (&x)[Tr::kRuns][Tr:
 #pragma unroll
       for (int k = 0; k < Tr::kVec; ++k) wide += static_cast<double>(x[i][k]) * x[i][k];
     }
-    wide = sum_over_lanes<Tr::kLanes>(wide);
+    wide = sum_lanes<Tr::kLanes>(wide);
     wide = wide / p.width + static_cast<double>(p.eps);
     if (!is_narrow) return static_cast<float>(rsqrt(wide));
   }
@@ -151,7 +144,7 @@ __device__ void gate_row_gradient(const Params& p, bool is_there,
       along = fmaf(dy[i][k], n, along);
     }
   }
-  const float mean = sum_over_lanes<Tr::kLanes>(along) / static_cast<float>(p.width);
+  const float mean = sum_lanes<Tr::kLanes>(along) / static_cast<float>(p.width);
 #pragma unroll
   for (int i = 0; i < Tr::kRuns; ++i) {
 #pragma unroll

@@ -93,9 +93,7 @@ __device__ float key_square(const Params& p, const RawRows& raw, int t) {
     const float x = number_of(raw.bits[t][i], p.look_k.type);
     sum += x * x;
   }
-#pragma unroll
-  for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
-  return sum;
+  return warp_sum(sum);
 }
 // log2 of the most by which I - beta k k^T lengthens a vector.
 __device__ float growth(float beta, float square) {
@@ -140,9 +138,7 @@ __global__ __launch_bounds__(32 *
   if (lane == 0) sums[warp] = sum;
   __syncthreads();  // of all warps
   if (warp > 0) return;
-  sum = sums[lane];
-#pragma unroll
-  for (int m = 16; m > 0; m /= 2) sum += __shfl_xor_sync(~0u, sum, m);
+  sum = warp_sum(sums[lane]);
   // Heads that are not there agree with the others.
   if (lane == 0)
     p.forgotten[int64_t(window) * forgotten_stride(p.num_value_heads) + head] =
