@@ -201,6 +201,7 @@ std::tuple<Tensor, Tensor, Tensor> rmsnorm_backward(const Tensor& d_out, const T
                                                     double eps, const std::string& options,
                                                     int64_t want) {
   Norm in(x, z, weight, eps, options);
+  check_wanted(in.function(), want, 3);
   deltic_block_backward_tensors b;
   deltic_block_backward_tensors_init(&b, sizeof b);
   b.forward = &in.t;
@@ -238,6 +239,7 @@ Gradients block_backward(int64_t op, const MaybeTensor& q, const MaybeTensor& k,
          "block_backward: op: expected a building block, 2 to 8, got " + std::to_string(op));
   }
   Block in(static_cast<deltic_op>(op), options, scale, lower_bound);
+  check_wanted(in.function(), want, 9);
   deltic_block_tensors& t = in.t;
   t.q = in.input("q", q), t.k = in.input("k", k), t.v = in.input("v", v);
   t.x = in.input("x", x), t.g = in.input("g", g), t.beta = in.input("beta", beta);

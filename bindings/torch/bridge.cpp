@@ -100,6 +100,25 @@ void rename_other(std::string& text) {
   }
 }
 
+void replace(std::string& text, std::string_view from, std::string_view to) {
+  const size_t at = text.find(from);
+  if (at != std::string::npos) text.replace(at, from.size(), to);
+}
+
+// What the library expects, in the words of torch's users: a bool is its uint8, and only a table of
+// slots goes with accepted counts.
+void rename_expected(std::string_view argument, std::string& text) {
+  replace(text, "expected uint8 (bool)", "expected bool or uint8");
+  if (argument != "read_index") return;
+  const std::string_view one = "expected one dimension, got shape [";
+  const size_t comma = text.find(", ", one.size());
+  if (!text.starts_with(one) || comma == std::string::npos ||
+      text.find(", ", comma + 1) != std::string::npos) {
+    return;
+  }
+  replace(text, "one dimension", "one dimension (a table [N,T'] needs accepted)");
+}
+
 // A text of the library's, `operation: argument: rest`, as the function that was called would say
 // it. Texts of other forms stay.
 std::string in_our_words(const std::string& text) {
@@ -113,6 +132,7 @@ std::string in_our_words(const std::string& text) {
   std::string argument = argument_name(t_operator, rest.substr(0, second).c_str());
   rest.erase(0, second + 2);
   rename_other(rest);
+  rename_expected(argument, rest);
   if (refuses_dtype(operation, argument, rest)) argument = "dtype";
   if (rest.find("expected stride 1 in the last dimension") != std::string::npos) {
     rest += " (it is written in place, so no copy will do: " + argument + ".contiguous() has it)";
@@ -380,6 +400,13 @@ int32_t dtype_of(const char* op, MaybeType type, int32_t otherwise) {
   }
   fail(DELTIC_INVALID_ARGUMENT,
        std::string(op) + ": dtype: expected fp32, bf16 or fp16, got " + foreign_type_name(code));
+}
+
+void check_wanted(const char* op, int64_t want, int count) {
+  if (want >= 0 && want < int64_t{1} << count) return;
+  fail(DELTIC_INVALID_ARGUMENT,
+       std::string(op) + ": want: expected bits of " + std::to_string(count) + " gradients, 0 to " +
+           std::to_string((1 << count) - 1) + ", got " + std::to_string(want));
 }
 
 Workspace::Workspace(uint64_t bytes, const deltic_tensor& where) : buffer_{nullptr, bytes} {

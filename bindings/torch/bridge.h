@@ -72,6 +72,9 @@ inline int32_t wide(const deltic_tensor& t) {
 }
 int32_t dtype_of(const char* op, MaybeType type, int32_t otherwise);
 
+// Fails for bits of a gradient's `want` that stand for none of its `count` outputs.
+void check_wanted(const char* op, int64_t want, int count);
+
 // Scratch memory on the device of `where`, 64-byte aligned.
 class Workspace {
  public:

@@ -118,8 +118,14 @@ std::tuple<Tensor, Tensor> conv_out_(const Tensor& x, const Tensor& weight, cons
   in.t.ckpt_states = in.as_given("ckpt_states", ckpt_states);
   if (out.has_value()) {
     const deltic_tensor given = in.as_given("out", *out);
-    // A token's dimension of one is x's to leave out, not this one's.
-    if (has_pool && given.rank != planned.rank && (planned.rank == 2 || planned.rank == 3)) {
+    // A token's dimension of one is x's to leave out, not this one's; without it shapes are
+    // compared here: the library sees both with one.
+    const bool is_short = planned.rank == 2;
+    const bool is_other =
+        given.rank != planned.rank
+            ? is_short || planned.rank == 3
+            : is_short && !std::equal(given.shape, given.shape + 2, planned.shape);
+    if (has_pool && is_other) {
       fail(DELTIC_INVALID_ARGUMENT, std::string(in.function()) + ": out: expected shape " +
                                         shape_text(planned) + ", got " + shape_text(given));
     }
@@ -143,6 +149,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv_backward(
     const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, const std::string& options,
     int64_t want) {
   Inputs in("conv_backward", options, x, weight, bias, cu_seqlens, cu_seqlens_cpu);
+  check_wanted(in.function(), want, 4);
   in.t.initial_state = in.as_given("initial_state", initial_state);
   deltic_conv_backward_tensors b;
   deltic_conv_backward_tensors_init(&b, sizeof b);

@@ -228,6 +228,7 @@ Gradients backward(const MaybeTensor& d_o, const MaybeTensor& d_final_state, con
                    const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& saved, MaybeFloat scale,
                    MaybeFloat lower_bound, const std::string& options, int64_t want) {
   Inputs in("backward", options, scale, lower_bound);
+  check_wanted(in.function(), want, 9);
   in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.initial_state(initial_state);

@@ -15,6 +15,7 @@ from ._native import (
     name_word,
     needs_grad,
     null_word,
+    refuse_final_state,
 )
 from ._sequence_ops import (
     below_autograd,
@@ -288,6 +289,8 @@ def causal_conv1d(
     x = autocast(x)
     words = _words("causal_conv1d", activation, impl)
     words += flag_word("causal_conv1d", "output_final_state", " final", output_final_state)
+    if output_final_state and state is not None:
+        refuse_final_state("causal_conv1d", "state")
     tensors = (x, weight, bias, initial_state)
     pools = (state, state_index, write_index, write_state, has_initial_state)
     ckpt = () if checkpoints is None else checkpoint_tensors("causal_conv1d", checkpoints)

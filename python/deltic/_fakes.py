@@ -73,14 +73,14 @@ class _Shapes:
         if _differ(_product(shape), expected):
             self.refuse(name, f"{letters} = {expected} elements, got shape {shape}")
 
-    def index(self, name: str, ranks: tuple[int, ...] = (1,)) -> bool:
+    def index(self, name: str, ranks: tuple[int, ...] = (1,), hint: str = "") -> bool:
         """Whether a list is there, which then has one dimension, or two where it may."""
         shape = self.shapes.get(name)
         if shape is None:
             return False
         if len(shape) not in ranks:
             text = "one dimension" if len(ranks) == 1 else "one or two dimensions"
-            self.refuse(name, f"{text}, got shape {shape}")
+            self.refuse(name, f"{text}{hint if len(shape) == 2 else ''}, got shape {shape}")
         return True
 
     def gates(self) -> None:
@@ -169,7 +169,8 @@ def _check_lists(c: _Shapes) -> None:
         c.take("accepted", "N")
     has_table = "accepted" in c.shapes
     for name, may_be_table in (("read_index", has_table), ("write_index", is_decode)):
-        c.index(name, (1, 2) if may_be_table else (1,))
+        hint = " (a table [N,T'] needs accepted)" if name == "read_index" else ""
+        c.index(name, (1, 2) if may_be_table else (1,), hint)
     if has_table and len(c.shapes.get("read_index", ())) != 2:
         got = "a list" if "read_index" in c.shapes else "none"
         c.refuse("read_index", f"a table [N,T'] with accepted counts, got {got}")
@@ -236,7 +237,10 @@ def _check_conv(c: _Shapes) -> None:
     out = c.shapes.get("out")
     if "state_pool" in c.shapes:
         x = c.shapes["x"]
-        if out is not None and len(x) in (2, 3) and len(out) != len(x):
+        is_other = out is not None and (
+            len(x) in (2, 3) and len(out) != len(x) or len(x) == 2 and any(map(_differ, x, out))
+        )
+        if is_other:
             c.refuse("out", f"shape {x}, got {out}")
         for shape in (x, out):
             if shape is not None and len(shape) == 2:
@@ -325,6 +329,12 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
                 if given.get(argument) is None:
                     raise ValueError(f"{function}: {argument}: expected a tensor, got none")
             _check_devices(function, given)
+            want, count = given.get("want", 0), len(schema.returns)
+            if not 0 <= want < 1 << count:
+                raise ValueError(
+                    f"{function}: want: expected bits of {count} gradients, 0 to {2**count - 1}, "
+                    f"got {want}"
+                )
             if name in _CHECKS:
                 _CHECKS[name](_Shapes(name, function, given))
             return fake(*args, **kwargs)

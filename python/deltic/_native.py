@@ -400,6 +400,8 @@ def delta_rule(
         )
     words += chunk_word("delta_rule", chunk_size) + null_word("delta_rule", null_slot)
     kept = flag_word("delta_rule", "recompute", " save=states", recompute) or " save=all"
+    if output_final_state and state_pool is not None:
+        refuse_final_state("delta_rule", "state_pool")
     ckpt = _NO_CHECKPOINTS if checkpoints is None else checkpoint_tensors("delta_rule", checkpoints)
     rows = (q, k, v, beta, g, A_log, dt_bias, initial_state)
     trains = needs_grad(rows)
@@ -426,7 +428,7 @@ def delta_rule(
         o = o if out is None else out
     elif in_place or (checkpoints is not None and not trains):
         if trains or needs_grad((state_pool,)):
-            raise ValueError(_POOL_HAS_NO_GRADIENT.format("delta_rule"))
+            _refuse_pool("delta_rule")
         o, final_state = call(
             FORWARD_,
             *rows,
@@ -481,8 +483,22 @@ def _check_wide_beta(q: Tensor, v: Tensor, beta: Tensor) -> None:
 _NO_CHECKPOINTS = (None, None, None, None)
 _POOL_HAS_NO_GRADIENT = (
     "{}: state_pool: expected none where gradients are asked for (a pool is not differentiable: "
-    "use torch.no_grad(), or initial_state), got a tensor"
+    "use torch.no_grad(), or {}), got a tensor"
 )
+
+
+def _refuse_pool(op: str) -> NoReturn:
+    """The error for a pool in a call that somebody asks for gradients of."""
+    instead = "recurrent with initial_state" if op == "decode" else "initial_state"
+    raise ValueError(_POOL_HAS_NO_GRADIENT.format(op, instead))
+
+
+def refuse_final_state(op: str, pool: str) -> NoReturn:
+    """The error for a final state that is asked for where a pool keeps it."""
+    raise ValueError(
+        f"{op}: output_final_state: expected False with {pool}, where the last states are left, "
+        "got True"
+    )
 
 
 def _refuse_gradient(
@@ -490,7 +506,7 @@ def _refuse_gradient(
 ) -> NoReturn:
     """The error for what has no gradient in a call that somebody asks for gradients of."""
     if any(pool is not None for pool in pools):
-        raise ValueError(_POOL_HAS_NO_GRADIENT.format(op))
+        _refuse_pool(op)
     name = "has_initial_state" if out is None and has_initial_state is not None else "out"
     if out is None and has_initial_state is None:
         name = "null_slot"
@@ -678,7 +694,7 @@ def decode(
     q, k, v = _autocast(q, k, v)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias)
     if needs_grad((*rows, state_pool)):
-        raise ValueError(_POOL_HAS_NO_GRADIENT.format("decode"))
+        _refuse_pool("decode")
     check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
     servers = (write_pool, has_initial_state, accepted, parents)

@@ -78,6 +78,12 @@ def _as_heads(x: Tensor) -> Tensor:
     return x.flatten(0, -4)
 
 
+def _autocast(x: Tensor) -> Tensor:
+    """A tensor as autocast gives it to torch's own norms: in fp32 on a GPU."""
+    is_cast = isinstance(x, Tensor) and x.device.type == "cuda" and x.dtype != torch.float64
+    return x.float() if is_cast and torch.is_autocast_enabled("cuda") else x
+
+
 def _check_rows(argument: str, x: Tensor) -> None:
     """Raises the error for what is no dense tensor of rows."""
     if not isinstance(x, Tensor):
@@ -114,11 +120,27 @@ def rms_norm(
     Returns:
         The normed rows, in x's shape and dtype.
 
+    Under autocast it does what ``torch.nn.functional.rms_norm`` does: on a GPU x and z are cast to
+    fp32, and so is the result; on a CPU nothing changes.
+
     >>> import torch, deltic
     >>> x, z = torch.tensor([[3.0, -3.0]]), torch.zeros(1, 2)
     >>> deltic.rms_norm(x, z=z, eps=0.0, activation="sigmoid").tolist()
     [[0.5, -0.5]]
     """
+    z = None if z is None else _autocast(z)
+    return plain_rms_norm(_autocast(x), weight, z, eps, activation, impl)
+
+
+def plain_rms_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    z: Tensor | None,
+    eps: float,
+    activation: GateActivation,
+    impl: str | None = None,
+) -> Tensor:
+    """:func:`rms_norm` of the tensors as they are, whatever autocast says: what layers call."""
     try:
         word = _ACTIVATIONS[activation]
     except (KeyError, TypeError):

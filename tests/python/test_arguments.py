@@ -621,13 +621,6 @@ def test_an_index_needs_a_pool(argument):
         deltic.delta_rule(Q, KEYS, VALUES, **{argument: torch.tensor([0])})
 
 
-def test_a_pool_has_no_final_state():
-    with pytest.raises(
-        ValueError, match="delta_rule: output_final_state: expected none with a state"
-    ):
-        deltic.delta_rule(Q, KEYS, VALUES, state_pool=POOL.clone(), output_final_state=True)
-
-
 def test_tensors_that_are_written_require_no_gradient():
     pool = POOL.clone().requires_grad_()
     for function in ("delta_rule", "decode"):

@@ -276,7 +276,7 @@ def test_arguments_of_a_cache():
     for length in ("a", None, 1.5, True):
         with pytest.raises(TypeError, match="^Cache: crop: expected a number of tokens, got"):
             cache.crop(length)
-    for times in ("a", -1, 0.5):
+    for times in ("a", -1, 0.5, 0, True):
         with pytest.raises(ValueError, match="^Cache: batch_repeat_interleave: expected a number"):
             cache.batch_repeat_interleave(times)
     with pytest.raises(ValueError, match="^Cache: layer_idx: expected at least 0, got -1"):
@@ -364,3 +364,115 @@ def test_numbers_beyond_fp32():
         deltic.delta_rule(X, X, X, checkpoints=())
     with pytest.raises(TypeError, match="^explain: q: expected a tensor, or one text .*got none$"):
         deltic.explain()
+
+
+# ---- What goes together, and what does not -------------------------------------------------------
+
+
+def test_a_final_state_beside_a_pool():
+    """Who passed True reads True."""
+    pool, taps = torch.zeros(1, 2, 16, 16), torch.zeros(1, 16, 3)
+    for call, name, argument in (
+        (lambda: deltic.delta_rule(X, X, X, state_pool=pool, output_final_state=True), "", ""),
+        (
+            lambda: deltic.causal_conv1d(
+                X[:, :, 0], torch.zeros(16, 4), state=taps, output_final_state=True
+            ),
+            "causal_conv1d",
+            "state",
+        ),
+    ):
+        name, argument = name or "delta_rule", argument or "state_pool"
+        text = f"^{name}: output_final_state: expected False with {argument}, .*, got True$"
+        with pytest.raises(ValueError, match=text):
+            call()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_out_of_one_token_is_printed_as_it_was_given(device):
+    x, state, weight, out = (
+        torch.zeros(shape, device=device) for shape in ((2, 8), (2, 8, 3), (8, 4), (2, 7))
+    )
+    text = r"^causal_conv1d_update: out: expected shape \[2, 8\], got \[2, 7\]$"
+    with pytest.raises(ValueError, match=text):
+        deltic.causal_conv1d_update(x, state, weight, out=out)
+
+
+def test_decode_advises_what_it_takes():
+    q, pool = X.clone().requires_grad_(), torch.zeros(1, 2, 16, 16)
+    text = r"^decode: state_pool: .*use torch.no_grad\(\), or recurrent with initial_state\), got a"
+    with pytest.raises(ValueError, match=text):
+        deltic.decode(q, X, X, state_pool=pool)
+    text = r"^delta_rule: state_pool: .*use torch.no_grad\(\), or initial_state\), got a tensor$"
+    with pytest.raises(ValueError, match=text):
+        deltic.delta_rule(q, X, X, state_pool=pool)
+
+
+def test_flags_of_initial_states():
+    state = torch.randn(1, 2, 16, 16)
+    found = [
+        deltic.delta_rule(X + 1, X, X, initial_state=state, has_initial_state=flags)[0]
+        for flags in (torch.tensor([False]), torch.tensor([0], dtype=torch.uint8))
+    ]
+    assert torch.equal(*found)
+    for dtype, name in ((torch.int64, "int64"), (torch.float32, "fp32"), (torch.int8, "int8")):
+        text = f"^delta_rule: has_initial_state: expected bool or uint8, got {name}$"
+        with pytest.raises(TypeError, match=text):
+            flags = torch.ones(1, dtype=dtype)
+            deltic.delta_rule(X, X, X, initial_state=state, has_initial_state=flags)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_table_of_slots_needs_accepted_counts(device):
+    x, pool = X.to(device), torch.zeros(9, 2, 16, 16, device=device)
+    table = torch.zeros(1, 8, dtype=torch.int64, device=device)
+    hint = r"\(a table \[N,T'\] needs accepted\)"
+    text = rf"read_index: expected one dimension {hint}, got shape \[1, 8\]"
+    for function in (deltic.decode, deltic.delta_rule):
+        with pytest.raises(ValueError, match=f"^{function.__name__}: {text}$"):
+            function(x, x, x, state_pool=pool, read_index=table)
+    with pytest.raises(
+        ValueError, match=r"read_index: expected one dimension, got shape \[1, 8, 1"
+    ):
+        deltic.decode(x, x, x, state_pool=pool, read_index=table[..., None])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bits_of_gradients(device):
+    """The operators themselves, as torch.ops has them."""
+    x, weight = X.to(device), torch.zeros(16, device=device)
+    rows, taps = X[:, :, 0].to(device), torch.zeros(16, 4, device=device)
+    ops, refused = deltic._library.OPS, (ValueError, RuntimeError)
+    for want in (8, 99, -1):
+        with pytest.raises(refused, match="want: expected bits of 3 gradients, 0 to 7"):
+            ops.rmsnorm_backward(x, x, None, weight, 1e-5, "", want)
+    with pytest.raises(refused, match="want: expected bits of 4 gradients, 0 to 15, got 16"):
+        ops.conv_backward(rows, None, rows, taps, None, None, None, None, "", 16)
+    given = [2, *[None] * 17]
+    given[5] = given[13] = torch.zeros(1, 8, 2, device=device)
+    assert ops.block_backward(*given)[4].shape == (1, 8, 2)
+    with pytest.raises(refused, match="want: expected bits of 9 gradients, 0 to 511, got 512"):
+        ops.block_backward(*given, want=512)
+    names = [argument.name for argument in ops.backward.default._schema.arguments]
+    tensors = dict.fromkeys(names[: names.index("scale")])
+    tensors |= dict.fromkeys(("q", "k", "v", "d_o"), x)
+    assert ops.backward(**tensors)[0].shape == x.shape
+    with pytest.raises(refused, match="want: expected bits of 9 gradients, 0 to 511, got 512"):
+        ops.backward(**tensors, want=512)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_padding_between_tokens(kind):
+    layer = kind(**LAYERS[kind]).eval()
+    x = torch.randn(2, 5, 64)
+    text = (
+        f"^{kind.__name__}: attention_mask: expected padding to the left or right .*them in row 1$"
+    )
+    for hole in ([1, 0, 1, 0, 0], [0, 1, 0, 1, 1], [1, 1, 1, 0, 1]):
+        for dtype in (torch.int64, torch.bool):
+            with pytest.raises(ValueError, match=text):
+                layer(x, attention_mask=torch.tensor([[1] * 5, hole], dtype=dtype))
+    for row in ([0, 1, 1, 1, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 0], [0, 0, 0, 0, 1]):
+        layer(x, attention_mask=torch.tensor([[1] * 5, row]))
+    # A row that was padded on the right goes on: only the columns of this call count.
+    layer(x, attention_mask=torch.tensor([[1] * 7, [1, 0, 1, 1, 1, 1, 1]]))

@@ -186,3 +186,19 @@ def test_errors():
         x = torch.zeros(2, 4, requires_grad=True)
         (dx,) = torch.autograd.grad(deltic.rms_norm(x).sum(), x, create_graph=True)
         dx.sum().backward()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_as_torch_does(device):
+    """fp32 on a GPU, where it is one of the operations that autocast keeps wide; as it is else."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x, weight = torch.randn(3, 64, device=device).to(dtype), torch.randn(64, device=device)
+        for kind in (torch.bfloat16, torch.float16):
+            with torch.autocast(device, dtype=kind):
+                found = deltic.rms_norm(x, weight)
+                gated = deltic.rms_norm(x, weight, x)
+                expected = torch.nn.functional.rms_norm(x, (64,), weight.to(dtype), 1e-5)
+            assert found.dtype == gated.dtype == expected.dtype
+            assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=1e-2)

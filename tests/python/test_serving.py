@@ -269,7 +269,7 @@ def test_checkpoints_go_into_the_pools():
         ({"accepted": torch.tensor([1])}, "read_index: expected a table"),
         (
             {"has_initial_state": torch.tensor([1])},
-            "decode: has_initial_state: expected uint8 (bool), got int64",
+            "decode: has_initial_state: expected bool or uint8, got int64",
         ),
         ({"out": torch.empty(1, 1, HV, V + 1)}, f"decode: out: expected shape [1, 1, {HV}, {V}]"),
         (

@@ -258,7 +258,11 @@ BAD = {
         "^to_deltic: A_log: expected a floating-point tensor, got float$",
     ),
     "None": (lambda: (None, GDN), TypeError, "^to_deltic: source: expected a layer or weights"),
-    "empty": (lambda: ({}, GDN), ValueError, "^to_deltic: source: expected weights .* got none$"),
+    "empty": (
+        lambda: ({}, GDN),
+        ValueError,
+        "^to_deltic: source: expected a model.s weights .* got no weights at all$",
+    ),
     "numbers": (lambda: ({1: torch.zeros(1)}, GDN), TypeError, "^to_deltic: source: expected"),
     "another layer": (
         lambda: (torch.nn.Linear(3, 3), GDN),

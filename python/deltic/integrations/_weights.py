@@ -322,7 +322,9 @@ def _sizes(config: Any, form: Format) -> Sizes:
 def _chosen(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     found = {k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)}
     if not found:
-        got = "none" if not weights else f"others, such as {next(iter(weights))!r}"
+        if not weights:
+            raise _fail("source", "a model's weights by their names", "no weights at all")
+        got = f"others, such as {next(iter(weights))!r}"
         raise _fail("source", f"weights whose names start with {prefix!r}", got)
     return found
 

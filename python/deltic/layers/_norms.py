@@ -101,7 +101,7 @@ def rms_norm(
     is_compiling = torch.compiler.is_compiling()  # a compiler fuses the formula with its neighbours
     if not is_compiling and _is_native(x) and (gate is None or _is_native(gate)):
         activation: _norm.GateActivation = "sigmoid" if is_sigmoid else "silu"
-        return _norm.rms_norm(x, weight, gate, eps=eps, activation=activation)
+        return _norm.plain_rms_norm(x, weight, gate, eps, activation)
     if is_compiling or not torch.is_grad_enabled():
         return _value(x, weight, gate, eps, is_sigmoid)
     found: Tensor = _GatedNorm.apply(x, weight, gate, eps, is_sigmoid)

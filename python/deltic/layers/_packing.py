@@ -95,6 +95,8 @@ def plan(
     compiling = torch.compiler.is_compiling()
     if not compiling and bool(is_token.all()):
         return Packing(batch, tokens)
+    if not compiling:
+        _refuse_holes(op, is_token)
     lengths = is_token.sum(dim=1)
     cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     if compiling:
@@ -116,6 +118,22 @@ def _check_mask(op: str, mask: Tensor, batch: int, tokens: int, is_used: bool) -
     is_visible = mask.device.type == "cpu" and not torch.compiler.is_compiling()
     if is_visible and mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(expected + "other values")
+
+
+def _refuse_holes(op: str, is_token: Tensor) -> None:
+    """Raises where padding lies between the tokens of a row: a mask of another meaning.
+
+    On a GPU this waits for the mask, as the caller does for its rows; where every token counts,
+    nobody comes here.
+    """
+    starts = is_token[:, 1:] & ~is_token[:, :-1]
+    runs = starts.sum(dim=1) + is_token[:, :1].sum(dim=1)
+    if bool((runs > 1).any()):
+        row = int((runs > 1).nonzero()[0])
+        raise ValueError(
+            f"{op}: attention_mask: expected padding to the left or right of a row's tokens, got "
+            f"some between them in row {row}"
+        )
 
 
 def _check_offsets(op: str, offsets: Tensor, batch: int, tokens: int) -> None:

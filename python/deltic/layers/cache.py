@@ -154,9 +154,10 @@ class Cache:
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Every sequence ``repeats`` times, next to each other."""
-        if isinstance(repeats, bool) or not hasattr(repeats, "__index__") or repeats < 0:
+        if isinstance(repeats, bool) or not hasattr(repeats, "__index__") or repeats < 1:
             raise ValueError(
-                f"Cache: batch_repeat_interleave: expected a number of times, got {got(repeats)}"
+                "Cache: batch_repeat_interleave: expected a number of times, at least 1, "
+                f"got {got(repeats)}"
             )
         self._change(lambda state: state.repeat_interleave(repeats, dim=0))
 
