@@ -16,6 +16,7 @@ from ._sequence_ops import (
     FORWARD_OUT_,
     FORWARD_SAVE,
     differentiable,
+    plain,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ _BETA_FORMS = {"value": "", "sigmoid": " beta=sigmoid", "2sigmoid": " beta=2sigm
 _STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
 # The library's numbers are fp32: a larger one would become infinite.
 _MOST_FP32 = 3.4028234663852886e38
+_CHUNK = 64
 _SPLITS = {"auto": "", "off": " split=off", "by_length": " split=by_length"}
 
 
@@ -148,6 +150,8 @@ def flag_word(op: str, argument: str, word: str, value: bool) -> str:
 
 def check_numbers(op: str, scale: float | None, lower_bound: float | None) -> None:
     """A TypeError for a tensor, whose value torch would take without its gradient, or a bool."""
+    if scale is None and lower_bound is None:
+        return
     for argument, value in (("scale", scale), ("lower_bound", lower_bound)):
         if value is None:
             continue
@@ -166,6 +170,10 @@ def is_eps(value: Any) -> bool:
     return is_number and bool(0 <= value <= _MOST_FP32)
 
 
+# By function and options, of those that are right: at most 72 for each function.
+_KNOWN_WORDS: dict[tuple[Any, ...], str] = {}
+
+
 def _words(
     op: str,
     gate: str,
@@ -176,6 +184,30 @@ def _words(
     impl: str | None,
 ) -> str:
     """The options that forward and decode share."""
+    # 1 would be found as True is, and is no bool.
+    if impl is None and type(qk_l2norm) is bool and type(output_final_state) is bool:
+        key = (op, gate, beta_form, qk_l2norm, state_layout, output_final_state)
+        try:
+            return _KNOWN_WORDS[key]
+        except KeyError:
+            words = _spell(op, gate, beta_form, qk_l2norm, state_layout, output_final_state, None)
+            if all(type(word) is str for word in (gate, beta_form, state_layout)):
+                _KNOWN_WORDS[key] = words
+            return words
+        except TypeError:
+            pass  # something unhashable, which is said below
+    return _spell(op, gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
+
+
+def _spell(
+    op: str,
+    gate: str,
+    beta_form: str,
+    qk_l2norm: bool,
+    state_layout: str,
+    output_final_state: bool,
+    impl: str | None,
+) -> str:
     try:
         words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
     except (KeyError, TypeError):
@@ -199,6 +231,8 @@ def autocast(x: Tensor) -> Tensor:
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in autocast's dtype; gates and beta stay as they are."""
+    if not torch._C._is_any_autocast_enabled():
+        return q, k, v
     if not isinstance(q, Tensor) or q.device.type == "meta":
         return q, k, v
     if not torch.is_autocast_enabled(q.device.type):
@@ -211,6 +245,14 @@ def needs_grad(tensors: tuple[Tensor | None, ...]) -> bool:
     return torch.is_grad_enabled() and any(
         isinstance(t, Tensor) and t.requires_grad for t in tensors
     )
+
+
+def has_any(*given: Any) -> bool:
+    """Whether one of them is there. Not by `in` or `==`: tensors answer with tensors."""
+    for x in given:
+        if x is not None:
+            return True
+    return False
 
 
 def is_cuda(x: Any) -> bool:
@@ -398,7 +440,8 @@ def delta_rule(
             if isinstance(split, str)
             else size_word("delta_rule", "split", "split", split)
         )
-    words += chunk_word("delta_rule", chunk_size) + null_word("delta_rule", null_slot)
+    if chunk_size is not _CHUNK or null_slot is not None:
+        words += chunk_word("delta_rule", chunk_size) + null_word("delta_rule", null_slot)
     kept = flag_word("delta_rule", "recompute", " save=states", recompute) or " save=all"
     if output_final_state and state_pool is not None:
         refuse_final_state("delta_rule", "state_pool")
@@ -407,7 +450,7 @@ def delta_rule(
     trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
     servers = (write_pool, has_initial_state, accepted)
-    if out is not None or null_slot is not None or any(x is not None for x in servers):
+    if out is not None or null_slot is not None or has_any(*servers):
         if trains or needs_grad((state_pool, write_pool, out)):
             _refuse_gradient("delta_rule", (state_pool, write_pool), has_initial_state, out)
         o, final_state = call(
@@ -460,7 +503,9 @@ def delta_rule(
             with torch.no_grad():
                 ckpt[3].copy_(ckpt_states)
     else:
-        o, final_state = call(FORWARD, *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words)
+        o, final_state = call(
+            plain(FORWARD), *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words
+        )
     return o, final_state if output_final_state else None
 
 
@@ -629,7 +674,7 @@ def _by_token(
         return o if out is None else out, final_state if " final" in words else None
     if trains:
         check_has_gradient(function, q, rows[5])
-    operator = differentiable(DECODE) if trains else DECODE
+    operator = differentiable(DECODE) if trains else plain(DECODE)
     o, final_state = call(operator, *rows, *sequences, *numbers, words)
     return o, final_state if " final" in words else None
 
@@ -698,7 +743,7 @@ def decode(
     check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
     servers = (write_pool, has_initial_state, accepted, parents)
-    if out is not None or null_slot is not None or any(x is not None for x in servers):
+    if out is not None or null_slot is not None or has_any(*servers):
         if needs_grad((write_pool, out)):
             _refuse_gradient("decode", (write_pool,), None, out)
         if state_pool is None:
