@@ -578,7 +578,7 @@ def test_sums_stay_in_their_sequence():
 
 
 def test_global_cumsum_refuses():
-    with pytest.raises(ValueError, match="B, T, H"):
+    with pytest.raises(ValueError, match="B,T,H"):
         chunk_global_cumsum(torch.zeros(3, 4))
     with pytest.raises(AssertionError, match="batch size"):
         chunk_global_cumsum(torch.zeros(2, 4, 1), cu_seqlens=torch.tensor([0, 4]))

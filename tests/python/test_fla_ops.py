@@ -480,7 +480,7 @@ def test_shared_errors(gate, form):
             call_of(function, gate, **changes)()
     x = make(gate=gate, lengths=[2, 3]).tensors
     x["initial_state"] = x["initial_state"][:1]
-    with pytest.raises(ValueError, match="number of initial states"):
+    with pytest.raises(ValueError, match="initial_state must have a state for each of"):
         function(**x)
 
 

@@ -113,7 +113,7 @@ def test_functions_of_flash_linear_attention(function):
 
 def test_the_gate_of_the_other_operator():
     """One per channel would be computed, as another operator than the one that was asked for."""
-    with pytest.raises(ValueError, match=r"^`g` must have the shape \[B, T, HV\], got \[1, 8"):
+    with pytest.raises(ValueError, match=r"^chunk_gated_delta_rule: `g` must have the shape \["):
         chunk_gated_delta_rule(X, X, X, g=X, beta=X[..., 0])
 
 

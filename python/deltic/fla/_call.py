@@ -55,7 +55,7 @@ def state_layout(state_v_first: bool, kwargs: dict[str, Any]) -> bool:
     warnings.warn(
         "`transpose_state_layout` is deprecated: it is now called `state_v_first`",
         DeprecationWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     return bool(kwargs.pop("transpose_state_layout"))
 
@@ -75,12 +75,12 @@ def check_sequences(q: Tensor, cu_seqlens: Tensor | None, initial_state: Tensor 
         return
     if q.shape[0] != 1:
         raise ValueError(
-            f"with `cu_seqlens` the sequences are packed into a batch size of 1, got {q.shape[0]}"
+            f"cu_seqlens must come with a batch size of 1, of packed sequences, got {q.shape[0]}"
         )
     sequences = len(cu_seqlens) - 1
     if initial_state is not None and initial_state.shape[0] != sequences:
         raise ValueError(
-            f"the number of initial states must be the number of sequences, {sequences}, "
+            f"initial_state must have a state for each of the {sequences} sequences, "
             f"got {initial_state.shape[0]}"
         )
 
@@ -193,6 +193,9 @@ def run(
     """
     q, k, v = one_dtype(q, k, v)
     if initial_state is not None:
+        if not initial_state.is_floating_point():
+            found = type_name(initial_state.dtype)
+            raise TypeError(f"{name}: initial_state: expected fp32, bf16 or fp16, got {found}")
         initial_state = rows(initial_state.to(wide(q)))
     arguments = dict(
         beta=rows(beta),

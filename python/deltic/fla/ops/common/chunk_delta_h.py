@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..._call import check_key_width, wide
 from ..._layout import Layout, Passage
+from ..._surface import surface
 
 
 def _decay(layout: Layout, g: Tensor | None, gk: Tensor | None) -> Tensor | None:
@@ -18,6 +19,7 @@ def _decay(layout: Layout, g: Tensor | None, gk: Tensor | None) -> Tensor | None
     return found
 
 
+@surface(ahead=True, g="B,T,HV")
 def chunk_gated_delta_rule_fwd_h(
     k: Tensor,
     w: Tensor,
@@ -96,6 +98,7 @@ def chunk_gated_delta_rule_fwd_h(
     )
 
 
+@surface(ahead=True, g="B,T,HV")
 @torch.no_grad()
 def chunk_gated_delta_rule_bwd_dhu(
     q: Tensor,

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..._layout import Layout
+from ..._surface import surface
 
 
 class _Chunks:
@@ -66,6 +67,7 @@ class _Chunks:
         return self.layout.join(x.unflatten(1, (like.shape[2], -1)).sum(2), like.dtype)
 
 
+@surface(ahead=True, g="B,T,HV")
 def chunk_fwd_o(
     q: Tensor,
     k: Tensor,
@@ -102,6 +104,7 @@ def chunk_fwd_o(
     return x.layout.join(o, v.dtype)
 
 
+@surface(ahead=True, g="B,T,HV")
 @torch.no_grad()
 def chunk_bwd_dv(
     q: Tensor,
@@ -126,6 +129,7 @@ def chunk_bwd_dv(
     return x.layout.join(dv + x.scores().mT @ x.layout.split(do), do.dtype)
 
 
+@surface(ahead=True, g="B,T,HV")
 @torch.no_grad()
 def chunk_bwd_dv_local(
     q: Tensor,
@@ -149,6 +153,7 @@ def chunk_bwd_dv_local(
     return x.layout.join(scores.mT @ x.layout.split(do), do.dtype)
 
 
+@surface(ahead=True, g="B,T,HV")
 @torch.no_grad()
 def chunk_bwd_dqkwg(
     q: Tensor,

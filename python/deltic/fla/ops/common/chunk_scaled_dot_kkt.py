@@ -6,8 +6,10 @@ from torch import Tensor
 from ...._blocks import kkt
 from ..._call import rows
 from ..._chunks import natural
+from ..._surface import surface
 
 
+@surface(ahead=True, g="B,T,HV|B,T,HV,K")
 def chunk_scaled_dot_kkt_fwd(
     k: Tensor,
     g: Tensor | None = None,

@@ -14,8 +14,10 @@ from ..._call import (
     refuse_unknown,
     take_chunk_size,
 )
+from ..._surface import surface
 
 
+@surface()
 def chunk_delta_rule(
     q: Tensor,
     k: Tensor,

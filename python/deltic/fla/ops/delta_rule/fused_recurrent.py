@@ -3,8 +3,10 @@
 from torch import Tensor
 
 from ..._call import check_sequences, check_tensors, make_options, recurrent
+from ..._surface import surface
 
 
+@surface(beta="B,T,HV|B,T,HV,V")
 def fused_recurrent_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ... import _naive
 from ..._call import wide
+from ..._surface import surface
 
 
 def _heads_second(
@@ -13,6 +14,14 @@ def _heads_second(
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), beta.transpose(1, 2)
 
 
+@surface(
+    ahead=True,
+    q="B,HV,T,K",
+    k="B,HV,T,K",
+    v="B,HV,T,V",
+    beta="B,HV,T|B,HV,T,V",
+    initial_state="B,HV,K,V",
+)
 def delta_rule_recurrence(
     q: Tensor,
     k: Tensor,
@@ -26,6 +35,7 @@ def delta_rule_recurrence(
     return o.transpose(1, 2).to(q.dtype), state if output_final_state else None
 
 
+@surface(ahead=True, q="B,HV,T,K", k="B,HV,T,K", v="B,HV,T,V", beta="B,HV,T|B,HV,T,V")
 def delta_rule_chunkwise(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, chunk_size: int = 32
 ) -> tuple[Tensor, Tensor]:
@@ -34,6 +44,7 @@ def delta_rule_chunkwise(
     return o.transpose(1, 2), state
 
 
+@surface(ahead=True, q="B,HV,T,K", k="B,HV,T,K", v="B,HV,T,V", beta="B,HV,T")
 def delta_rule_parallel(
     q: Tensor, k: Tensor, v: Tensor, beta: Tensor, BM: int = 128, BN: int = 32
 ) -> tuple[Tensor, Tensor]:

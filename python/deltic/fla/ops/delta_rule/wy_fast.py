@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from ... import _chunks
+from ..._surface import surface
 
 
+@surface()
 def prepare_wy_repr_fwd(
     k: Tensor,
     v: Tensor,
@@ -19,6 +21,7 @@ def prepare_wy_repr_fwd(
     return w, u, A
 
 
+@surface()
 def recompute_w_u_fwd(
     k: Tensor,
     v: Tensor,
@@ -32,6 +35,7 @@ def recompute_w_u_fwd(
     return w, u
 
 
+@surface(ahead=True)
 @torch.no_grad()
 def prepare_wy_repr_bwd(
     k: Tensor,

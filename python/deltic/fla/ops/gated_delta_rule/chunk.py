@@ -17,8 +17,10 @@ from ..._call import (
     state_layout,
     take_chunk_size,
 )
+from ..._surface import surface
 
 
+@surface(g="B,T,HV")
 def chunk_gated_delta_rule(
     q: Tensor,
     k: Tensor,
@@ -74,7 +76,7 @@ def chunk_gated_delta_rule(
         )
     if v.shape[2] % q.shape[2] != 0:
         raise ValueError(
-            f"the number of value heads must be a multiple of the number of query heads, "
+            "v must have a number of value heads that is a multiple of q's heads, "
             f"got HV = {v.shape[2]} and H = {q.shape[2]}"
         )
     refuse_head_first(kwargs)

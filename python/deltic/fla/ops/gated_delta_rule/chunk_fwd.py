@@ -3,8 +3,10 @@
 from torch import Tensor
 
 from ... import _chunks
+from ..._surface import surface
 
 
+@surface(ahead=True, g="B,T,HV")
 def chunk_gated_delta_rule_fwd_intra(
     k: Tensor,
     v: Tensor,

@@ -16,8 +16,10 @@ from ..._call import (
     state_layout,
     wide,
 )
+from ..._surface import surface
 
 
+@surface(g="B,T,HV", beta="B,T,HV|B,T,HV,V")
 def fused_recurrent_gated_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from ... import _gates
 from ..._call import rows
+from ..._surface import surface
 from ..utils.cumsum import chunk_local_cumsum
 
 
+@surface(ahead=True)
 def naive_gdn_gate(
     g: Tensor,
     A_log: Tensor,
@@ -21,6 +23,7 @@ def naive_gdn_gate(
     return _gates.naive(g, A_log, dt_bias, None, output_dtype, 1)
 
 
+@surface()
 def gdn_gate_fwd(
     g: Tensor,
     A_log: Tensor,
@@ -32,6 +35,7 @@ def gdn_gate_fwd(
         return _gates.forward(g, A_log, dt_bias, None, output_dtype, 1)
 
 
+@surface(ahead=True)
 def gdn_gate_bwd(
     g: Tensor, A_log: Tensor, dt_bias: Tensor | None, dyg: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -41,6 +45,7 @@ def gdn_gate_bwd(
     return dg, dA, dbias
 
 
+@surface()
 def fused_gdn_gate(
     g: Tensor,
     A_log: Tensor,
@@ -51,6 +56,7 @@ def fused_gdn_gate(
     return _gates.forward(g, A_log, dt_bias, None, output_dtype, 1)
 
 
+@surface(g="B,T,HV")
 def gdn_gate_chunk_cumsum(
     g: Tensor,
     A_log: Tensor,

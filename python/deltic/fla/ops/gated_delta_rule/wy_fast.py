@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from ... import _chunks
+from ..._surface import surface
 
 
+@surface(ahead=True, g="B,T,HV")
 def recompute_w_u_fwd(
     k: Tensor,
     v: Tensor,
@@ -20,6 +22,7 @@ def recompute_w_u_fwd(
     return w, u
 
 
+@surface(ahead=True, g="B,T,HV")
 @torch.no_grad()
 def prepare_wy_repr_bwd(
     k: Tensor,

@@ -18,6 +18,7 @@ from ..._call import (
     state_layout,
     take_chunk_size,
 )
+from ..._surface import surface
 from ..utils.index import (
     prepare_chunk_indices,
     prepare_chunk_indices_static,
@@ -63,6 +64,7 @@ def _chunk_starts(
     return Checkpoints(first, places[:, 1] * chunk_size, index, states)
 
 
+@surface(g="B,T,HV,K")
 def chunk_kda(
     q: Tensor,
     k: Tensor,
@@ -155,7 +157,7 @@ def chunk_kda(
     B, T, H, K = q.shape
     HV = v.shape[2]
     assert HV % H == 0, (
-        f"the number of value heads must be a multiple of the number of query heads, "
+        "v must have a number of value heads that is a multiple of q's heads, "
         f"got HV = {HV} and H = {H}"
     )
     for name, x, shape in (("g", g, (B, T, HV, K)), ("beta", beta, (B, T, HV))):

@@ -5,8 +5,10 @@ from torch import Tensor
 from ...._blocks import scores
 from ... import _chunks
 from ..._call import rows
+from ..._surface import surface
 
 
+@surface(ahead=True)
 def chunk_kda_fwd_intra(
     q: Tensor,
     k: Tensor,

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...._library import type_name
 from ...._native import decode
 from ..._call import (
     check_negative_eigenvalues,
@@ -17,8 +18,10 @@ from ..._call import (
     rows,
     state_layout,
 )
+from ..._surface import surface
 
 
+@surface(g="B,T,HV,K", beta="B,T,HV|B,T,HV,V")
 def fused_recurrent_kda(
     q: Tensor,
     k: Tensor,
@@ -76,6 +79,9 @@ def fused_recurrent_kda(
     )
 
 
+_INDICES = (torch.int32, torch.int64)
+
+
 def _first_slots(slots: Tensor, num_accepted_tokens: Tensor | None) -> Tensor:
     """The slot that each sequence starts from, of ``[N]`` or ``[N, tokens]`` of them."""
     table = slots[:, None] if slots.dim() == 1 else slots
@@ -105,6 +111,11 @@ def _copy_of_states(
     """A pool of the states to start from, slots 0 to N - 1, and `after` empty slots."""
     starts = torch.zeros((len(read), *shape), device=like.device)
     if initial_state is not None:
+        if read.device.type == "cpu" and bool((read >= len(initial_state)).any()):
+            raise ValueError(
+                f"fused_recurrent_kda_fwd: ssm_state_indices: expected slots below the "
+                f"{len(initial_state)} of initial_state, got {int(read.max())}"
+            )
         used = read >= 0
         starts[used] = initial_state[read[used]].float()
     return torch.cat([starts, starts.new_zeros((after, *shape))])
@@ -128,6 +139,13 @@ def _last_of_each(write: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     return torch.where(same.triu(1).any(-1), -1, write)
 
 
+@surface(
+    g="B,T,HV,K",
+    beta="B,T,HV|B,T,HV,V",
+    initial_state="slots,HV,K,V",
+    ssm_state_indices="N|N,tokens",
+    num_accepted_tokens="N",
+)
 @torch.no_grad()
 def fused_recurrent_kda_fwd(
     q: Tensor,
@@ -172,6 +190,16 @@ def fused_recurrent_kda_fwd(
         last one of each sequence or, with ``ssm_state_indices``, the one after each token,
         ``[B * T, HV, K, V]``; None without ``output_final_state``.
     """
+    check_tensors("fused_recurrent_kda_fwd", q, k, v)
+    for name, x in (("initial_state", initial_state), ("out", out)):
+        if isinstance(x, Tensor) and not x.is_floating_point():
+            found = type_name(x.dtype)
+            text = f"fused_recurrent_kda_fwd: {name}: expected fp32, bf16 or fp16, got {found}"
+            raise TypeError(text)
+    if isinstance(num_accepted_tokens, Tensor) and num_accepted_tokens.dtype not in _INDICES:
+        found = type_name(num_accepted_tokens.dtype)
+        text = f"num_accepted_tokens: expected int32 or int64, got {found}"
+        raise TypeError(f"fused_recurrent_kda_fwd: {text}")
     refuse_unknown("fused_recurrent_kda_fwd", kwargs)
     check_negative_eigenvalues(allow_neg_eigval, use_beta_sigmoid_in_kernel)
     if out is not None:

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from ... import _gates
 from ..._call import refuse_head_first, refuse_unknown
+from ..._surface import surface
 from ..utils.cumsum import chunk_local_cumsum
 
 
+@surface(ahead=True)
 def naive_kda_gate(
     g: Tensor,
     A_log: Tensor,
@@ -25,6 +27,7 @@ def naive_kda_gate(
     return _gates.naive(g, A_log, dt_bias, None, output_dtype, 2)
 
 
+@surface(ahead=True)
 def naive_kda_lowerbound_gate(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -36,6 +39,7 @@ def naive_kda_lowerbound_gate(
     return _gates.naive(g, A_log, dt_bias, lower_bound, output_dtype, 2)
 
 
+@surface()
 def kda_gate_fwd(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -48,6 +52,7 @@ def kda_gate_fwd(
         return _gates.forward(g, A_log, dt_bias, lower_bound, output_dtype, 2)
 
 
+@surface(ahead=True)
 def kda_gate_bwd(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -63,6 +68,7 @@ def kda_gate_bwd(
     return dg, dA, dbias
 
 
+@surface()
 def fused_kda_gate(
     g: Tensor,
     A_log: Tensor | None = None,
@@ -74,6 +80,7 @@ def fused_kda_gate(
     return _gates.forward(g, A_log, dt_bias, lower_bound, output_dtype, 2)
 
 
+@surface(g="B,T,HV,K")
 def kda_gate_chunk_cumsum(
     g: Tensor,
     A_log: Tensor | None,

@@ -3,8 +3,10 @@
 from torch import Tensor
 
 from ... import _naive
+from ..._surface import surface
 
 
+@surface(ahead=True, g="B,T,HV,K", beta="B,T,HV|B,T,HV,V", initial_state="B,HV,K,V")
 def naive_recurrent_kda(
     q: Tensor,
     k: Tensor,
@@ -20,6 +22,7 @@ def naive_recurrent_kda(
     return o.to(v.dtype), state if output_final_state else None
 
 
+@surface(ahead=True, g="B,T,HV,K", beta="B,T,HV|B,T,HV,V", initial_state="B,HV,K,V")
 def naive_chunk_kda(
     q: Tensor,
     k: Tensor,

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor
 
 from ... import _chunks, _gates
+from ..._surface import surface
 
 
+@surface(ahead=True)
 def recompute_w_u_fwd(
     k: Tensor,
     v: Tensor,
@@ -26,6 +28,7 @@ def recompute_w_u_fwd(
     return w, u, qg, kg
 
 
+@surface(ahead=True, dk="B,T,HV,K", dg="B,T,HV,K")
 @torch.no_grad()
 def prepare_wy_repr_bwd(
     k: Tensor,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..._call import refuse_head_first, refuse_unknown, wide
+from ..._surface import surface
 
 
 def _check(
@@ -86,6 +87,7 @@ def local_cumsum(
     return _sums(g, chunk_size, reverse, scale, cu_seqlens, output_dtype)
 
 
+@surface(ahead=True, g="B,T,H")
 def chunk_local_cumsum_scalar(
     g: Tensor,
     chunk_size: int,
@@ -102,6 +104,7 @@ def chunk_local_cumsum_scalar(
     return local_cumsum(g, chunk_size, reverse, scale, cu_seqlens, output_dtype)
 
 
+@surface(ahead=True, g="B,T,H,D")
 def chunk_local_cumsum_vector(
     g: Tensor,
     chunk_size: int,
@@ -118,6 +121,7 @@ def chunk_local_cumsum_vector(
     return local_cumsum(g, chunk_size, reverse, scale, cu_seqlens, output_dtype)
 
 
+@surface(ahead=True, g="B,T,H|B,T,H,D")
 def chunk_local_cumsum(
     g: Tensor,
     chunk_size: int,
@@ -149,6 +153,7 @@ def chunk_local_cumsum(
     return local_cumsum(g, chunk_size, reverse, scale, cu_seqlens, output_dtype)
 
 
+@surface(ahead=True, s="B,T,H")
 def chunk_global_cumsum_scalar(
     s: Tensor,
     reverse: bool = False,
@@ -162,6 +167,7 @@ def chunk_global_cumsum_scalar(
     return _sums(s, None, reverse, scale, cu_seqlens, output_dtype)
 
 
+@surface(ahead=True, s="B,T,H,D")
 def chunk_global_cumsum_vector(
     s: Tensor,
     reverse: bool = False,
@@ -175,6 +181,7 @@ def chunk_global_cumsum_vector(
     return _sums(s, None, reverse, scale, cu_seqlens, output_dtype)
 
 
+@surface(ahead=True, s="B,T,H|B,T,H,D")
 def chunk_global_cumsum(
     s: Tensor,
     reverse: bool = False,

@@ -7,25 +7,31 @@ Results have the dtype (int64 where it says so) and the device of ``cu_seqlens``
 import torch
 from torch import Tensor
 
+from ..._surface import surface
+
 _CPU = torch.device("cpu")
 
 
+@surface(ahead=True)
 def prepare_lens(cu_seqlens: Tensor) -> Tensor:
     """``[N]``: the lengths."""
     return cu_seqlens.diff()
 
 
+@surface(ahead=True, mask="N,T")
 def prepare_lens_from_mask(mask: Tensor) -> Tensor:
     """``[N]`` int32: how many tokens of each row a mask ``[N, T]`` keeps."""
     return mask.sum(dim=-1, dtype=torch.int32)
 
 
+@surface(ahead=True, lens="N")
 def prepare_cu_seqlens_from_lens(lens: Tensor, dtype: torch.dtype | None = torch.int32) -> Tensor:
     """``[N + 1]``: the offsets of sequences of these lengths."""
     ends = lens.cumsum(0, dtype=dtype)
     return torch.cat([ends.new_zeros(1), ends])
 
 
+@surface(ahead=True, mask="N,T")
 def prepare_cu_seqlens_from_mask(mask: Tensor, dtype: torch.dtype | None = torch.int32) -> Tensor:
     """``[N + 1]``: the offsets of the sequences that a mask keeps."""
     return prepare_cu_seqlens_from_lens(prepare_lens_from_mask(mask), dtype)
@@ -47,6 +53,7 @@ def _chunks(cu_seqlens: Tensor, chunk_size: int) -> Tensor:
     return (prepare_lens(cu_seqlens) + chunk_size - 1) // chunk_size
 
 
+@surface(ahead=True)
 def prepare_split_cu_seqlens(
     batch_size: int | None = None,
     seq_len: int | None = None,
@@ -76,22 +83,26 @@ def prepare_split_cu_seqlens(
     return torch.cat([starts, offsets[-1:]]).to(device=device, dtype=dtype)
 
 
+@surface(ahead=True)
 def prepare_position_ids(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None = None) -> Tensor:
     """``[T]``: each token's place in its sequence."""
     return _numbered(prepare_lens(_seen(cu_seqlens, cu_seqlens_cpu)))[1].to(cu_seqlens)
 
 
+@surface(ahead=True)
 def prepare_sequence_ids(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None = None) -> Tensor:
     """``[T]`` int64: each token's sequence."""
     return _numbered(prepare_lens(_seen(cu_seqlens, cu_seqlens_cpu)))[0].to(cu_seqlens.device)
 
 
+@surface(ahead=True)
 def prepare_token_indices(cu_seqlens: Tensor, cu_seqlens_cpu: Tensor | None = None) -> Tensor:
     """``[T, 2]``: each token's sequence and its place there."""
     found = _numbered(prepare_lens(_seen(cu_seqlens, cu_seqlens_cpu)))
     return torch.stack(found, 1).to(cu_seqlens)
 
 
+@surface(ahead=True)
 def prepare_chunk_indices(
     cu_seqlens: Tensor, chunk_size: int, cu_seqlens_cpu: Tensor | None = None
 ) -> Tensor:
@@ -100,11 +111,13 @@ def prepare_chunk_indices(
     return torch.stack(found, 1).to(cu_seqlens)
 
 
+@surface(ahead=True)
 def prepare_chunk_offsets(cu_seqlens: Tensor, chunk_size: int) -> Tensor:
     """``[N + 1]`` int64: each sequence's first chunk, and the number of all chunks."""
     return prepare_cu_seqlens_from_lens(_chunks(cu_seqlens, chunk_size), torch.int64)
 
 
+@surface(ahead=True)
 def prepare_chunk_indices_static(
     cu_seqlens: Tensor, chunk_size: int, nt_max: int
 ) -> tuple[Tensor, Tensor]:
@@ -124,6 +137,7 @@ def prepare_chunk_indices_static(
     return indices.to(cu_seqlens), offsets.to(cu_seqlens)
 
 
+@surface(ahead=True)
 def get_max_num_splits(
     cu_seqlens: Tensor, chunk_size: int, cu_seqlens_cpu: Tensor | None = None
 ) -> int:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..._surface import surface
 from .index import prepare_lens, prepare_token_indices
 
 
@@ -11,7 +12,7 @@ def _columns(cu_seqlens: Tensor, padding_side: str, longest: int) -> tuple[Tenso
     sequence, place = prepare_token_indices(cu_seqlens).long().unbind(1)
     lens = prepare_lens(cu_seqlens).long()
     assert len(lens) == 0 or int(lens.max()) <= longest, (
-        f"sequences of at most {longest} tokens must be packed, got one of {int(lens.max())}"
+        f"cu_seqlens must have sequences of at most {longest} tokens, got one of {int(lens.max())}"
     )
     return sequence, place if padding_side == "right" else place + longest - lens[sequence]
 
@@ -23,6 +24,7 @@ def _check(x: Tensor, padding_side: str) -> None:
     assert x.dim() >= 2, f"x must have at least 2 dimensions, got {x.dim()}"
 
 
+@surface(ahead=True)
 def pack_sequence(x: Tensor, cu_seqlens: Tensor, padding_side: str = "left") -> Tensor:
     """The tokens of a padded batch, one sequence after another; differentiable.
 
@@ -41,6 +43,7 @@ def pack_sequence(x: Tensor, cu_seqlens: Tensor, padding_side: str = "left") -> 
     return x[_columns(cu_seqlens, padding_side, x.shape[1])]
 
 
+@surface(ahead=True)
 def unpack_sequence(
     x: Tensor,
     cu_seqlens: Tensor,
@@ -65,4 +68,7 @@ def unpack_sequence(
         f"got {list(desired_shape)}"
     )
     places = _columns(cu_seqlens, padding_side, desired_shape[1])
+    assert len(x) >= len(places[0]), (
+        f"x must have the {len(places[0])} rows of cu_seqlens, got {len(x)}"
+    )
     return x.new_zeros(desired_shape).index_put(places, x[: len(places[0])])

@@ -5,8 +5,10 @@ from torch import Tensor
 
 from ...._blocks import inverse
 from ..._call import rows
+from ..._surface import surface
 
 
+@surface()
 def solve_tril(
     A: Tensor,
     cu_seqlens: Tensor | None = None,
