@@ -232,6 +232,14 @@ def _check_block(c: _Shapes) -> None:
     c.take("v", "B,T,HV,V")
 
 
+def _check_norm(c: _Shapes) -> None:
+    c.take("x", "B,T,H,D")
+    if c.sizes["D"] == 0:
+        c.refuse("x", "a width of at least 1, got 0")
+    c.take("z", "B,T,H,D")
+    c.take("weight", "D")
+
+
 def _check_conv(c: _Shapes) -> None:
     """The convolution, whose weight may be [D,1,W], and in place x [B,D]."""
     out = c.shapes.get("out")
@@ -293,6 +301,7 @@ _CHECKS: dict[str, Callable[[_Shapes], None]] = {
         ("cumsum", "gate", "l2norm", "kkt", "scores", "inverse", "scores_inverse", "wy"),
         _check_block,
     ),
+    "rmsnorm": _check_norm,
     **dict.fromkeys(("conv", "conv_", "conv_out_", "conv_backward"), _check_conv),
 }
 

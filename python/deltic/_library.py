@@ -254,6 +254,22 @@ def refuse_transforms(op: Any, args: tuple[Any, ...]) -> None:
             )
 
 
+def refused_negation(op: Any, args: tuple[Any, ...]) -> Exception | None:
+    """The error for a tensor that is to be written while its negation is pending, or None.
+
+    torch resolves it in a copy, and then misses the operator's writes to the tensor itself.
+    """
+    operator = operator_name(op)
+    for i in written_places(op):
+        if isinstance(args[i], torch.Tensor) and args[i].is_neg():
+            argument = argument_name(operator, op._schema.arguments[i].name)
+            return ValueError(
+                f"{function_of(operator, args)}: {argument}: expected a tensor that can be written "
+                f"in place, got a negated view ({argument}.resolve_neg() has its values)"
+            )
+    return None
+
+
 # By operator, where the arguments stand that it writes to.
 _WRITTEN: dict[Any, tuple[int, ...]] = {}
 
@@ -294,4 +310,6 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
             first = argument_name(operator, schema)
             kind = ValueError if args[0] is None else TypeError
             raise kind(f"{function}: {first}: expected a tensor, got {got(args[0])}") from None
+        if "INTERNAL ASSERT FAILED" in str(error):
+            raise refused_negation(op, args) or error from None
         raise (refused_layout(error, args) or translated(error, function, args)) from None

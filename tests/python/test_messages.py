@@ -476,3 +476,23 @@ def test_padding_between_tokens(kind):
         layer(x, attention_mask=torch.tensor([[1] * 5, row]))
     # A row that was padded on the right goes on: only the columns of this call count.
     layer(x, attention_mask=torch.tensor([[1] * 7, [1, 0, 1, 1, 1, 1, 1]]))
+
+
+def test_a_negated_pool():
+    """torch would end in an assertion of its own."""
+    pool = torch._neg_view(torch.zeros(1, 2, 16, 16))
+    text = "^decode: state_pool: expected a tensor that can be written in place, got a negated view"
+    with pytest.raises(ValueError, match=text):
+        deltic.decode(X, X, X, state_pool=pool)
+
+
+def test_shapes_of_meta_rows():
+    x, weight = X.to("meta"), torch.zeros(15, device="meta")
+    for rows in (X, x):
+        text = r"^rms_norm: weight: expected shape \[16\], got \[15\]$"
+        with pytest.raises(ValueError, match=text):
+            deltic.rms_norm(rows, weight.to(rows.device) if rows is x else torch.zeros(15))
+        with pytest.raises(
+            ValueError, match="^rms_norm: x: expected a width of at least 1, got 0$"
+        ):
+            deltic.rms_norm(rows[..., :0])
