@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/sizes.h"
+#include "cuda/code.h"
 #include "cuda/saved.h"
 #include "cuda/schedule/order.cuh"
 #include "cuda/schedule/pieces.cuh"
@@ -348,6 +349,26 @@ TEST(Saved, SlotsOfEveryBatchRow) {
   EXPECT_EQ(saved_layout(p, DELTIC_SAVE_NONE).bytes, 0u);
   p.V = int64_t{1} << 40;
   EXPECT_THROW(saved_layout(p, DELTIC_SAVE_ALL), SizeOverflow);
+}
+
+// Drivers take machine code of the same major version, else the latest PTX that they can compile.
+TEST(Code, OfEveryGpu) {
+  constexpr std::string_view kAll = "80 86 89 90a 100 120 90-ptx";
+  const std::pair<int, int> versions[] = {{75, 0},   {80, 80},   {86, 86},   {87, 86},
+                                          {89, 89},  {90, 90},   {100, 100}, {103, 100},
+                                          {110, 90}, {120, 120}, {121, 120}, {130, 90}};
+  for (const auto& [gpu, code] : versions) {
+    EXPECT_EQ(code_for(kAll, gpu), code) << gpu;
+    EXPECT_EQ(code_for(kAll, gpu, {.only_ptx = true}), gpu >= 90 ? 90 : 0) << gpu;
+    EXPECT_EQ(has_hopper_code(kAll, gpu), gpu == 90) << gpu;
+    EXPECT_FALSE(has_hopper_code(kAll, gpu, {.only_ptx = true})) << gpu;
+    EXPECT_EQ(code_for("80-ptx", gpu), gpu >= 80 ? 80 : 0) << gpu;
+    EXPECT_EQ(code_for("80-ptx", gpu, {.no_ptx = true}), 0) << gpu;
+    EXPECT_EQ(code_for("90a", gpu), gpu == 90 ? 90 : 0) << gpu;
+    EXPECT_FALSE(has_hopper_code("80 90 90-ptx", gpu)) << gpu;
+  }
+  EXPECT_EQ(code_for("", 90), 0);
+  EXPECT_EQ(code_text("80 90a 90-ptx"), "sm_80, sm_90a, PTX of compute_90");
 }
 
 }  // namespace

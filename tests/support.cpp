@@ -701,6 +701,13 @@ std::vector<std::string> runnable(Op op) {
   return names;
 }
 
+bool runs_on_gpu(Op op, const std::string& impl) {
+  for (const ImplementationInfo& i : implementations(op, DeviceType::cuda)) {
+    if (i.name == impl) return i.runs_here;
+  }
+  return false;
+}
+
 std::vector<double> numbers(const std::vector<uint8_t>& bytes, DType type) {
   const size_t size = element_bytes(type);
   std::vector<double> x(bytes.size() / size);

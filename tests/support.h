@@ -159,6 +159,8 @@ Results run(Op op, const std::string& impl, const Layer& layer, const Batch& bat
 bool accepts(Op op, const std::string& impl, const Layer& layer);
 // Names of an operation's implementations that this machine can run, the oracle included.
 std::vector<std::string> runnable(Op op);
+// Whether this build has code of it for a GPU of this machine.
+bool runs_on_gpu(Op op, const std::string& impl);
 
 std::vector<double> numbers(const std::vector<uint8_t>& bytes, DType type);
 bool all_finite(const std::vector<uint8_t>& bytes, DType type);

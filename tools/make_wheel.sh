@@ -7,6 +7,7 @@
 # Says what it is at and how far: compiling GPU code takes minutes.
 # DELTIC_PYTHON_VENV names an environment that has torch; otherwise torch comes from the package index.
 # DELTIC_PYTHON_CUDA: ON, OFF, or AUTO (where nvcc is found; the default).
+# DELTIC_CUDA_ARCHS: which GPUs get code, as cmake's; all by default.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -36,6 +37,7 @@ mkdir -p "$root/build/python"
 echo "wheel: building; the whole output goes to build/python/wheel.log" >&2
 if ! "$venv/bin/pip" wheel -v --no-build-isolation --no-deps -w "$wheels" \
   -C cmake.define.DELTIC_CUDA="${DELTIC_PYTHON_CUDA:-AUTO}" \
+  -C cmake.define.DELTIC_CUDA_ARCHS="${DELTIC_CUDA_ARCHS:-all}" \
   -C cmake.define.DELTIC_TORCH_PORTABLE=ON . 2>&1 |
   "$venv/bin/python" tools/build_progress.py "$log" >&2; then
   tail -n 40 "$log" >&2

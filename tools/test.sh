@@ -55,10 +55,11 @@ configure_and_build() {
   shift
   # Where nvcc is but no GPU, one instance of every GPU kernel: the full set takes longer than all of
   # this.
-  local kernels=ci
-  if nvidia-smi -L >/dev/null 2>&1; then kernels=full; fi
+  # They are compiled for Hopper and for the oldest GPU, which has the fewest instructions.
+  local kernels=ci archs="80;90a"
+  if nvidia-smi -L >/dev/null 2>&1; then kernels=full archs=auto; fi
   cmake --preset "$preset" -DDELTIC_WERROR=ON -DCMAKE_INSTALL_LIBDIR=lib \
-    -DDELTIC_CUDA_SET=$kernels "$@" &&
+    -DDELTIC_CUDA_SET=$kernels -DDELTIC_CUDA_ARCHS="$archs" "$@" &&
     cmake --build --preset "$preset"
 }
 

@@ -4,21 +4,27 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
+#include "cuda/code.h"
 #include "cuda/cuda.h"
 #include "cuda/set.h"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu {
 namespace {
 
+constexpr std::string_view kArchs = DELTIC_CUDA_ARCHS;  // cmake/cuda.cmake
+
 struct Found {
   std::vector<Device> devices;
   std::vector<std::string> lines;
-  std::string missing;  // of code for sm_90; empty: some device has it
+  std::string missing, missing_hopper;  // empty: some device runs the code
 };
 
 int attribute(cudaDeviceAttr which, int index) {
@@ -32,6 +38,15 @@ std::string name_of_device(int index) {
   return cat(properties.name, ", ", properties.totalGlobalMem >> 20, " MiB");
 }
 
+// What the environment tells drivers about PTX.
+CodeRules code_rules() {
+  const auto is_set = [](const char* name) {
+    const char* value = std::getenv(name);
+    return value != nullptr && std::string_view(value) == "1";
+  };
+  return {is_set("CUDA_FORCE_PTX_JIT"), is_set("CUDA_DISABLE_PTX_JIT")};
+}
+
 Found look() {
   Found found;
   int count = 0;
@@ -42,11 +57,14 @@ Found look() {
                         ? "there is no NVIDIA driver, or one older than CUDA " +
                               std::to_string(CUDART_VERSION / 1000)
                         : cat("there is no GPU (", cudaGetErrorString(error), ")");
+    found.missing_hopper = found.missing;
     found.lines.push_back("none: " + found.missing);
     return found;
   }
-  std::string oldest;
-  bool has_sm90 = false;
+  const std::string code = code_text(kArchs);
+  const CodeRules rules = code_rules();
+  std::string first;
+  bool has_code = false, has_hopper = false;
   for (int i = 0; i < count; ++i) {
     Device d;
     d.major = attribute(cudaDevAttrComputeCapabilityMajor, i);
@@ -54,17 +72,26 @@ Found look() {
     d.num_sms = attribute(cudaDevAttrMultiProcessorCount, i);
     d.l2_bytes = static_cast<size_t>(attribute(cudaDevAttrL2CacheSize, i));
     d.smem_bytes = static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, i));
+    if (DELTIC_CUDA_SMEM_KB > 0)
+      d.smem_bytes = std::min(d.smem_bytes, size_t{DELTIC_CUDA_SMEM_KB} << 10);
+    const int number = 10 * d.major + d.minor;
+    d.code = code_for(kArchs, number, rules);
+    d.has_hopper_code = gpu::has_hopper_code(kArchs, number, rules);
     found.devices.push_back(d);
     const std::string version = cat("compute capability ", d.major, ".", d.minor);
-    found.lines.push_back(
-        cat(name_of_device(i), ", ", d.num_sms, " SMs, ", version,
-            d.major == 9 ? "" : ": this build has code for compute capability 9.0 alone"));
-    has_sm90 = has_sm90 || d.major == 9;
-    if (oldest.empty()) oldest = version;
+    found.lines.push_back(cat(name_of_device(i), ", ", d.num_sms, " SMs, ", version,
+                              d.code > 0 ? "" : ": this build has code for " + code + " alone"));
+    has_code = has_code || d.code > 0;
+    has_hopper = has_hopper || d.has_hopper_code;
+    if (first.empty()) first = version;
   }
-  if (!has_sm90) {
+  if (!has_code) {
     found.missing =
-        "this build has code for GPUs of compute capability 9.0, the GPU here has " + oldest;
+        cat("this build has code for ", code, " (DELTIC_CUDA_ARCHS), the GPU here has ", first);
+  }
+  if (!has_hopper) {
+    found.missing_hopper = cat("its code is for sm_90a, and this build has code for ", code,
+                               ", the GPU here has ", first);
   }
   return found;
 }
@@ -114,17 +141,45 @@ const Device* device(int32_t index) {
                                                                : nullptr;
 }
 
-const char* missing_sm90() { return found().missing.empty() ? nullptr : found().missing.c_str(); }
+namespace {
+const char* sentence_of(const std::string& text) { return text.empty() ? nullptr : text.c_str(); }
+constexpr const char* kNoSuchDevice = "there is no such device";
+}  // namespace
+
+const char* missing_code() { return sentence_of(found().missing); }
+const char* missing_sm90() { return sentence_of(found().missing_hopper); }
+
+const char* refuse_without_code(const Problem& p) {
+  const Device* d = device(p.device_index);
+  if (d == nullptr) return kNoSuchDevice;
+  return d->code > 0 ? nullptr : "this build has no code for the tensors' GPU (DELTIC_CUDA_ARCHS)";
+}
 
 const char* refuse_before_sm90(const Problem& p) {
   const Device* d = device(p.device_index);
-  if (d == nullptr) return "there is no such device";
-  return d->major == 9 ? nullptr
-                       : "the code is for compute capability 9.0, the tensors' GPU has another";
+  if (d == nullptr) return kNoSuchDevice;
+  return d->has_hopper_code
+             ? nullptr
+             : "the code is for sm_90a, which the tensors' GPU or this build has not";
+}
+
+const char* refuse_shared_memory(const Problem& p, size_t bytes) {
+  const Device* d = device(p.device_index);
+  if (d == nullptr) return kNoSuchDevice;
+  return bytes <= d->smem_bytes ? nullptr
+                                : "it needs more shared memory than the GPU has for a CTA";
+}
+
+bool overlaps_launches() {
+  int index = 0;
+  if (cudaGetDevice(&index) != cudaSuccess) return false;
+  const Device* d = device(index);
+  return d != nullptr && d->code >= 90;
 }
 
 std::string build_facts() {
-  return cat(CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", code for sm_90a",
+  return cat(CUDART_VERSION / 1000, ".", CUDART_VERSION % 1000 / 10, ", code for ",
+             code_text(kArchs),
              kFullSet ? "" : ", one instance of each kernel (DELTIC_CUDA_SET=ci)");
 }
 std::vector<std::string> devices_found() { return found().lines; }

@@ -17,13 +17,20 @@ struct Device {
   int major = 0, minor = 0;
   int num_sms = 0;
   size_t l2_bytes = 0, smem_bytes = 0;  // shared memory: the most a CTA may ask for
+  int code = 0;  // version that its code in this build was compiled for, such as 90; 0: none
+  bool has_hopper_code = false;
 };
 // Read once per process. Null if there is no such device.
 const Device* device(int32_t index);
 
-// Null: some GPU here runs code for sm_90; else the sentence why not.
+// The general kernels. Null: some GPU here runs code of this build; else the sentence why not.
+const char* missing_code();
+// Null: the call's device does.
+const char* refuse_without_code(const Problem& p);
+// The same of Hopper's kernels.
 const char* missing_sm90();
-// Null: the call's device runs it.
 const char* refuse_before_sm90(const Problem& p);
+// Null: a CTA may have so much shared memory on the call's device.
+const char* refuse_shared_memory(const Problem& p, size_t bytes);
 
 }  // namespace deltic::gpu

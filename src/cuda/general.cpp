@@ -17,7 +17,7 @@ namespace {
 const char* refuse(const Problem& p) {
   if (p.is_gradient) return "it has no gradients of building blocks";
   if (const char* sentence = refuse_fp64(p)) return sentence;
-  if (const char* sentence = refuse_before_sm90(p)) return sentence;
+  if (const char* sentence = refuse_without_code(p)) return sentence;
   switch (p.op) {
     case DELTIC_BACKWARD:
       return backward::refuse(p);
@@ -69,7 +69,7 @@ bool has_general(deltic_op op) {
 }
 
 const Implementation& general() {
-  static const Implementation entry{"cuda.general", missing_sm90, refuse, workspace_bytes, run};
+  static const Implementation entry{"cuda.general", missing_code, refuse, workspace_bytes, run};
   return entry;
 }
 

@@ -5,6 +5,9 @@
 
 namespace deltic::gpu {
 
+// Whether the code that runs on the current device waits in grid_wait: that of Hopper and later.
+bool overlaps_launches();
+
 // A launch that may start before the one ahead of it on the stream ends: the kernel calls grid_wait
 // before it touches memory. Together: CTAs of the grid wait for one another, so that all of them
 // run at once, whatever else is on the GPU; a grid for which the stream's context is too small
@@ -15,7 +18,7 @@ cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, 
                          cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = overlaps_launches();
   attributes[1].id = cudaLaunchAttributeCooperative;
   attributes[1].val.cooperative = 1;
   cudaLaunchConfig_t config{};

@@ -10,6 +10,7 @@
 #include "cuda/sm80/backward/collect.cuh"
 #include "cuda/sm80/backward/instantiate.h"
 #include "cuda/sm80/backward/launch.h"
+#include "cuda/sm80/backward/smem.h"
 #include "cuda/tile/call.h"
 
 namespace deltic::gpu::backward {
@@ -23,10 +24,28 @@ struct Division {
   bool compact;
 };
 
+// Value columns of a CTA: as many as its shared memory has room for. Those of sm_80 have 163 KB,
+// of sm_86, sm_89 and sm_120 99 KB: K of 129 to 256 has no room in the latter.
+constexpr int kNarrow = 16;
+size_t shared_bytes(int width, int columns) {
+  if (width == 64) return sizeof(Shared<Traits<64, 64>>);
+  if (width == 128)
+    return columns == kNarrow ? sizeof(Shared<Traits<128, kNarrow>>)
+                              : sizeof(Shared<Traits<128, 64>>);
+  return columns == kNarrow ? sizeof(Shared<Traits<256, kNarrow>>)
+                            : sizeof(Shared<Traits<256, 32>>);
+}
+int columns_of(const Problem& p, int width) {
+  const int most = width == 256 ? 32 : 64;
+  const bool has_room = refuse_shared_memory(p, shared_bytes(width, most)) == nullptr;
+  return width == 64 || has_room ? most : kNarrow;
+}
+int width_of(const Problem& p) { return p.K <= 64 ? 64 : p.K <= 128 ? 128 : 256; }
+
 Division divide(const Problem& p) {
   Division x;
-  x.width = p.K <= 64 ? 64 : p.K <= 128 ? 128 : 256;
-  x.columns = x.width == 256 ? 32 : 64;
+  x.width = width_of(p);
+  x.columns = columns_of(p, x.width);
   x.slices = (p.V + x.columns - 1) / x.columns;
   x.items = checked_product(p.N, p.HV, x.slices);
   x.ctas = static_cast<unsigned>(std::min<int64_t>(x.items, kMaxCtas));
@@ -76,20 +95,29 @@ Params params_of(const Problem& p, const Division& x, const Scratch& scratch) {
   return params;
 }
 
-// width: keys, filled up.
-void launch_starts(int width, const Params& p, unsigned ctas, cudaStream_t stream) {
+void launch_starts(const Division& x, const Params& p, cudaStream_t stream) {
+  const bool narrow = x.columns == kNarrow;
   if constexpr (kFullSet) {
-    if (width == 64) return launch_starts<64, 64>(p, ctas, stream);
-    if (width == 256) return launch_starts<256, 32>(p, ctas, stream);
+    if (x.width == 64) return launch_starts<64, 64>(p, x.ctas, stream);
+    if (x.width == 256) {
+      return narrow ? launch_starts<256, kNarrow>(p, x.ctas, stream)
+                    : launch_starts<256, 32>(p, x.ctas, stream);
+    }
   }
-  launch_starts<128, 64>(p, ctas, stream);
+  narrow ? launch_starts<128, kNarrow>(p, x.ctas, stream)
+         : launch_starts<128, 64>(p, x.ctas, stream);
 }
-void launch_segment(int width, const Params& p, int64_t m, unsigned ctas, cudaStream_t stream) {
+void launch_segment(const Division& x, const Params& p, int64_t m, cudaStream_t stream) {
+  const bool narrow = x.columns == kNarrow;
   if constexpr (kFullSet) {
-    if (width == 64) return launch_segment<64, 64>(p, m, ctas, stream);
-    if (width == 256) return launch_segment<256, 32>(p, m, ctas, stream);
+    if (x.width == 64) return launch_segment<64, 64>(p, m, x.ctas, stream);
+    if (x.width == 256) {
+      return narrow ? launch_segment<256, kNarrow>(p, m, x.ctas, stream)
+                    : launch_segment<256, 32>(p, m, x.ctas, stream);
+    }
   }
-  launch_segment<128, 64>(p, m, ctas, stream);
+  narrow ? launch_segment<128, kNarrow>(p, m, x.ctas, stream)
+         : launch_segment<128, 64>(p, m, x.ctas, stream);
 }
 
 void collect(const Params& p, int64_t m, cudaStream_t stream) {
@@ -109,7 +137,8 @@ void collect(const Params& p, int64_t m, cudaStream_t stream) {
 const char* refuse(const Problem& p) {
   if (p.gv) return "a decay per value column has no gradient here";
   if (!kFullSet && !(p.K > 64 && p.K <= 128)) return kNotInThisBuild;
-  return nullptr;
+  const int width = width_of(p);
+  return refuse_shared_memory(p, shared_bytes(width, columns_of(p, width)));
 }
 
 size_t workspace_bytes(const Problem& p) {
@@ -137,9 +166,9 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
                "clearing the sums of parameters");
   }
   if (x.items > 0) {
-    if (x.num_segments > 1) launch_starts(x.width, params, x.ctas, stream);
+    if (x.num_segments > 1) launch_starts(x, params, stream);
     for (int64_t m = x.num_segments - 1; m >= 0; --m) {
-      launch_segment(x.width, params, m, x.ctas, stream);
+      launch_segment(x, params, m, stream);
       if (x.rows > 0) collect(params, m, stream);
     }
   }

@@ -126,34 +126,44 @@ __device__ void multiply_columns(const Shared<Tr>& s, KeySums& sum) {
 }
 
 // The parts' sums added up, in order, by the threads of part 0. s.S has been read: its place is
-// used. Barriers inside.
+// used, for all sums of a part at once or, in narrow slices, one kind after the other. Barriers
+// inside.
 template <class Tr>
 __device__ void add_column_parts(Shared<Tr>& s, KeySums& sum) {
-  static_assert(Tr::kColumnParts == 1 || Tr::kStatePitch >= 3 * kChunk + 1, "a part fits there");
+  constexpr int kAtOnce = Tr::kStatePitch >= 3 * kChunk + 1 ? 3 : 1;
+  static_assert(Tr::kColumnParts == 1 || Tr::kStatePitch >= kChunk + 1, "a kind fits there");
   float* place = &s.S[0][0];
   const int d = static_cast<int>(threadIdx.x) % Tr::kWidth;
   const int part = static_cast<int>(threadIdx.x) / Tr::kWidth;
+  const auto kind = [&](int m) -> float(&)[kChunk] {
+    return m == 0 ? sum.dqE : m == 1 ? sum.dkE : sum.dkR;
+  };
 #pragma unroll 1
   for (int n = 1; n < Tr::kColumnParts; ++n) {
-    __syncthreads();  // S, or the part before, has been read
-    if (part == n) {
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        place[i * Tr::kWidth + d] = sum.dqE[i];
-        place[(kChunk + i) * Tr::kWidth + d] = sum.dkE[i];
-        place[(2 * kChunk + i) * Tr::kWidth + d] = sum.dkR[i];
-      }
-      place[3 * kChunk * Tr::kWidth + d] = sum.d_last;
-    }
-    __syncthreads();  // the part is there
-    if (part == 0) {
+    for (int first = 0; first < 3; first += kAtOnce) {
+      __syncthreads();  // S, or what was there before, has been read
+      if (part == n) {
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        sum.dqE[i] += place[i * Tr::kWidth + d];
-        sum.dkE[i] += place[(kChunk + i) * Tr::kWidth + d];
-        sum.dkR[i] += place[(2 * kChunk + i) * Tr::kWidth + d];
+        for (int i = 0; i < kChunk; ++i) {
+#pragma unroll
+          for (int m = 0; m < kAtOnce; ++m) {
+            place[(m * kChunk + i) * Tr::kWidth + d] = kind(first + m)[i];
+          }
+        }
+        if (first == 0) place[kAtOnce * kChunk * Tr::kWidth + d] = sum.d_last;
       }
-      sum.d_last += place[3 * kChunk * Tr::kWidth + d];
+      __syncthreads();  // it is there
+      if (part == 0) {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) {
+#pragma unroll
+          for (int m = 0; m < kAtOnce; ++m) {
+            kind(first + m)[i] += place[(m * kChunk + i) * Tr::kWidth + d];
+          }
+        }
+        if (first == 0) sum.d_last += place[kAtOnce * kChunk * Tr::kWidth + d];
+      }
     }
   }
 }

@@ -224,7 +224,7 @@ __device__ inline void check_checkpoints(const Params& p, int64_t n) {
 }
 
 // Lengths, slots and lists in range; who writes which slot.
-__global__ void __launch_bounds__(kThreads) check_lists(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 1) check_lists(const __grid_constant__ Params p) {
   const Walk all = threads();
   if (all.first == 0) check_ends(p);
 #pragma unroll 1
@@ -580,7 +580,7 @@ __device__ inline Finding describe_sum(const Params& p, int64_t position) {
 }
 
 // One CTA, behind the checks: what the least key means.
-__global__ void __launch_bounds__(kThreads) describe(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 1) describe(const __grid_constant__ Params p) {
   const unsigned long long key = p.record->key;
   const auto position = static_cast<int64_t>(key & ((1ull << 60) - 1));
   Finding f;

@@ -27,7 +27,7 @@ const char* refuse(const Problem& p) {
     if (*x && x->slots > INT32_MAX) return "more than 2^31 - 1 slots, counted in 32 bits";
   }
   if (!kFullSet && p.x.dtype != DType::bf16) return kNotInThisBuild;
-  return refuse_before_sm90(p);
+  return refuse_without_code(p);
 }
 
 // How a call is divided: from shapes, strides, options and whether rows move by runs, so that sums
@@ -206,7 +206,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_handle) 
 }  // namespace
 
 const Implementation& implementation() {
-  static const Implementation entry{kName, missing_sm90, refuse, workspace_bytes, run};
+  static const Implementation entry{kName, missing_code, refuse, workspace_bytes, run};
   return entry;
 }
 

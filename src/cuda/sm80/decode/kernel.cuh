@@ -6,6 +6,7 @@
 
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/decode/stage_state.cuh"
+#include "cuda/tile/bounds.cuh"
 
 namespace deltic::gpu::decode {
 
@@ -101,7 +102,7 @@ __device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawT
 // CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
 // write zeros to the rows of no sequence.
 template <class Tr>
-__global__ void __launch_bounds__(Tr::kThreads, Tr::kCtasPerSm)
+__global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::kCtasElsewhere))
     decode_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) std::byte memory[];
   auto& s = *reinterpret_cast<Stage<Tr>*>(memory);

@@ -72,7 +72,7 @@ const char* refuse(const Problem& p) {
   if (!kFullSet && !(state_dtype(p) == DType::bf16 && p.v_first && p.K == 128)) {
     return kNotInThisBuild;
   }
-  return refuse_before_sm90(p);
+  return refuse_without_code(p);
 }
 
 size_t workspace_bytes(const Problem&) { return 0; }
@@ -126,7 +126,7 @@ void run(const Problem& p, std::span<std::byte>, void* stream_handle) {
 }  // namespace
 
 const Implementation& implementation() {
-  static const Implementation entry{"cuda.decode", missing_sm90, refuse, workspace_bytes, run};
+  static const Implementation entry{"cuda.decode", missing_code, refuse, workspace_bytes, run};
   return entry;
 }
 

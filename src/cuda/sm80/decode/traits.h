@@ -52,6 +52,8 @@ struct Traits {
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
   static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);
+  static constexpr int kCtasElsewhere =
+      kCtasPerSm - ((kVFirst ? sizeof(E) == 2 : sizeof(E) == 4 && kWidth == 128) ? 1 : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
   static constexpr bool kStays = sizeof(E) == 2 || kChoice.stays;

@@ -21,7 +21,7 @@ const char* refuse(const Problem& p) {
     return "more than 2^31 - 1 tokens, heads or numbers in a row, counted in 32 bits";
   }
   if (!kFullSet && p.x.dtype != DType::bf16) return kNotInThisBuild;
-  return refuse_before_sm90(p);
+  return refuse_without_code(p);
 }
 
 // Runs of 16 bytes of a row; 0: some row has none, or there are more than a warp holds.
@@ -124,7 +124,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_handle) 
 }  // namespace
 
 const Implementation& implementation() {
-  static const Implementation entry{kName, missing_sm90, refuse, workspace_bytes, run};
+  static const Implementation entry{kName, missing_code, refuse, workspace_bytes, run};
   return entry;
 }
 

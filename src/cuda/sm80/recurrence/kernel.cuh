@@ -5,6 +5,7 @@
 #include <cuda/std/limits>
 
 #include "cuda/sm80/recurrence/stage_states.cuh"
+#include "cuda/tile/bounds.cuh"
 
 namespace deltic::gpu::recurrence {
 
@@ -148,7 +149,7 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
 // CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
 // write zeros to the rows of no sequence.
 template <class Tr>
-__global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
+__global__ void __launch_bounds__(kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::kCtasElsewhere))
     recurrence_kernel(const __grid_constant__ Params p) {
   __shared__ Stage<Tr> s;
   if (is_wrong(p.tokens)) return;

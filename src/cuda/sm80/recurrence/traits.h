@@ -26,6 +26,7 @@ struct Traits {
   static constexpr bool kPerChannel = kPerChannel_, kOneStage = kOneStage_;
   static_assert(kBlocks >= 1 && kBlocks <= 8, "K is at most 256");
   static constexpr int kCtasPerSm = kBlocks > 4 ? 1 : kOneStage ? 3 : 2;  // one more would spill
+  static constexpr int kCtasElsewhere = kBlocks > 4 ? 1 : 2;
 };
 
 }  // namespace deltic::gpu::recurrence

@@ -57,7 +57,7 @@ __device__ inline void run_column(const GateParams& p, const TokenTile& tile, in
   }
 }
 
-__global__ void __launch_bounds__(kThreads) gates_kernel(const __grid_constant__ GateParams p) {
+__global__ void __launch_bounds__(kThreads, 1) gates_kernel(const __grid_constant__ GateParams p) {
   if (is_wrong(p.tokens)) return;
   const unsigned index = blockIdx.x, parts = static_cast<unsigned>(p.num_parts);
   if (index >= p.num_items) {

@@ -6,6 +6,7 @@
 #include "cuda/sm80/scores/stage_load.cuh"
 #include "cuda/sm80/scores/stage_products.cuh"
 #include "cuda/sm80/scores/stage_results.cuh"
+#include "cuda/tile/bounds.cuh"
 
 namespace deltic::gpu::scores {
 
@@ -135,7 +136,7 @@ __device__ void plain_role(const Params& p, const Products<Tr>& x, unsigned char
 // CTAs are (tile, head), heads fastest. The last kPaddingCtas of a packed call write zeros to the
 // rows of no sequence.
 template <class Tr>
-__global__ void __launch_bounds__(kThreads, Tr::kCtasPerSm)
+__global__ void __launch_bounds__(kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::kCtasElsewhere))
     scores_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char smem[];
   if (is_wrong(p.tokens)) return;

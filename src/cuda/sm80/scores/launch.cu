@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/device.h"
 #include "cuda/set.h"
 #include "cuda/sm80/scores/launch.h"
 #include "cuda/sm80/scores/params.h"
@@ -70,17 +71,29 @@ void launch_instance(const Instance& i, const Params& p, unsigned ctas, cudaStre
   }
 }
 
+// Shared memory: rows of k, q and g, or the results in their place; numbers of rows last.
+void lay_out(const Problem& p, DType type, bool has_kkt, bool has_scores, Params& x) {
+  x.K = static_cast<int32_t>(p.K), x.width = (x.K + 15) / 16 * 16;
+  x.row_bytes = row_bytes(x.width, static_cast<int>(size_of(type)));
+  x.g_row_bytes = row_bytes(x.width, 4);
+  x.q_at = kTileTokens * x.row_bytes;
+  x.g_at = x.q_at + (has_scores ? kTileTokens * x.row_bytes : 0);
+  const int32_t tiles = x.g_at + (p.gate == Gate::channel ? kTileTokens * x.g_row_bytes : 0);
+  const int32_t results = (has_kkt + has_scores) * kTileTokens * kPitch * 4;
+  x.rows_at = std::max(tiles, results);
+  x.smem_bytes = x.rows_at + 2 * kTileTokens * 4;
+}
+
 void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
   const int64_t num_items = num_tiles(p.packed, p.N, p.T) * p.HV;
   const unsigned ctas = num_ctas(p, num_items);
   if (ctas == 0) return;
   const Instance instance = instance_of(p);
   const DType type = instance.type;
-  const int32_t element = static_cast<int32_t>(size_of(type));
   Params x{};
   x.tokens = tokens_of(p);
   x.heads = p.HV, x.group = static_cast<uint32_t>(p.HV / p.H), x.num_items = num_items;
-  x.K = static_cast<int32_t>(p.K), x.width = (x.K + 15) / 16 * 16, x.W = p.chunk;
+  x.W = p.chunk;
   x.gate = p.gate, x.beta_kind = p.beta_kind, x.beta_form = p.beta_form, x.scale = p.scale;
   x.q = p.q, x.k = p.k, x.g = p.g, x.beta = p.beta, x.kkt = kkt, x.scores = scores;
   x.q_vectors = p.q.dtype == type && is_vectorizable(p.q, p.K);
@@ -88,13 +101,7 @@ void run(const Problem& p, const Rows& kkt, const Rows& scores, void* stream) {
   x.g_vectors = p.g.dtype == DType::f32 && is_vectorizable(p.g, p.K);
   x.kkt_vectors = is_vectorizable(kkt, p.chunk);
   x.scores_vectors = is_vectorizable(scores, p.chunk);
-  x.row_bytes = row_bytes(x.width, element), x.g_row_bytes = row_bytes(x.width, 4);
-  x.q_at = kTileTokens * x.row_bytes;
-  x.g_at = x.q_at + (scores.present ? kTileTokens * x.row_bytes : 0);
-  const int32_t tiles = x.g_at + (p.gate == Gate::channel ? kTileTokens * x.g_row_bytes : 0);
-  const int32_t results = (kkt.present + scores.present) * kTileTokens * kPitch * 4;
-  x.rows_at = std::max(tiles, results);
-  x.smem_bytes = x.rows_at + 2 * kTileTokens * 4;
+  lay_out(p, type, kkt.present, scores.present, x);
   launch_instance(instance, x, ctas, static_cast<cudaStream_t>(stream));
 }
 
@@ -105,7 +112,10 @@ const char* refuse(const Problem& p) {
   const bool is_here = kFullSet || (i.type == DType::f32    ? i.per_channel
                                     : i.type == DType::bf16 ? i.width == 128 && !i.per_channel
                                                             : i.width == 64 && i.per_channel);
-  return is_here ? nullptr : kNotInThisBuild;
+  if (!is_here) return kNotInThisBuild;
+  Params x{};
+  lay_out(p, i.type, p.op != DELTIC_SCORES, p.op != DELTIC_KKT, x);
+  return refuse_shared_memory(p, static_cast<size_t>(x.smem_bytes));
 }
 
 void run(const Problem& p, void* stream) {

@@ -35,6 +35,7 @@ struct Traits {
   using Fragment = std::conditional_t<kIsTf32, FloatFragment, RawFragment>;
   // Per channel one more would spill; else the most that shared memory holds at K = 128.
   static constexpr int kCtasPerSm = kIsFloat ? 2 : kPerChannel ? 3 : kHasQ && kHasK ? 4 : 6;
+  static constexpr int kCtasElsewhere = kCtasPerSm == 4 ? 3 : kCtasPerSm;
 };
 
 }  // namespace deltic::gpu::scores

@@ -3,4 +3,5 @@
 
 namespace deltic::gpu::backward {
 DELTIC_INSTANTIATE_BACKWARD(128, 64);
+DELTIC_INSTANTIATE_BACKWARD(128, 16);  // GPUs with less shared memory
 }  // namespace deltic::gpu::backward

@@ -3,4 +3,5 @@
 
 namespace deltic::gpu::backward {
 DELTIC_INSTANTIATE_BACKWARD(256, 32);
+DELTIC_INSTANTIATE_BACKWARD(256, 16);  // GPUs with less shared memory
 }  // namespace deltic::gpu::backward
