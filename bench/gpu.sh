@@ -231,7 +231,7 @@ fi
 if wants times; then
   suites=()
   for suite in kda_forward_random kda_forward_slow kda_forward_softplus gdn_forward delta_forward growth \
-    kda_backward gdn_backward blocks decode decode_tokens layers options; do
+    kda_backward gdn_backward neighbours blocks decode decode_tokens layers options; do
     suites+=(--suite "$suite")
   done
   if [ -n "${DELTIC_GPU_SUITES:-}" ]; then read -r -a suites <<<"$DELTIC_GPU_SUITES"; fi
