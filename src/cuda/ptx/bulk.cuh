@@ -28,11 +28,12 @@ __device__ inline void bulk_prefetch(const void* src, int bytes) {
 constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy gives for evict_first
 constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
 constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
+template <uint64_t kPolicy = kEvictLast>
 __device__ inline void bulk_store(void* dst, const void* src, int bytes) {
   asm volatile(
       "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;\n"
       "cp.async.bulk.commit_group;" ::"l"(__cvta_generic_to_global(dst)),
-      "r"(smem_u32(src)), "r"(bytes), "l"(kEvictLast)
+      "r"(smem_u32(src)), "r"(bytes), "l"(kPolicy)
       : "memory");
 }
 // Everything this thread stored by bulk copies, tensors too, is written; or has only been read.

@@ -48,7 +48,7 @@ __device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c
 // dy = P^T do + (k R) dS of the warpgroup's columns, and dS decays. dS goes to the workspace.
 template <class Tr>
 __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                               unsigned char* staging, const uint32_t (&d_o)[4][4], State<Tr>& dS,
+                               ChainOut<Tr>& out, const uint32_t (&d_o)[4][4], State<Tr>& dS,
                                float (&dy)[8][4]) {
   using E = typename Tr::E;
   const int lane = thread_index() % 32;
@@ -68,7 +68,8 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   }
   wgmma_commit();
   const int64_t item = at.item(p, c);
-  send_operands<Tr>(at, a, staging, static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
+  send_operands<Tr>(at, a, out.staging[thread_index() / 32],
+                    static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
   if (c + 1 == at.num_chunks()) multiply_rest<Tr>(s.k_end(), dS, a, dy);
   decay_state<Tr>(s.last, dS);
   end_product<0>(dy);
@@ -91,46 +92,73 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   }
 }
 
+// A warp's columns of dv, through `staging`: rows of 32 bytes, whose halves are exchanged in every
+// second four, so that eight rows hit every bank once.
+template <class Tr>
+__device__ void store_values(const Params& p, const ChainItem<Tr>& at, int c,
+                             unsigned char* staging, const float* rows, const float (&dz)[8][4]) {
+  using E = typename Tr::E;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
+  const auto half_place = [&](int row, int half) {
+    return static_cast<uint32_t>(row * 32 + ((half ^ (row >> 2)) & 1) * 16);
+  };
+  if (lane == 0) bulk_store_wait_read();
+  __syncwarp();  // the state has left
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float dv[2][4];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dv[n][e] = dz[2 * i + n][e];
+      scale_columns(dv[n], factors_of(rows, kBeta, 2 * i + n, lane));
+    }
+    uint32_t r[4];
+    to_left<E>(dv, r);
+    const int row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
+    stmatrix_x4_trans(smem_u32(staging) + 512 * i + half_place(row, half), r);
+  }
+  __syncwarp();
+  const int row = lane / 2, count = at.count(c);
+  E* to = static_cast<E*>(p.dv.data) +
+          offset(p.dv, at.span.batch, at.token(c) + row, at.head) + at.slice * Tr::kColumns +
+          16 * warp + lane % 2 * 8;
+#pragma unroll
+  for (int i = 0; i < 4; ++i, to += 16 * p.dv.st) {
+    if (row + 16 * i >= count) continue;
+    *reinterpret_cast<uint4*>(to) =
+        *reinterpret_cast<const uint4*>(staging + 512 * i + half_place(row, lane % 2));
+  }
+  __syncwarp();  // dv has been read
+}
+
 // dz and dv of the warp's columns. do has been read.
 template <class Tr>
 __device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                               float (&dz)[8][4]) {
+                               ChainOut<Tr>& out, float (&dz)[8][4]) {
   using E = typename Tr::E;
-  const int lane = thread_index() % 32;
   const int64_t item = at.item(p, c);
   __syncwarp();  // do has been read by all lanes
   put_values<Tr>(s.values, dz);
-  send_values<Tr>(at, s.values, static_cast<E*>(p.work.dz) + item * (kChunk * Tr::V));
   if (p.dv.present) {
-    float dv[8][4];
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dv[n][e] = dz[n][e];
-      scale_columns(dv[n], factors_of(s.rows, kBeta, n, lane));
-    }
-    put_values<Tr>(s.values, dv);
-    E* out = static_cast<E*>(p.dv.data) + offset(p.dv, at.span.batch, at.token(c), at.head) +
-             at.slice * Tr::kColumns;
-    const int count = at.count(c);
-    for_pieces([&](int row, int column, uint32_t byte) {
-      if (row >= count) return;
-      *reinterpret_cast<uint4*>(out + row * p.dv.st + column) =
-          *reinterpret_cast<const uint4*>(s.values + byte);
-    });
-    __syncwarp();  // dv has been read
+    store_values<Tr>(p, at, c, out.staging[thread_index() / 32], s.rows, dz);
   }
   if (p.dbeta.present) {
     to_rests<E>(dz);
-    put_values<Tr>(s.values, dz);
-    send_values<Tr>(at, s.values, static_cast<E*>(p.work.dz_rest) + item * (kChunk * Tr::V));
+    put_values<Tr>(out.rests, dz);
   }
+  send_values<Tr>(at, [&](auto send) {
+    send(s.values, static_cast<E*>(p.work.dz) + item * (kChunk * Tr::V));
+    if (p.dbeta.present) {
+      send(out.rests, static_cast<E*>(p.work.dz_rest) + item * (kChunk * Tr::V));
+    }
+  });
 }
 
 // One chunk by a warpgroup.
 template <class Tr>
 __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                           unsigned char* staging, State<Tr>& dS) {
+                           ChainOut<Tr>& out, State<Tr>& dS) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   float dy[8][4];
@@ -139,7 +167,7 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   for (int k = 0; k < 4; ++k) {
     load_left_turned<64>(smem_u32(s.values), 16 * k, 16 * warp, lane, d_o[k]);
   }
-  multiply_chain<Tr>(p, at, c, s, staging, d_o, dS, dy);
+  multiply_chain<Tr>(p, at, c, s, out, d_o, dS, dy);
 #pragma unroll
   for (int k = 0; k < 4; ++k) to_left<E>(&dy[2 * k], a[k]);
   float(&dz)[8][4] = dy;
@@ -180,7 +208,7 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   begin_product(dS);
   add_outer<Tr>(s.k_start(), az, dS);
   wgmma_commit();
-  send_gradients<Tr>(p, at, c, s, dz);
+  send_gradients<Tr>(p, at, c, s, out, dz);
   end_product<0>(dS);
 }
 
@@ -197,9 +225,10 @@ __device__ void go_back(const Params& p, unsigned index, unsigned char* smem) {
     wait_stage(s.full, i);
     const int c = chunks - 1 - i, next = (i + 1) % 2;
     if (c > 0) load_chain_stage<Tr>(p, at, c - 1, s.stages[next], &s.full[next]);
-    step_chain<Tr>(p, at, c, s.stages[i % 2], s.staging[thread_index() / 32], dS);
+    step_chain<Tr>(p, at, c, s.stages[i % 2], s.out, dS);
   }
   store_given<Tr>(at, p.d_initial, dS);
+  bulk_store_wait();
 }
 
 // CTAs of the chain backward, which takes longer, then those of the one forward.

@@ -71,12 +71,12 @@ __device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenT
   auto& x = s.x.operand;
   if (is_first) {
     const int64_t key_head = key_head_of(p, head);
-    copy_rows<E, Tr::K>(s.k, p.k, tile.batch, tile.begin, key_head, 0, tile.length, t,
-                        Tr::kThreads);
-    copy_rows<E, Tr::K>(s.q, p.q, tile.batch, tile.begin, key_head, 0, tile.length, t,
-                        Tr::kThreads);
+    copy_rows<E, Tr::K, Tr::kThreads>(s.k, p.k, tile.batch, tile.begin, key_head, 0, tile.length,
+                                      t);
+    copy_rows<E, Tr::K, Tr::kThreads>(s.q, p.q, tile.batch, tile.begin, key_head, 0, tile.length,
+                                      t);
   }
-  copy_rows<E, Tr::V>(x.d_o, p.d_o, tile.batch, tile.begin, head, 0, tile.length, t, Tr::kThreads);
+  copy_rows<E, Tr::V, Tr::kThreads>(x.d_o, p.d_o, tile.batch, tile.begin, head, 0, tile.length, t);
   copy_bytes(x.dz, static_cast<const char*>(p.work.dz) + item * Tr::kValueBytes, Tr::kValueBytes, t,
              Tr::kThreads);
   copy_bytes(x.e, static_cast<const char*>(p.work.e) + item * Tr::kValueBytes, Tr::kValueBytes, t,

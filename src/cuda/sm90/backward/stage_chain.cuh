@@ -79,12 +79,12 @@ struct ChunkCopy {
   }
   // Of the call's tensors, from the chunk's first token on.
   __device__ void keys(unsigned char* to, const Rows& from, int64_t token) const {
-    copy_rows<typename Tr::E, Tr::K>(to, from, at.span.batch, token, key_head_of(p, at.head), 0,
-                                     count, thread, Tr::kThreads);
+    copy_rows<typename Tr::E, Tr::K, Tr::kThreads>(to, from, at.span.batch, token,
+                                                   key_head_of(p, at.head), 0, count, thread);
   }
   __device__ void values(unsigned char* to, const Rows& from, int64_t token) const {
-    copy_rows<typename Tr::E, Tr::kColumns>(to, from, at.span.batch, token, at.head,
-                                            at.slice * Tr::kColumns, count, thread, Tr::kThreads);
+    copy_rows<typename Tr::E, Tr::kColumns, Tr::kThreads>(
+        to, from, at.span.batch, token, at.head, at.slice * Tr::kColumns, count, thread);
   }
   // Decays and factors, which come last.
   __device__ void numbers(float* last, float* rows) const {
@@ -94,12 +94,19 @@ struct ChunkCopy {
   }
 };
 
-// Two stages of a chain: one is read while the other arrives. staging: 16 K bytes a warp. Where the
-// CTA works is read again where it is wanted, else it would fill registers.
+// What leaves a chain by bulk copies, or, dv, a warp's part of it by its lanes: a warp's sixteen
+// rows of a state, then of dv; rests of values.
+template <class Tr>
+struct ChainOut {
+  alignas(128) unsigned char staging[Tr::kWarps][32 * Tr::K];
+  unsigned char rests[Tr::kValueBytes];
+};
+// Two stages of a chain: one is read while the other arrives. Where the CTA works is read again
+// where it is wanted, else it would fill registers.
 template <class Tr, class Stage>
 struct ChainShared {
   Stage stages[2];
-  alignas(128) unsigned char staging[Tr::kWarps][16 * Tr::K];
+  ChainOut<Tr> out;
   uint64_t full[2];
   ChainItem<Tr> at;
 };
@@ -113,9 +120,10 @@ __device__ void begin_chain(const Params& p, unsigned index, ChainShared<Tr, Sta
   }
   __syncthreads();  // the place and barriers
 }
-// The stage of step i has arrived, and all are done with the one before. Rows came by copies that
-// products do not see by themselves.
+// The stage of step i has arrived, and all are done with the one before, copies out of it too. Rows
+// came by copies that products do not see by themselves.
 __device__ inline void wait_stage(uint64_t (&full)[2], int i) {
+  bulk_store_wait_read();
   barrier_wait(&full[i % 2], i / 2 & 1);
   copies_wait<0>();
   fence_async_proxy();
@@ -160,32 +168,23 @@ __device__ void to_operands(const State<Tr>& S, uint32_t (&a)[Tr::K / 16][4]) {
 #pragma unroll
   for (int k = 0; k < Tr::K / 16; ++k) to_left<typename Tr::E>(&S[2 * k], a[k]);
 }
-// They go to the workspace: [V][K] at `to`. staging: 16 K bytes of the warp's own.
+// They go to the workspace: [V][K] at `to`. staging: 32 K bytes of the warp's own, which are free;
+// its first lane sends them.
 template <class Tr>
 __device__ void send_operands(const ChainItem<Tr>& at, const uint32_t (&a)[Tr::K / 16][4],
                               unsigned char* staging, void* to) {
-  constexpr int K = Tr::K;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
-  const int row = at.slice * Tr::kColumns + 16 * warp;
+  const uint32_t place = smem_u32(staging) + block_place<16, false>(0, 0, lane);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {  // eight values each: 128 K / 64 bytes, parts apart
-    __syncwarp();                         // the half before has been read
+  for (int k = 0; k < Tr::K / 16; ++k) stmatrix_x4(column_step<16>(place, k), a[k]);
+  fence_async_proxy();
+  __syncwarp();
+  if (lane == 0) {
+    auto* rows =
+        static_cast<unsigned char*>(to) + (at.slice * Tr::kColumns + 16 * warp) * 128;
 #pragma unroll
-    for (int k = 0; k < K / 16; k += 2) {
-      const uint32_t r[4] = {a[k][half], a[k][2 + half], a[k + 1][half], a[k + 1][2 + half]};
-      stmatrix_x4(smem_u32(staging) + place<8>(lane % 8, 16 * k + lane / 8 * 8), r);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int part = 0; part < K / 64; ++part) {
-      unsigned char* rows =
-          static_cast<unsigned char*>(to) + part * Tr::V * 128 + (row + 8 * half) * 128;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int byte = (lane + 32 * i) * 16;
-        *reinterpret_cast<uint4*>(rows + byte) =
-            *reinterpret_cast<const uint4*>(staging + part * 1024 + byte);
-      }
+    for (int part = 0; part < Tr::K / 64; ++part) {
+      bulk_store<kEvictNormal>(rows + part * Tr::V * 128, staging + part * 2048, 2048);
     }
   }
 }
@@ -209,32 +208,29 @@ __device__ void to_residuals(const State<Tr>& S, uint32_t (&a)[Tr::K / 16][4]) {
 template <class Tr>
 __device__ void put_values(unsigned char* tile, const float (&c)[8][4]) {
   const int warp = thread_index() / 32, lane = thread_index() % 32;
+  const uint32_t place = smem_u32(tile) + block_place<64, true>(0, 16 * warp, lane);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     uint32_t r[4];
     to_left<typename Tr::E>(&c[2 * i], r);
-    stmatrix_x4_trans(smem_u32(tile) + block_place<64, true>(16 * i, 16 * warp, lane), r);
-  }
-  __syncwarp();
-}
-// f(row, byte offset in the tile) for the 16-byte pieces of the warp's columns.
-template <class F>
-__device__ void for_pieces(F&& f) {
-  const int warp = thread_index() / 32, lane = thread_index() % 32;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = 16 * i + lane / 2, column = 16 * warp + lane % 2 * 8;
-    f(row, column, place<64>(row, column));
+    stmatrix_x4_trans(place + i * 2048, r);
   }
 }
-// They leave for the workspace; the tile may be written again afterwards.
-template <class Tr>
-__device__ void send_values(const ChainItem<Tr>& at, const unsigned char* tile, void* to) {
-  unsigned char* out = static_cast<unsigned char*>(to) + at.slice * Tr::kValueBytes;
-  for_pieces([&](int, int, uint32_t byte) {
-    *reinterpret_cast<uint4*>(out + byte) = *reinterpret_cast<const uint4*>(tile + byte);
-  });
-  __syncwarp();
+// Tiles that the warpgroup has put leave for the workspace, its 64 columns by one thread: f(send)
+// calls send(tile, its place in the workspace). The tiles are free after wait_stage.
+template <class Tr, class F>
+__device__ void send_values(const ChainItem<Tr>& at, F&& f) {
+  const int group = thread_index() / kWarpgroup;
+  fence_async_proxy();
+  named_sync(1 + group, kWarpgroup);
+  if (thread_index() % kWarpgroup == 0) {
+    constexpr int kBytes = kChunk * 128;
+    f([&](const unsigned char* tile, void* to) {
+      bulk_store<kEvictNormal>(
+          static_cast<unsigned char*>(to) + at.slice * Tr::kValueBytes + group * kBytes,
+          tile + group * kBytes, kBytes);
+    });
+  }
 }
 
 // Factors of the lane's tokens, two of eight: 8 n + 2 (lane % 4) and the next.

@@ -36,7 +36,7 @@ __device__ void load_states_stage(const Params& p, const ChainItem<Tr>& at, int 
 // One chunk by a warpgroup.
 template <class Tr>
 __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, StatesStage<Tr>& s,
-                            unsigned char* staging, State<Tr>& S) {
+                            ChainOut<Tr>& out, State<Tr>& S) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int64_t item = at.item(p, c);
@@ -48,7 +48,7 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
     begin_product(x);
     multiply_keys<Tr>(smem_u32(s.keys[0]), a, false, x);
     wgmma_commit();
-    send_operands<Tr>(at, a, staging, static_cast<E*>(p.work.S) + item * (Tr::V * Tr::K));
+    send_operands<Tr>(at, a, out.staging[warp], static_cast<E*>(p.work.S) + item * (Tr::V * Tr::K));
     if (c == 0) multiply_rest<Tr>(smem_u32(s.keys[0]), S, a, x);
     decay_state<Tr>(s.last, S);
 #pragma unroll
@@ -92,15 +92,19 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
   wgmma_commit();
 #pragma unroll
   for (int n = 0; n < 8; ++n) scale_columns(y[n], factors_of(s.rows, kInverse, n, lane));
+  const bool has_rest = c == 0 && p.dbeta.present;
   __syncwarp();  // v has been read by all lanes
   put_values<Tr>(s.values, y);
-  send_values<Tr>(at, s.values, static_cast<E*>(p.work.e) + item * (kChunk * Tr::V));
-  if (c == 0 && p.dbeta.present) {
+  if (has_rest) {
     to_rests<E>(y);
-    put_values<Tr>(s.values, y);
-    send_values<Tr>(at, s.values,
-                    static_cast<E*>(p.work.e_rest) + at.sequence_item(p) * (kChunk * Tr::V));
+    put_values<Tr>(out.rests, y);
   }
+  send_values<Tr>(at, [&](auto send) {
+    send(s.values, static_cast<E*>(p.work.e) + item * (kChunk * Tr::V));
+    if (has_rest) {
+      send(out.rests, static_cast<E*>(p.work.e_rest) + at.sequence_item(p) * (kChunk * Tr::V));
+    }
+  });
   end_product<0>(S);
 }
 
@@ -119,8 +123,9 @@ __device__ void go_forward(const Params& p, unsigned index, unsigned char* smem)
     wait_stage(s.full, c);
     const int next = (c + 1) % 2;
     if (c + 1 < chunks) load_states_stage<Tr>(p, at, c + 1, s.stages[next], &s.full[next]);
-    step_states<Tr>(p, at, c, s.stages[c % 2], s.staging[thread_index() / 32], S);
+    step_states<Tr>(p, at, c, s.stages[c % 2], s.out, S);
   }
+  bulk_store_wait();
 }
 
 }  // namespace deltic::gpu::gradient

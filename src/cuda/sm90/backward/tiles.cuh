@@ -85,22 +85,27 @@ __device__ inline void copy_bytes(unsigned char* to, const void* from, int bytes
     if (i + (threads - 1) * 16 < bytes || i + thread * 16 < bytes) copy_async(to + i, at + i);
   }
 }
-// Rows of a tensor into a tile of 64 rows, from column `column` on; zeros past `count`.
-template <class E, int kWidth>
+// Zeros instead, and nothing is read, where `has` is false.
+__device__ inline void copy_async_or_zero(void* to, const void* from, bool has) {
+  __pipeline_memcpy_async(to, from, 16, has ? 0 : 16);
+}
+// Rows of a tensor into a tile of 64 rows, from column `column` on; zeros past `count`. A thread's
+// copies are a multiple of eight rows apart: one address and one step each in the tile and the
+// tensor.
+template <class E, int kWidth, int kThreads>
 __device__ inline void copy_rows(unsigned char* to, const Rows& x, int64_t batch, int64_t token,
-                                 int64_t head, int column, int count, int thread, int threads) {
-  constexpr int kPieces = kWidth / 8;
-  const E* from = static_cast<const E*>(x.data) + offset(x, batch, token, head) + column;
-  if (!x.present) count = 0;
+                                 int64_t head, int column, int count, int thread) {
+  constexpr int kPieces = kWidth / 8, kStep = kThreads / kPieces;
+  static_assert(kThreads % kPieces == 0 && kStep % 8 == 0 && 64 % kStep == 0);
+  const int row = thread / kPieces, c = thread % kPieces * 8;
+  const E* from =
+      static_cast<const E*>(x.data) + offset(x, batch, token + row, head) + column + c;
+  const int left = (x.present ? count : 0) - row;
+  const int64_t step = x.st * kStep;
+  to += place<64>(row, c);
 #pragma unroll
-  for (int first = 0; first < 64 * kPieces; first += threads) {  // a multiple of `threads`
-    const int i = first + thread, r = i / kPieces, c = i % kPieces * 8;
-    unsigned char* at = to + place<64>(r, c);
-    if (r < count) {
-      copy_async(at, from + r * x.st + c);
-    } else {
-      *reinterpret_cast<uint4*>(at) = {0, 0, 0, 0};
-    }
+  for (int i = 0; i < 64; i += kStep, from += step) {
+    copy_async_or_zero(to + i * 128, from, i < left);
   }
 }
 
