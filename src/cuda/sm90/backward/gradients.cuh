@@ -34,6 +34,24 @@ __device__ void normalize_rows(GradientShared<Tr>& s) {
   }
 }
 
+// Raw gates of two bytes, which came to the place of dP and dM: rows [first, first + 16) of channel
+// d.
+template <class Tr>
+__device__ void raw_gates(const Params& p, const GradientShared<Tr>& s, int d, int first,
+                          float (&g)[16]) {
+  const uint32_t at = place<64>(first, d) + static_cast<uint32_t>(d % 8 * 2);
+  const auto each = [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const uint32_t byte = (at ^ static_cast<uint32_t>(i % 8 << 4)) + static_cast<uint32_t>(i * 128);
+      g[i] = to_float(*reinterpret_cast<const T*>(s.dP + byte));
+    }
+  };
+  p.g.dtype == DType::bf16 ? each(static_cast<__nv_bfloat16*>(nullptr))
+                           : each(static_cast<__half*>(nullptr));
+}
+
 // G of the chunk. Barriers inside; one must follow.
 template <class Tr>
 __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
@@ -44,7 +62,8 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
     if (b < 4) {
       const ChannelGate gate(p, head, d);
       float g[16];
-      ChannelGate::raw(p, tile, head, d, 16 * b, g);
+      p.g_tiles ? raw_gates<Tr>(p, s, d, 16 * b, g)
+                : ChannelGate::raw(p, tile, head, d, 16 * b, g);
       s.sum_parts[b][d] = gate.sums(p, tile, g, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
     }
     __syncthreads();  // sums of the blocks
@@ -62,7 +81,8 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
   }
 }
 
-// Inputs of a value head, under way; with is_first q and k as well.
+// Inputs of a value head, under way; with is_first q and k as well. Raw gates of two bytes take the
+// place of dP and dM, which are free when a head's sums are complete.
 template <class Tr>
 __device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
                             int64_t head, int64_t item, bool is_first) {
@@ -81,6 +101,13 @@ __device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenT
              Tr::kThreads);
   copy_bytes(x.e, static_cast<const char*>(p.work.e) + item * Tr::kValueBytes, Tr::kValueBytes, t,
              Tr::kThreads);
+  if constexpr (Tr::kPerChannel) {
+    static_assert(sizeof(s.dP) + sizeof(s.dM) >= Tr::kKeyBytes);
+    if (p.g_tiles) {
+      copy_rows<uint16_t, Tr::K, Tr::kThreads>(s.dP, p.g, tile.batch, tile.begin, head, 0,
+                                               tile.length, t);
+    }
+  }
   copies_commit();
 }
 // And the states.
@@ -170,30 +197,45 @@ __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const T
   }
 }
 
+// What rounding left of dz, for lay_dbeta: on its way to registers while gates are laid.
+template <class Tr>
+using Rests = uint4[Tr::kRests];
+template <class Tr>
+__device__ uint4 rest_of(const void* from, int64_t i, int byte) {
+  return *reinterpret_cast<const uint4*>(static_cast<const char*>(from) + i * Tr::kValueBytes +
+                                         byte);
+}
+template <class Tr>
+__device__ void load_rests(const Params& p, int64_t item, Rests<Tr>& rests) {
+  if (!p.dbeta.present) return;
+  int byte = thread_index() * 16;
+#pragma unroll
+  for (uint4& x : rests) {
+    x = rest_of<Tr>(p.work.dz_rest, item, byte);
+    byte += Tr::kThreads * 16;
+  }
+}
+
 // dbeta = dz e, summed over 64 value columns at a time. dz with what rounding left of it: rounded
 // like e it would double the error. In a sequence's first chunk e is as well: short sequences have
 // no other tokens among which rounding would even out. A thread has sixteen bytes of a row, in the
 // order of the tiles; dz and e are visible, a barrier must follow.
 template <class Tr>
 __device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
-                          int64_t head, int64_t item) {
+                          int64_t head, const Rests<Tr>& rests) {
   using E = typename Tr::E;
   if (!p.dbeta.present) return;
-  const auto rest = [](const void* from, int64_t i, int byte) {
-    const char* at = static_cast<const char*>(from) + i * Tr::kValueBytes + byte;
-    return *reinterpret_cast<const uint4*>(at);
-  };
 #pragma unroll
-  for (int i = 0; i < kChunk * Tr::V / 8; i += Tr::kThreads) {
-    const int byte = (i + thread_index()) * 16;
+  for (int i = 0; i < Tr::kRests; ++i) {
+    const int byte = (i * Tr::kThreads + thread_index()) * 16;
     float z[8], e[8], x[8], sum = 0;
-    unpack<E>(rest(p.work.dz_rest, item, byte), x);
+    unpack<E>(rests[i], x);
     unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.dz + byte), z);
     unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.e + byte), e);
 #pragma unroll
     for (int n = 0; n < 8; ++n) z[n] += x[n];
     if (tile.is_first) {
-      unpack<E>(rest(p.work.e_rest, tile.sequence * p.HV + head, byte), x);
+      unpack<E>(rest_of<Tr>(p.work.e_rest, tile.sequence * p.HV + head, byte), x);
 #pragma unroll
       for (int n = 0; n < 8; ++n) e[n] += x[n];
     }
@@ -220,18 +262,23 @@ __device__ void find_next(const Params& p, GradientShared<Tr>& s) {
 template <class Tr>
 __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   const TokenTile& tile = s.tile;
-  if (!s.is_loaded) load_inputs<Tr>(p, s, tile, s.head, s.item, s.is_first);
+  if (!s.is_loaded) {
+    load_inputs<Tr>(p, s, tile, s.head, s.item, s.is_first);
+    copies_wait<0>();
+    __syncthreads();  // inputs
+  }
   load_states<Tr>(p, s, s.item);
+  Rests<Tr> rests;
+  load_rests<Tr>(p, s.item, rests);
   if (const int t = thread_index(); t < kChunk) s.beta[t] = beta_of(p, tile, s.head, t);
   lay_gates<Tr>(p, s, tile, s.head);
-  copies_wait<1>();
-  __syncthreads();  // all but the states
+  __syncthreads();  // G, beta
   if (s.is_first && p.l2norm) {
     normalize_rows<Tr>(s);
     __syncthreads();  // rows with norms
   }
   lay_pairs<Tr>(p, s);
-  lay_dbeta<Tr>(p, s, tile, s.head, s.item);
+  lay_dbeta<Tr>(p, s, tile, s.head, rests);
   copies_wait<0>();
   __syncthreads();  // states; dP, dM
   if (thread_index() == 0 && s.has_next) prefetch_tiles<Tr>(p, s.next_item);
@@ -310,7 +357,8 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
         s.next_head = s.is_last ? head_of(after) : s.head + 1;
         s.next_item = s.is_last ? int64_t{after / p.H} * p.HV + s.next_head : s.item + 1;
       }
-      __syncthreads();  // where the CTA works
+      copies_wait<0>();
+      __syncthreads();  // where the CTA works; inputs that were under way
       if (s.tile.length > 0) {
         go_over_head<Tr>(p, s);
       } else if (thread_index() == 0) {

@@ -51,6 +51,7 @@ struct Params {
   deltic_beta_form beta_form;
   bool l2norm, wants_sums;
   bool dq_vectors, dk_vectors;  // may rows be stored sixteen bytes at a time?
+  bool g_tiles;                 // are gates per channel of two bytes, in rows of sixteen?
   float scale, lower_bound;
 
   Rows q, k;     // [B,T,H,K]

@@ -3,6 +3,7 @@
 // inverse are those of the kernel of scores.
 #pragma once
 
+#include "cuda/ptx/prefetch.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/kernel.cuh"
 #include "cuda/sm90/backward/stage_rows.cuh"
@@ -12,6 +13,10 @@ namespace deltic::gpu::gradient {
 inline constexpr int kPrepareThreads = scores::kThreads;
 inline constexpr float kLog2e = scores::kLog2e;
 __device__ inline float exp_of(float x) { return exp2_approx(x * kLog2e); }
+
+// CTAs of an SM.
+template <bool kPerChannel>
+inline constexpr int kPrepareCtas = kPerChannel ? 3 : 4;
 
 struct PrepareShared {
   float k_norm[kChunk], q_norm[kChunk];  // 1 / |k|, 1 / |q|; 1 without norm
@@ -136,11 +141,30 @@ __device__ void store_result(const float* m, void* to) {
   }
 }
 
+// Rows that a CTA reads which comes after this one, to L2: from memory they would be a third of its
+// time. Packed sequences would have to be searched for it. A thread has half of a row.
+template <int K, bool kPerChannel>
+__device__ void prefetch_rows(const Params& p, unsigned index) {
+  if (p.tokens.packed || index >= p.num_tiles * p.HV) return;
+  const TokenTile tile = find_tile(p.tokens, index / p.HV);
+  const int r = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
+  if (r >= tile.length) return;
+  const int64_t head = index % p.HV;
+  const auto fetch = [&](const Rows& x, int64_t h) {
+    const int size = static_cast<int>(number_bytes(x.dtype)), bytes = K * size / 2;
+    const char* at = static_cast<const char*>(x.data) +
+                     offset(x, tile.batch, tile.begin + r, h) * size + half * bytes;
+    for (int i = 0; i < bytes; i += 128) line_prefetch(at + i);
+  };
+  fetch(p.k, key_head_of(p, head)), fetch(p.q, key_head_of(p, head));
+  if constexpr (kPerChannel) fetch(p.g, head);
+}
+
 template <class E, int K, bool kPerChannel>
 using ScoresTraits = scores::Traits<E, K, kPerChannel, true, true>;
 
 template <class E, int K, bool kPerChannel>
-__global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
+__global__ void __launch_bounds__(kPrepareThreads, kPrepareCtas<kPerChannel>)
     prepare_kernel(const __grid_constant__ Params p) {
   using Tr = ScoresTraits<E, K, kPerChannel>;
   extern __shared__ __align__(128) unsigned char smem[];
@@ -159,6 +183,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
                                                    smem + p.scores.q_at);
     }
     copies_commit();
+    prefetch_rows<K, kPerChannel>(p, blockIdx.x + kPrepareCtas<kPerChannel> * kGradientCtas);
     if constexpr (kPerChannel) {
       if (threadIdx.x < K) {
         const ChannelGate gate(p, head, static_cast<int>(threadIdx.x));

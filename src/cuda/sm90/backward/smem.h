@@ -18,6 +18,7 @@ struct GradientTraits {
   static constexpr int kParts = 8;       // of the sum over values of S dS
   static constexpr int kValueBytes = kChunk * V * 2, kKeyBytes = kChunk * K * 2;
   static constexpr int kStateBytes = V * K * 2;
+  static constexpr int kRests = kValueBytes / 16 / kThreads;  // sixteen bytes of a tile, a thread
   static_assert(K % 64 == 0 && V % 64 == 0);
 };
 
