@@ -52,11 +52,21 @@ __device__ void raw_gates(const Params& p, const GradientShared<Tr>& s, int d, i
                            : each(static_cast<__half*>(nullptr));
 }
 
-// G of the chunk. Barriers inside; one must follow.
+// G of the chunk, and numbers of rows. Barriers inside; one must follow.
 template <class Tr>
 __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
-                          int64_t head) {
+                          int64_t head, int64_t item) {
   const int t = thread_index();
+  // Numbers of rows, by two warps each: what prepare made of them, and what forms are
+  // differentiated at.
+  const float* rows = p.work.rows + item * (kRowKinds * kChunk) + t % kChunk;
+  const auto raw = [&](const Rows& x) {
+    return t % kChunk < tile.length
+               ? load(x.data, x.dtype, offset(x, tile.batch, tile.begin + t % kChunk, head))
+               : 0.0f;
+  };
+  if (t / kChunk == 0) s.beta[t % kChunk] = rows[kBeta * kChunk];
+  if (t / kChunk == 1 && p.dbeta.present) s.raw_beta[t % kChunk] = raw(p.beta);
   if constexpr (Tr::kPerChannel) {
     const int d = t % Tr::K, b = t / Tr::K;
     if (b < 4) {
@@ -75,9 +85,8 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
       for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] += before;
     }
   } else {
-    if (t < kChunk) s.log_decay[t] = head_decay(p, tile, head, t);
-    __syncthreads();  // log decays
-    if (t < kChunk) s.G[0][t] = head_sum(s.log_decay, t);
+    if (t / kChunk == 2) s.G[0][t % kChunk] = rows[kSum * kChunk];
+    if (t / kChunk == 3 && p.gate != Gate::none) s.raw_gate[t % kChunk] = raw(p.g);
   }
 }
 
@@ -142,6 +151,39 @@ __device__ void prefetch_gates(const Params& p, const GradientShared<Tr>& s) {
                    offset(p.g, tile.batch, tile.begin + r, s.next_head) * size;
   const int byte = thread_index() % 4 * 128;
   if (byte < Tr::K * size) line_prefetch(at + byte);
+}
+
+// Without decays per channel dq and dk of the group's value heads so far stay as threads have them,
+// in memory of the CTA's own: no other reads them.
+template <class Tr>
+using GroupSums = float4[2 * Tr::kTiles];
+template <class Tr>
+__device__ float4* group_sums_of(const Params& p) {
+  return reinterpret_cast<float4*>(p.work.group_sums) +
+         int64_t{blockIdx.x} * (2 * Tr::kTiles * Tr::kThreads) + thread_index();
+}
+template <class Tr>
+__device__ void load_sums(const Params& p, GroupSums<Tr>& sums) {
+  const float4* from = group_sums_of<Tr>(p);
+#pragma unroll
+  for (int n = 0; n < 2 * Tr::kTiles; ++n) sums[n] = from[n * Tr::kThreads];
+}
+template <class Tr>
+__device__ void add_sums(const GroupSums<Tr>& sums, Fragment<Tr>& dq, Fragment<Tr>& dk) {
+#pragma unroll
+  for (int n = 0; n < 2 * Tr::kTiles; ++n) {
+    float(&x)[4] = n < Tr::kTiles ? dq[n] : dk[n - Tr::kTiles];
+    x[0] += sums[n].x, x[1] += sums[n].y, x[2] += sums[n].z, x[3] += sums[n].w;
+  }
+}
+template <class Tr>
+__device__ void store_sums(const Params& p, const Fragment<Tr>& dq, const Fragment<Tr>& dk) {
+  float4* to = group_sums_of<Tr>(p);
+#pragma unroll
+  for (int n = 0; n < 2 * Tr::kTiles; ++n) {
+    const float(&x)[4] = n < Tr::kTiles ? dq[n] : dk[n - Tr::kTiles];
+    to[n * Tr::kThreads] = {x[0], x[1], x[2], x[3]};
+  }
 }
 
 // dq and dk of the chunk's rows: on the sums of the group's value heads so far, and out with the
@@ -270,8 +312,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   load_states<Tr>(p, s, s.item);
   Rests<Tr> rests;
   load_rests<Tr>(p, s.item, rests);
-  if (const int t = thread_index(); t < kChunk) s.beta[t] = beta_of(p, tile, s.head, t);
-  lay_gates<Tr>(p, s, tile, s.head);
+  lay_gates<Tr>(p, s, tile, s.head, s.item);
   __syncthreads();  // G, beta
   if (s.is_first && p.l2norm) {
     normalize_rows<Tr>(s);
@@ -300,10 +341,13 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     add_middle<Tr>(s, dk, dG);
     put_fragment<Tr>(s.x.sum.dG, dG);
   } else {
+    GroupSums<Tr> sums;
+    if (!s.is_first) load_sums<Tr>(p, sums);
     add_pairs<Tr>(s, dq, dk);
-    put_fragment<Tr>(s.x.sum.dq, dq);
+    if (!s.is_first) add_sums<Tr>(sums, dq, dk);
+    s.is_last ? put_fragment<Tr>(s.x.sum.dq, dq) : store_sums<Tr>(p, dq, dk);
   }
-  put_fragment<Tr>(s.x.sum.dk, dk);
+  if (Tr::kPerChannel || s.is_last) put_fragment<Tr>(s.x.sum.dk, dk);
   if (thread_index() == 0) find_next<Tr>(p, s);
   __syncthreads();  // sums; the next tile
   if constexpr (Tr::kPerChannel) {
@@ -314,8 +358,10 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     }
     __syncthreads();  // sums with all pairs
   }
-  store_rows<Tr>(p, s, tile, key_head_of(p, s.head), s.is_first, s.is_last);
-  __syncthreads();  // rows have been read
+  if (Tr::kPerChannel || s.is_last) {
+    store_rows<Tr>(p, s, tile, key_head_of(p, s.head), !Tr::kPerChannel || s.is_first, s.is_last);
+    __syncthreads();  // rows have been read
+  }
   if (s.is_next_loaded) {
     load_inputs<Tr>(p, s, s.next_tile, s.next_head, s.next_item, s.is_last);
   }
@@ -329,9 +375,8 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < Tr::V / 64; ++i) sum += s.dbeta_parts[i][t];
-    const float x = load(p.beta.data, p.beta.dtype, offset(p.beta, tile.batch, token, s.head));
     store(p.dbeta.data, p.dbeta.dtype, offset(p.dbeta, tile.batch, token, s.head),
-          beta_gradient(p.beta_form, x, sum));
+          beta_gradient(p.beta_form, s.raw_beta[t], sum));
   }
 }
 

@@ -14,6 +14,7 @@ enum Row : int {
   kStart,    // gates per head: exp(G) / |k|
   kEnd,      // gates per head: exp(G_last - G) / |k|
   kQuery,    // gates per head: scale exp(G) / |q|
+  kSum,      // gates per head: G
   kRowKinds
 };
 // A beta of 0 has a gradient that 0 times something does not show. With 2^-40 in its place the
@@ -32,7 +33,8 @@ struct Workspace {
   void *e, *dz;       // [64][V]: v - S'^T k of every token, and the gradient of beta e
   float* last;        // [K]: exp(G_last)
   float* rows;        // [kRowKinds][64]
-  float* group_sums;  // [CTA][2][64][K]: dq and dk over the value heads so far
+  // [CTA]: dq and dk over the value heads so far. Per channel [2][64][K], else as threads have them.
+  float* group_sums;
   // What rounding left of dz and, [N][HV][64][V], of first chunks' e: for dbeta.
   void *dz_rest, *e_rest;
   float* sums;  // [tile][HV][1 + gate width]: of A_log and dt_bias

@@ -119,6 +119,7 @@ __device__ void lay_rows(const Params& p, unsigned char* smem, PrepareShared& s,
       rows[kStart * kChunk + r] = s.k_norm[r] * E_;
       rows[kEnd * kChunk + r] = s.k_norm[r] * exp_of(last - G[r]);
       rows[kQuery * kChunk + r] = p.scale * s.q_norm[r] * E_;
+      rows[kSum * kChunk + r] = G[r];
     }
   }
   if (r < K) {

@@ -66,7 +66,8 @@ struct GradientShared {
   float pair_rows[4][kChunk], pair_columns[4][kChunk];   // else: sums of pairs
   float bias_parts[4][Tr::K];
   float A_parts[Tr::kWarps];
-  float beta[kChunk], log_decay[kChunk];
+  float beta[kChunk];
+  float raw_beta[kChunk], raw_gate[kChunk];  // as the call has them; gates per head
   float dbeta_parts[Tr::V / 64][kChunk];  // of 64 value columns each
   float total;
   // Where the CTA works: wanted in few places, kept out of the registers in between.

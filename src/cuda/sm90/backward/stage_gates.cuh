@@ -96,36 +96,46 @@ __device__ void store_channel_gates(const Params& p, GradientShared<Tr>& s, cons
   }
 }
 
-// One gate per head, by two warps. All parts are visible; barriers inside.
+// One gate per head. All parts are visible; barriers inside.
 template <class Tr>
 __device__ void store_head_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
                                  int64_t head, int64_t item) {
   if (p.gate == Gate::none || !(p.dg.present || p.wants_sums)) return;
-  const int t = thread_index();
+  const int thread = thread_index();
   const auto add = [](const auto& parts, int i) {
     return (parts[0][i] + parts[1][i]) + (parts[2][i] + parts[3][i]);
   };
   float* dG = s.bias_parts[0];  // [64], and what belongs to later tokens behind it
   static_assert(sizeof(s.bias_parts) >= 2 * kChunk * sizeof(float));
-  if (t < kChunk) {
-    dG[t] = add(s.sum_parts, t) + add(s.pair_rows, t) - add(s.pair_columns, t);
-    dG[kChunk + t] = add(s.end_parts, t);
+  if (thread < kChunk) {
+    dG[thread] = add(s.sum_parts, thread) + add(s.pair_rows, thread) - add(s.pair_columns, thread);
+  } else if (thread < 2 * kChunk) {
+    dG[thread] = add(s.end_parts, thread - kChunk);
   }
-  if (t >= 32 * (Tr::kWarps - 1)) {  // the last warp: S dS over channels
+  if (thread >= 32 * (Tr::kWarps - 1)) {  // the last warp: S dS over channels
     float x = 0;
-    for (int d = t % 32; d < Tr::K; d += 32) x += last_term<Tr>(s, d, s.G[0][kChunk - 1]);
+#pragma unroll
+    for (int d = thread % 32; d < Tr::K; d += 32) x += last_term<Tr>(s, d, s.G[0][kChunk - 1]);
     x = warp_sum(x);
-    if (t % 32 == 0) s.total = x;
+    if (thread % 32 == 0) s.total = x;
   }
   __syncthreads();  // dG
+  // Eight neighbours have a token, each a part of the sum.
+  constexpr int kLanes = Tr::kThreads / kChunk;
+  const int t = thread / kLanes, part = thread % kLanes;
+  float dy = 0;
+#pragma unroll
+  for (int n = 0; n < kChunk / kLanes; ++n) {
+    const int i = n * kLanes + part;
+    dy += i < t ? dG[kChunk + i] : dG[i];
+  }
+#pragma unroll
+  for (int m = 1; m < kLanes; m *= 2) dy += __shfl_xor_sync(0xFFFFFFFFu, dy, m);
   float A_log = 0, bias = 0;
-  if (t < tile.length) {
-    float dy = s.total;
-    for (int i = 0; i < kChunk; ++i) dy += i < t ? dG[kChunk + i] : dG[i];
+  if (t < tile.length && part == 0) {
     const float rate = p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f;
     const float b = p.dt_bias.present ? load_param(p.dt_bias, head) : 0.0f;
-    const float g = load(p.g.data, p.g.dtype, offset(p.g, tile.batch, tile.begin + t, head));
-    const GateGradient x = raw_gradient(p, g, rate, b, dy);
+    const GateGradient x = raw_gradient(p, s.raw_gate[t], rate, b, s.total + dy);
     A_log = x.A_log, bias = x.g;
     if (p.dg.present) {
       store(p.dg.data, p.dg.dtype, offset(p.dg, tile.batch, tile.begin + t, head), x.g);
@@ -133,9 +143,15 @@ __device__ void store_head_gates(const Params& p, GradientShared<Tr>& s, const T
   }
   if (!p.wants_sums) return;
   A_log = warp_sum(A_log), bias = warp_sum(bias);
-  if (t % 32 == 0 && t < kChunk) s.A_parts[t / 32] = A_log, s.A_parts[2 + t / 32] = bias;
-  __syncthreads();  // sums of the two warps
-  if (t < 2) p.work.sums[item * 2 + t] = s.A_parts[2 * t] + s.A_parts[2 * t + 1];
+  float(&parts)[2][Tr::kWarps] = reinterpret_cast<float(&)[2][Tr::kWarps]>(s.pair_rows);
+  if (thread % 32 == 0) parts[0][thread / 32] = A_log, parts[1][thread / 32] = bias;
+  __syncthreads();  // sums of the warps
+  if (thread < 2) {
+    float sum = 0;
+#pragma unroll
+    for (int w = 0; w < Tr::kWarps; ++w) sum += parts[thread][w];
+    p.work.sums[item * 2 + thread] = sum;
+  }
 }
 
 }  // namespace deltic::gpu::gradient
