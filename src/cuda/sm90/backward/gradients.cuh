@@ -140,6 +140,7 @@ __device__ void prefetch_tiles(const Params& p, int64_t item) {
   };
   prefetch(p.work.dz, Tr::kValueBytes), prefetch(p.work.e, Tr::kValueBytes);
   prefetch(p.work.S, Tr::kStateBytes), prefetch(p.work.dS, Tr::kStateBytes);
+  prefetch(p.work.rows, kRowKinds * kChunk * 4);
   if (p.dbeta.present) prefetch(p.work.dz_rest, Tr::kValueBytes);
 }
 template <class Tr>
@@ -333,9 +334,11 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
 #pragma unroll 1
     for (int level = 0; level < 2; ++level) {
       const bool is_row = (thread_index() / 32 & (2 >> level)) != 0;  // of the warp's block
-      lay_level<Tr>(s, level, is_row);
+      LevelOperands<Tr> own;
+      lay_level<Tr>(s, level, is_row, own);
       __syncthreads();  // operands of the pairs
-      is_row ? add_level<Tr, true>(s, level, dk, dG) : add_level<Tr, false>(s, level, dk, dG);
+      is_row ? add_level<Tr, true>(s, level, own, dk, dG)
+             : add_level<Tr, false>(s, level, own, dk, dG);
       __syncthreads();  // they have been read
     }
     add_middle<Tr>(s, dk, dG);

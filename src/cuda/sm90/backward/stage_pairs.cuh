@@ -114,11 +114,18 @@ __device__ inline int level_boundary(int level, int block) {
 __device__ inline int level_row(int level, int block) {
   return level == 0 ? 16 * block - 32 : block / 2 * 16;
 }
+// What a lane made for a level, for its own tokens: decays, and k with them, in pairs. For q as
+// well there are no registers.
+template <class Tr>
+struct LevelOperands {
+  float w[Tr::kTiles][4];
+  uint32_t k[Tr::kTiles][2];
+};
 // The warp's operands of a level, to the exchange: k times decays between its tokens and the
 // boundary, and if is_row, which is that they are after it, q. The exchange is free, G and rows are
 // visible; a barrier must follow.
 template <class Tr>
-__device__ void lay_level(GradientShared<Tr>& s, int level, bool is_row) {
+__device__ void lay_level(GradientShared<Tr>& s, int level, bool is_row, LevelOperands<Tr>& own) {
   using E = typename Tr::E;
   const float sign = is_row ? kNats : -kNats;
   const Part<Tr> at;
@@ -127,19 +134,22 @@ __device__ void lay_level(GradientShared<Tr>& s, int level, bool is_row) {
   const uint32_t to_k = block_place<64, false>(16 * at.block, at.first_column(), at.lane);
   const uint32_t to_q =
       block_place<32, false>(level_row(level, at.block), at.first_column(), at.lane);
+  const uint32_t pair = at.pair(0, 0);
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; n += 2) {
     uint32_t xk[4], xq[4];
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       const int half = m % 2, tile = n + m / 2;
+      const uint32_t byte = (pair ^ static_cast<uint32_t>(tile << 4)) + half * 1024;
       const float2 B = *reinterpret_cast<const float2*>(last + 8 * tile);
       const float2 G = *reinterpret_cast<const float2*>(here + 8 * half * Tr::kPitch + 8 * tile);
-      const float2 k = load_pair<E>(s.k + at.pair(tile, half));
-      const float w[2] = {exp2_approx((G.x - B.x) * sign), exp2_approx((G.y - B.y) * sign)};
-      xk[m] = pack<E>(k.x * w[0], k.y * w[1]);
+      const float2 k = load_pair<E>(s.k + byte);
+      float* w = own.w[tile] + 2 * half;
+      w[0] = exp2_approx((G.x - B.x) * sign), w[1] = exp2_approx((G.y - B.y) * sign);
+      xk[m] = own.k[tile][half] = pack<E>(k.x * w[0], k.y * w[1]);
       if (is_row) {
-        const float2 q = load_pair<E>(s.q + at.pair(tile, half));
+        const float2 q = load_pair<E>(s.q + byte);
         xq[m] = pack<E>(q.x * w[0], q.y * w[1]);
       }
     }
@@ -151,57 +161,59 @@ __device__ void lay_level(GradientShared<Tr>& s, int level, bool is_row) {
 // Pairs across one level's boundary, onto the warp's accumulators and dq in the exchange. Operands
 // are visible. kIsRow: the warp's tokens are after the boundary.
 template <class Tr, bool kIsRow>
-__device__ void add_level(GradientShared<Tr>& s, int level, Fragment<Tr>& dk, Fragment<Tr>& dG) {
+__device__ void add_level(GradientShared<Tr>& s, int level, const LevelOperands<Tr>& own,
+                          Fragment<Tr>& dk, Fragment<Tr>& dG) {
   using E = typename Tr::E;
   const auto& x = s.x.level;
   const int blocks = 2 >> level;  // on each side of a boundary
   const Part<Tr> at;
   const int boundary = level_boundary(level, at.block);
   const int others = kIsRow ? boundary - blocks : boundary;  // the first on the other side
-  const float* last = &s.G[16 * boundary - 1][at.column];
-  const float* here = &s.G[at.row][at.column];
-  // Of q rows that `others` has, or the lane's own.
-  const int q_row =
-      kIsRow ? level_row(level, at.block) + at.lane / 4 : (level == 0 ? 0 : at.block / 2 * 16);
-  const uint32_t own_q = pair_place<32>(q_row, at.column);
+  // Of the first of the others: dP and dM, and k and q from the warp's first channel on. The next
+  // one is 16 columns or rows of dP and dM further; only those of level 0 have one, from 0 or 32 on.
+  const uint32_t left = kIsRow ? block_place<64, false>(16 * at.block, 16 * others, at.lane)
+                               : block_place<64, true>(16 * others, 16 * at.block, at.lane);
+  const uint32_t keys = block_place<64, false>(16 * others, at.first_column(), at.lane);
+  // q: rows that the others have, or the lane's own.
+  const int q_row = level == 0 ? 0 : at.block / 2 * 16;
+  const uint32_t queries = block_place<32, false>(q_row, at.first_column(), at.lane);
+  const uint32_t own_q = pair_place<32>(level_row(level, at.block) + at.lane / 4, at.column);
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; n += 2) {
     float cq[2][4] = {}, ck[2][4] = {};
-    const int column = at.first_column() + 8 * n;
+    const uint32_t column = static_cast<uint32_t>(n << 4);
 #pragma unroll 1
-    for (int k = 0; k < blocks; ++k) {
+    for (uint32_t k = 0; k < static_cast<uint32_t>(blocks); ++k) {
       uint32_t a[4], b[4];
-      load_right_turned<64>(smem_u32(x.k), 16 * (others + k), column, at.lane, b);
+      ldmatrix_x4_trans(b, smem_u32(x.k) + (keys ^ column) + 2048 * k);
       if constexpr (kIsRow) {
-        load_left<64>(smem_u32(s.dM), 16 * at.block, 16 * (others + k), at.lane, a);
+        ldmatrix_x4(a, smem_u32(s.dM) + (left ^ k << 5));
         multiply_pair<E>(ck, a, b);
-        load_left<64>(smem_u32(s.dP), 16 * at.block, 16 * (others + k), at.lane, a);
+        ldmatrix_x4(a, smem_u32(s.dP) + (left ^ k << 5));
         multiply_pair<E>(cq, a, b);
       } else {
-        load_left_turned<64>(smem_u32(s.dM), 16 * (others + k), 16 * at.block, at.lane, a);
+        ldmatrix_x4_trans(a, smem_u32(s.dM) + left + 2048 * k);
         multiply_pair<E>(ck, a, b);
-        load_left_turned<64>(smem_u32(s.dP), 16 * (others + k), 16 * at.block, at.lane, a);
-        load_right_turned<32>(smem_u32(x.q), q_row + 16 * k, column, at.lane, b);
+        ldmatrix_x4_trans(a, smem_u32(s.dP) + left + 2048 * k);
+        ldmatrix_x4_trans(b, smem_u32(x.q) + (queries ^ column) + 2048 * k);
         multiply_pair<E>(ck, a, b);
       }
     }
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      const int half = m % 2, tile = m / 2, c = 8 * (n + tile);
-      const float2 B = *reinterpret_cast<const float2*>(last + c);
-      const float2 G = *reinterpret_cast<const float2*>(here + 8 * half * Tr::kPitch + c);
-      const float2 k = load_pair<E>(x.k + at.pair(n + tile, half));
-      auto* to_q = reinterpret_cast<float2*>(&s.x.sum.dq[at.row + 8 * half][at.column + c]);
+      const int half = m % 2, tile = m / 2;
+      const float2 k = unpack<E>(own.k[n + tile][half]);
+      auto* to_q = reinterpret_cast<float2*>(
+          &s.x.sum.dq[at.row + 8 * half][at.column + 8 * (n + tile)]);
       float2 q = {}, sum_q = {};
       if constexpr (kIsRow) {
-        q = load_pair<E>(x.q + (own_q ^ (n + tile) << 4) + half * 1024);
+        q = load_pair<E>(x.q + (own_q ^ static_cast<uint32_t>(n + tile << 4)) + half * 1024);
         sum_q = *to_q;
       }
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int i = 2 * half + e;
-        const float between = e == 0 ? G.x - B.x : G.y - B.y;
-        const float w = decay_between(kIsRow ? between : -between);
+        const float w = own.w[n + tile][i];
         const float product = (e == 0 ? k.x : k.y) * ck[tile][i];
         dk[n + tile][i] += w * ck[tile][i];
         if constexpr (kIsRow) {
