@@ -323,23 +323,27 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   lay_dbeta<Tr>(p, s, tile, s.head, rests);
   copies_wait<0>();
   __syncthreads();  // states; dP, dM
-  if (thread_index() == 0 && s.has_next) prefetch_tiles<Tr>(p, s.next_item);
+  if (thread_index() == 0) {
+    if (s.has_next) prefetch_tiles<Tr>(p, s.next_item);
+    find_next<Tr>(p, s);
+  }
   Fragment<Tr> dq = {}, dk = {}, dG = {};
   lay_last<Tr>(p, s, tile, s.head);
   multiply_states<Tr>(s, dq, dk, dG);
   apply_decays<Tr>(p, s, dq, dk, dG);
-  __syncthreads();  // operands have been read
+  __syncthreads();  // operands have been read; the next tile
   if constexpr (Tr::kPerChannel) {
+    if (s.is_next_loaded) prefetch_gates<Tr>(p, s);
     put_fragment<Tr>(s.x.sum.dq, dq);
 #pragma unroll 1
     for (int level = 0; level < 2; ++level) {
       const bool is_row = (thread_index() / 32 & (2 >> level)) != 0;  // of the warp's block
       LevelOperands<Tr> own;
       lay_level<Tr>(s, level, is_row, own);
-      __syncthreads();  // operands of the pairs
+      Part<Tr>().sync_quarter();  // operands of the pairs
       is_row ? add_level<Tr, true>(s, level, own, dk, dG)
              : add_level<Tr, false>(s, level, own, dk, dG);
-      __syncthreads();  // they have been read
+      Part<Tr>().sync_quarter();  // they have been read
     }
     add_middle<Tr>(s, dk, dG);
     put_fragment<Tr>(s.x.sum.dG, dG);
@@ -351,17 +355,17 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     s.is_last ? put_fragment<Tr>(s.x.sum.dq, dq) : store_sums<Tr>(p, dq, dk);
   }
   if (Tr::kPerChannel || s.is_last) put_fragment<Tr>(s.x.sum.dk, dk);
-  if (thread_index() == 0) find_next<Tr>(p, s);
-  __syncthreads();  // sums; the next tile
   if constexpr (Tr::kPerChannel) {
-    if (s.is_next_loaded) prefetch_gates<Tr>(p, s);
+    const Part<Tr> at;
+    at.sync_quarter();  // sums of the warpgroup's channels
+    constexpr int kChannels = Tr::K / 4;
 #pragma unroll 1
-    for (int i = thread_index(); i < 8 * Tr::K; i += Tr::kThreads) {
-      add_inside<Tr>(s, i / Tr::K * 8, i % Tr::K);
+    for (int i = thread_index() % 128; i < 8 * kChannels; i += 128) {
+      add_inside<Tr>(s, i / kChannels * 8, at.first_column() + i % kChannels);
     }
-    __syncthreads();  // sums with all pairs
   }
   if (Tr::kPerChannel || s.is_last) {
+    __syncthreads();  // sums with all pairs
     store_rows<Tr>(p, s, tile, key_head_of(p, s.head), !Tr::kPerChannel || s.is_first, s.is_last);
     __syncthreads();  // rows have been read
   }

@@ -1,6 +1,7 @@
 // Shared memory of a CTA of the gradients, and who has what of a chunk.
 #pragma once
 
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tiles.cuh"
@@ -22,31 +23,32 @@ struct GradientTraits {
   static_assert(K % 64 == 0 && V % 64 == 0);
 };
 
-// Operands of the products with states. Then operands of pairs across blocks of sixteen tokens;
-// then, when all products are done, sums in fp32. The next head's do, dz and e arrive in the place
-// of dk and dq when these are stored, while dG is still read.
+// Operands of the products with states. Then, when those are done, operands of pairs across blocks
+// of sixteen tokens and sums in fp32. The next head's do, dz and e arrive in the place of dk and dq
+// when these are stored, while dG is still read.
 template <class Tr>
 union Exchange {
   struct {
     unsigned char d_o[Tr::kValueBytes], dz[Tr::kValueBytes], e[Tr::kValueBytes];
     unsigned char S[Tr::kStateBytes], dS[Tr::kStateBytes];
   } operand;
-  // k and q times the decay between the token and a boundary, after token 31 (level 0) or after
-  // tokens 15 and 47 (level 1), one level after the other. Of q the tokens after a boundary alone:
-  // rows 32 to 63, or 16 to 31 and 48 to 63, as 32 rows.
-  struct {
-    unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes / 2];
-  } level;
-  // dq is behind the operands of pairs, as registers have no room for it there; dG behind what
-  // arrives ahead.
+  // dG is behind what arrives ahead.
   static constexpr int kSumBytes = kChunk * Tr::kPitch * 4;
   static constexpr int kAhead = 3 * Tr::kValueBytes - 2 * kSumBytes;
-  struct {
+  struct Sum {
     float dk[kChunk][Tr::kPitch], dq[kChunk][Tr::kPitch];
     unsigned char gap[kAhead > 0 ? kAhead : 16];
     float dG[kChunk][Tr::kPitch];
   } sum;
-  static_assert(sizeof(level) <= kSumBytes);
+  // k and q times the decay between the token and a boundary, after token 31 (level 0) or after
+  // tokens 15 and 47 (level 1), one level after the other. Of q the tokens after a boundary alone:
+  // rows 32 to 63, or 16 to 31 and 48 to 63, as 32 rows. Apart from the sums: warpgroups, each with
+  // a quarter of the channels, do not wait for one another.
+  struct {
+    Sum sums;
+    alignas(128) unsigned char k[Tr::kPerChannel ? Tr::kKeyBytes : 16];
+    unsigned char q[Tr::kPerChannel ? Tr::kKeyBytes / 2 : 16];
+  } level;
 };
 
 template <class Tr>
@@ -91,6 +93,8 @@ struct Part {
         row(16 * block + lane / 4),
         column(quarter * (Tr::K / 4) + lane % 4 * 2) {}
   __device__ int first_column() const { return quarter * (Tr::K / 4); }
+  // The four warps that have the same channels.
+  __device__ void sync_quarter() const { named_sync(1 + quarter, 128); }
   // Bytes from a tile's beginning to the lane's pair of accumulators n, of rows 8 half further: two
   // of them are one exclusive or apart, as a quarter begins at a multiple of its pieces.
   __device__ uint32_t pair(int n, int half) const {
