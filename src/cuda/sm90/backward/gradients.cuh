@@ -187,55 +187,71 @@ __device__ void store_sums(const Params& p, const Fragment<Tr>& dq, const Fragme
   }
 }
 
+// Eight channels from c on of a row's gradient, through the norm of x.
+template <class Tr>
+__device__ void through_norm(const Rows& x, const TokenTile& tile, int row, int64_t key_head, int c,
+                             float (&y)[8]) {
+  using E = typename Tr::E;
+  constexpr int kPieces = Tr::K / 8;
+  uint4 words = {0, 0, 0, 0};
+  if (row < tile.length) {
+    words = *reinterpret_cast<const uint4*>(
+        static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin + row, key_head) + c);
+  }
+  float raw[8], norm, unused;
+  unpack<E>(words, raw);
+  reciprocal_norms<8, kPieces>(raw, raw, norm, unused);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) raw[e] *= norm;
+  normalize_gradient<8, kPieces>(raw, norm, y);
+}
+
 // dq and dk of the chunk's rows: on the sums of the group's value heads so far, and out with the
 // last one, through the norm. A thread has eight channels of a row, K / 8 neighbours the row.
 template <class Tr>
 __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const TokenTile& tile,
                            int64_t key_head, bool is_first, bool is_last) {
   using E = typename Tr::E;
-  constexpr int kPieces = Tr::K / 8, kTotal = 2 * kChunk * kPieces;
-  float* sums = p.work.group_sums + int64_t{blockIdx.x} * (2 * kChunk * Tr::K);
+  constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces;  // rows at a time
+  static_assert(kChunk % kStep == 0);
+  const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
+  float4* sum = reinterpret_cast<float4*>(p.work.group_sums + int64_t{blockIdx.x} *
+                                                                  (2 * kChunk * Tr::K)) +
+                2 * thread_index();
 #pragma unroll 1
-  for (int i = thread_index(); i < kTotal; i += Tr::kThreads) {
-    const int r = i / kPieces % kChunk, c = i % kPieces * 8;
-    const bool is_q = i < kTotal / 2;
+  for (int side = 0; side < 2; ++side) {
+    const bool is_q = side == 0;
     const Rows& dx = is_q ? p.dq : p.dk;
-    const float* from = is_q ? &s.x.sum.dq[r][c] : &s.x.sum.dk[r][c];
-    float y[8];
-    *reinterpret_cast<float4*>(y) = *reinterpret_cast<const float4*>(from);
-    *reinterpret_cast<float4*>(y + 4) = *reinterpret_cast<const float4*>(from + 4);
-    if (!(is_first && is_last)) {
-      float4* sum = reinterpret_cast<float4*>(sums + i * 8);
+    const bool has = is_last && dx.present, is_wide = is_q ? p.dq_vectors : p.dk_vectors;
+    E* to = static_cast<E*>(dx.data) + offset(dx, tile.batch, tile.begin + row, key_head) + c;
+    const int64_t step = dx.st * kStep;
+    const float* from = is_q ? &s.x.sum.dq[row][c] : &s.x.sum.dk[row][c];
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        float4 z = is_first ? float4{0, 0, 0, 0} : sum[n];
-        z.x += y[4 * n], z.y += y[4 * n + 1], z.z += y[4 * n + 2], z.w += y[4 * n + 3];
-        if (!is_last) sum[n] = z;
-        y[4 * n] = z.x, y[4 * n + 1] = z.y, y[4 * n + 2] = z.z, y[4 * n + 3] = z.w;
+    for (int r = 0; r < kChunk; r += kStep, to += step, sum += 2 * Tr::kThreads) {
+      float y[8];
+#pragma unroll
+      for (int n = 0; n < 8; n += 4) {
+        *reinterpret_cast<float4*>(y + n) =
+            *reinterpret_cast<const float4*>(from + r * Tr::kPitch + n);
       }
-    }
-    if (!is_last || !dx.present) continue;  // all threads, or rows of q or k
-    if (p.l2norm) {
-      const Rows& x = is_q ? p.q : p.k;
-      uint4 words = {0, 0, 0, 0};
-      if (r < tile.length) {
-        words = *reinterpret_cast<const uint4*>(
-            static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin + r, key_head) + c);
+      if (!(is_first && is_last)) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          float4 z = is_first ? float4{0, 0, 0, 0} : sum[n];
+          z.x += y[4 * n], z.y += y[4 * n + 1], z.z += y[4 * n + 2], z.w += y[4 * n + 3];
+          if (!is_last) sum[n] = z;
+          y[4 * n] = z.x, y[4 * n + 1] = z.y, y[4 * n + 2] = z.z, y[4 * n + 3] = z.w;
+        }
       }
-      float raw[8], norm, unused;
-      unpack<E>(words, raw);
-      reciprocal_norms<8, kPieces>(raw, raw, norm, unused);
+      if (!has) continue;  // all threads
+      if (p.l2norm) through_norm<Tr>(is_q ? p.q : p.k, tile, row + r, key_head, c, y);
+      if (row + r >= tile.length) continue;
+      if (is_wide) {
+        *reinterpret_cast<uint4*>(to) = gpu::pack<E>(y);
+      } else {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) raw[e] *= norm;
-      normalize_gradient<8, kPieces>(raw, norm, y);
-    }
-    if (r >= tile.length) continue;
-    E* to = static_cast<E*>(dx.data) + offset(dx, tile.batch, tile.begin + r, key_head) + c;
-    if (is_q ? p.dq_vectors : p.dk_vectors) {
-      *reinterpret_cast<uint4*>(to) = gpu::pack<E>(y);
-    } else {
-#pragma unroll
-      for (int e = 0; e < 8; ++e) to[e] = from_float<E>(y[e]);
+        for (int e = 0; e < 8; ++e) to[e] = from_float<E>(y[e]);
+      }
     }
   }
 }

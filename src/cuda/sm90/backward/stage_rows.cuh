@@ -57,6 +57,11 @@ struct ChannelGate {
       const T* at = static_cast<const T*>(p.g.data) +
                     offset(p.g, tile.batch, tile.begin + min(first, tile.length - 1), head) + d;
       const int64_t step = p.g.st;
+      if (tile.length == kChunk) {  // no comparisons
+#pragma unroll
+        for (int i = 0; i < N; ++i, at += step) g[i] = to_float(*at);
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const float x = to_float(*at);
@@ -72,6 +77,11 @@ struct ChannelGate {
       using T = std::remove_pointer_t<decltype(tag)>;
       T* at = static_cast<T*>(p.dg.data) + offset(p.dg, tile.batch, tile.begin + first, head) + d;
       const int64_t step = p.dg.st;
+      if (tile.length == kChunk) {  // no comparisons
+#pragma unroll
+        for (int i = 0; i < 16; ++i, at += step) *at = from_float<T>(dg[i]);
+        return;
+      }
 #pragma unroll
       for (int i = 0; i < 16; ++i, at += step) {
         if (first + i < tile.length) *at = from_float<T>(dg[i]);
