@@ -236,6 +236,7 @@ template <class Tr>
 __global__ void __launch_bounds__(Tr::kThreads, 1) chains_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char stages[];
   static_assert(sizeof(ChainShared<Tr, ChainStage<Tr>>) <= 232448, "shared memory of a CTA");
+  begin_launch();
   if (is_wrong(p.tokens)) return;
   const unsigned half = gridDim.x / 2;
   blockIdx.x < half ? go_back<Tr>(p, blockIdx.x, stages)

@@ -408,6 +408,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     gradients_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) unsigned char smem[];
   auto& s = *reinterpret_cast<GradientShared<Tr>*>(smem);
+  begin_launch();
   if (is_wrong(p.tokens)) return;
   const auto num_items = static_cast<unsigned>(p.num_tiles * p.H);
   if (thread_index() == 0) {

@@ -6,17 +6,20 @@
 #include "cuda/sm90/backward/gradients.cuh"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/prepare.cuh"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::gradient {
 
+// The launch may start while the one before ends; a kernel waits for it itself (begin_launch).
 inline void launch_kernel(void (*kernel)(const Params), int64_t ctas, int threads, size_t smem,
                           const Params& p, cudaStream_t stream, const char* what) {
   if (ctas == 0) return;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(smem)),
              what);
-  kernel<<<static_cast<unsigned>(ctas), static_cast<unsigned>(threads), smem, stream>>>(p);
-  check_launch(what);
+  check_cuda(launch_after(kernel, dim3(static_cast<unsigned>(ctas)), threads,
+                          static_cast<int>(smem), stream, p),
+             what);
 }
 
 // A state's value columns as 64 to a CTA, or all of them where that many CTAs do not fit at once:

@@ -1,6 +1,7 @@
 // What the kernels of the backward on Hopper get: the call's tensors, and where workspace lies.
 #pragma once
 
+#include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/scores/params.h"
 #include "cuda/tile/chunks.cuh"
 
@@ -65,6 +66,13 @@ struct Params {
   States initial, d_final, d_initial;  // by strides, K-first or V-first
   Workspace work;
 };
+
+// First in every kernel: the next one's CTAs may take the SMs that this one's leave; what the one
+// before wrote is visible.
+__device__ inline void begin_launch() {
+  grid_release();
+  grid_wait();
+}
 
 // The q/k head of a value head; in 32 bits, as a division of 64 is a hundred instructions.
 __device__ inline int64_t key_head_of(const Params& p, int64_t head) {

@@ -171,6 +171,7 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareCtas<kPerChannel>)
   extern __shared__ __align__(128) unsigned char smem[];
   __shared__ PrepareShared s;
   __shared__ scores::Shared shared;
+  begin_launch();
   if (is_wrong(p.tokens)) return;
   const int64_t item = blockIdx.x, head = blockIdx.x % p.HV;
   {
