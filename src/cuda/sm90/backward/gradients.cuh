@@ -374,10 +374,9 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   if constexpr (Tr::kPerChannel) {
     const Part<Tr> at;
     at.sync_quarter();  // sums of the warpgroup's channels
-    constexpr int kChannels = Tr::K / 4;
-#pragma unroll 1
-    for (int i = thread_index() % 128; i < 8 * kChannels; i += 128) {
-      add_inside<Tr>(s, i / kChannels * 8, at.first_column() + i % kChannels);
+    constexpr int kPairs = Tr::K / 8;  // of channels
+    if (const int i = thread_index() % 128; i < 8 * kPairs) {
+      add_inside<Tr>(s, i / kPairs * 8, at.first_column() + i % kPairs * 2);
     }
   }
   if (Tr::kPerChannel || s.is_last) {

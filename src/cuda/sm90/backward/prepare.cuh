@@ -32,19 +32,20 @@ __device__ inline float* gate_place(const Params& p, unsigned char* smem, int r,
 // Norms of the rows in shared memory; a warp has every fourth.
 template <class E, int K>
 __device__ void lay_norms(const Params& p, const unsigned char* smem, PrepareShared& s) {
+  if (!p.l2norm) {
+    if (threadIdx.x < kChunk) s.k_norm[threadIdx.x] = s.q_norm[threadIdx.x] = 1;
+    return;
+  }
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   for (int r = warp; r < kChunk; r += 4) {
-    float rk = 1, rq = 1;
-    if (p.l2norm) {
-      float k[K / 32], q[K / 32];
-      const unsigned char* at = smem + r * scores::row_bytes(K, 2);
+    float k[K / 32], q[K / 32], rk, rq;
+    const unsigned char* at = smem + r * scores::row_bytes(K, 2);
 #pragma unroll
-      for (int i = 0; i < K / 32; ++i) {
-        k[i] = to_float(reinterpret_cast<const E*>(at)[lane + 32 * i]);
-        q[i] = to_float(reinterpret_cast<const E*>(at + p.scores.q_at)[lane + 32 * i]);
-      }
-      reciprocal_norms(k, q, rk, rq);
+    for (int i = 0; i < K / 32; ++i) {
+      k[i] = to_float(reinterpret_cast<const E*>(at)[lane + 32 * i]);
+      q[i] = to_float(reinterpret_cast<const E*>(at + p.scores.q_at)[lane + 32 * i]);
     }
+    reciprocal_norms(k, q, rk, rq);
     if (lane == 0) s.k_norm[r] = rk, s.q_norm[r] = rq;
   }
 }

@@ -306,41 +306,61 @@ __device__ void add_pairs(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragmen
   }
 }
 
-// Pairs inside of eight tokens, one by one, onto the sums in the exchange: a thread has a channel d
-// of tokens [first, first + 8).
+// Pairs inside of eight tokens, one by one, onto the sums in the exchange: a thread has channels d
+// and d + 1 of tokens [first, first + 8).
 template <class Tr>
 __device__ void add_inside(GradientShared<Tr>& s, int first, int d) {
   using E = typename Tr::E;
-  float k[8], q[8], w[8], to_q[8], to_k[8], columns[8], G = 0;
+  using Pair = float[2];
+  Pair k[8], q[8], w[8], to_k[8], to_G[8], columns[8], G = {};
+  const uint32_t at = pair_place<64>(first, d);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int r = first + i;
-    const uint32_t at = place<64>(r, d) + d % 8 * 2;
-    k[i] = to_float(*reinterpret_cast<const E*>(s.k + at));
-    q[i] = to_float(*reinterpret_cast<const E*>(s.q + at));
-    const float here = s.G[r][d], decay = i > 0 ? decay_between(here - G) : 1.0f;
-    G = here;
+    const uint32_t byte = (at ^ static_cast<uint32_t>(i << 4)) + static_cast<uint32_t>(i * 128);
+    const float2 own_k = load_pair<E>(s.k + byte), own_q = load_pair<E>(s.q + byte);
+    const float2 here = *reinterpret_cast<const float2*>(&s.G[r][d]);
+    auto* const sum_q = reinterpret_cast<float2*>(&s.x.sum.dq[r][d]);
     const float4* pairs = reinterpret_cast<const float4*>(s.inside[r]);
-    to_q[i] = to_k[i] = columns[i] = 0, w[i] = 1;
+    Pair to_q = {}, decay;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      k[i][e] = e == 0 ? own_k.x : own_k.y, q[i][e] = e == 0 ? own_q.x : own_q.y;
+      const float x = e == 0 ? here.x : here.y;
+      decay[e] = i > 0 ? decay_between(x - G[e]) : 1.0f;
+      G[e] = x, to_k[i][e] = columns[i][e] = 0, w[i][e] = 1;
+    }
     const float own = pairs[0].x;
 #pragma unroll
     for (int m = 1; m <= i; ++m) {  // tokens back
       const int j = i - m;
       const float4 two = pairs[m / 2];
-      w[j] *= decay;
-      const float P = (m % 2 ? two.z : two.x) * w[j], M = (m % 2 ? two.w : two.y) * w[j];
-      to_q[i] += P * k[j];
-      to_k[i] += M * k[j];
-      columns[j] += P * q[i] + M * k[i];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        w[j][e] *= decay[e];
+        const float P = (m % 2 ? two.z : two.x) * w[j][e], M = (m % 2 ? two.w : two.y) * w[j][e];
+        to_q[e] += P * k[j][e];
+        to_k[i][e] += M * k[j][e];
+        columns[j][e] += P * q[i][e] + M * k[i][e];
+      }
     }
-    s.x.sum.dq[r][d] += to_q[i] + own * k[i];
-    to_q[i] = q[i] * to_q[i] + k[i] * to_k[i];  // of dG, which the token's own pair is not in
-    to_k[i] += own * q[i];
+    float2 sum = *sum_q;
+    sum.x += to_q[0] + own * k[i][0], sum.y += to_q[1] + own * k[i][1];
+    *sum_q = sum;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {  // dG is without the token's own pair
+      to_G[i][e] = q[i][e] * to_q[e] + k[i][e] * to_k[i][e];
+      to_k[i][e] += own * q[i][e];
+    }
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    s.x.sum.dk[first + i][d] += to_k[i] + columns[i];
-    s.x.sum.dG[first + i][d] += to_q[i] - k[i] * columns[i];
+    auto* const sum_k = reinterpret_cast<float2*>(&s.x.sum.dk[first + i][d]);
+    auto* const sum_G = reinterpret_cast<float2*>(&s.x.sum.dG[first + i][d]);
+    float2 x = *sum_k, y = *sum_G;
+    x.x += to_k[i][0] + columns[i][0], x.y += to_k[i][1] + columns[i][1];
+    y.x += to_G[i][0] - k[i][0] * columns[i][0], y.y += to_G[i][1] - k[i][1] * columns[i][1];
+    *sum_k = x, *sum_G = y;
   }
 }
 
