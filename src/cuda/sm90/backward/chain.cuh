@@ -45,11 +45,12 @@ __device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c
   copy.numbers(s.last, s.rows);
 }
 
-// dy = P^T do + (k R) dS of the warpgroup's columns, and dS decays. dS goes to the workspace.
-template <class Tr>
+// dy = P^T do + (k R) dS of the warpgroup's columns, and dS decays. dS goes to the workspace; then
+// load_next() (see step_states).
+template <class Tr, class F>
 __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                               ChainOut<Tr>& out, const uint32_t (&d_o)[4][4], State<Tr>& dS,
-                               float (&dy)[8][4]) {
+                               ChainOut<Tr>& out, F&& load_next, const uint32_t (&d_o)[4][4],
+                               State<Tr>& dS, float (&dy)[8][4]) {
   using E = typename Tr::E;
   const int lane = thread_index() % 32;
   uint32_t a[Tr::K / 16][4];
@@ -70,6 +71,7 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   const int64_t item = at.item(p, c);
   send_operands<Tr>(at, a, out.staging[thread_index() / 32],
                     static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
+  load_next();
   if (c + 1 == at.num_chunks()) multiply_rest<Tr>(s.k_end(), dS, a, dy);
   decay_state<Tr>(s.last, dS);
   end_product<0>(dy);
@@ -92,42 +94,29 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   }
 }
 
-// A warp's columns of dv, through `staging`: rows of 32 bytes, whose halves are exchanged in every
-// second four, so that eight rows hit every bank once.
+// A warp's columns of dv, through its columns of a tile.
 template <class Tr>
-__device__ void store_values(const Params& p, const ChainItem<Tr>& at, int c,
-                             unsigned char* staging, const float* rows, const float (&dz)[8][4]) {
+__device__ void store_values(const Params& p, const ChainItem<Tr>& at, int c, unsigned char* tile,
+                             const float* rows, const float (&dz)[8][4]) {
   using E = typename Tr::E;
-  const int warp = thread_index() / 32, lane = thread_index() % 32;
-  const auto half_place = [&](int row, int half) {
-    return static_cast<uint32_t>(row * 32 + ((half ^ (row >> 2)) & 1) * 16);
-  };
-  if (lane == 0) bulk_store_wait_read();
-  __syncwarp();  // the state has left
+  const int lane = thread_index() % 32;
+  float dv[8][4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    float dv[2][4];
+  for (int n = 0; n < 8; ++n) {
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dv[n][e] = dz[2 * i + n][e];
-      scale_columns(dv[n], factors_of(rows, kBeta, 2 * i + n, lane));
-    }
-    uint32_t r[4];
-    to_left<E>(dv, r);
-    const int row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
-    stmatrix_x4_trans(smem_u32(staging) + 512 * i + half_place(row, half), r);
+    for (int e = 0; e < 4; ++e) dv[n][e] = dz[n][e];
+    scale_columns(dv[n], factors_of(rows, kBeta, n, lane));
   }
+  put_values<Tr>(tile, dv);
   __syncwarp();
-  const int row = lane / 2, count = at.count(c);
-  E* to = static_cast<E*>(p.dv.data) +
-          offset(p.dv, at.span.batch, at.token(c) + row, at.head) + at.slice * Tr::kColumns +
-          16 * warp + lane % 2 * 8;
+  const int row = lane / 2, column = thread_index() / 32 * 16 + lane % 2 * 8, count = at.count(c);
+  const unsigned char* from = tile + place<64>(row, column);
+  E* to = static_cast<E*>(p.dv.data) + offset(p.dv, at.span.batch, at.token(c) + row, at.head) +
+          at.slice * Tr::kColumns + column;
 #pragma unroll
   for (int i = 0; i < 4; ++i, to += 16 * p.dv.st) {
     if (row + 16 * i >= count) continue;
-    *reinterpret_cast<uint4*>(to) =
-        *reinterpret_cast<const uint4*>(staging + 512 * i + half_place(row, lane % 2));
+    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + 2048 * i);
   }
   __syncwarp();  // dv has been read
 }
@@ -140,9 +129,7 @@ __device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, 
   const int64_t item = at.item(p, c);
   __syncwarp();  // do has been read by all lanes
   put_values<Tr>(s.values, dz);
-  if (p.dv.present) {
-    store_values<Tr>(p, at, c, out.staging[thread_index() / 32], s.rows, dz);
-  }
+  if (p.dv.present) store_values<Tr>(p, at, c, out.rests, s.rows, dz);
   if (p.dbeta.present) {
     to_rests<E>(dz);
     put_values<Tr>(out.rests, dz);
@@ -156,9 +143,9 @@ __device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, 
 }
 
 // One chunk by a warpgroup.
-template <class Tr>
+template <class Tr, class F>
 __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                           ChainOut<Tr>& out, State<Tr>& dS) {
+                           ChainOut<Tr>& out, F&& load_next, State<Tr>& dS) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   float dy[8][4];
@@ -167,7 +154,7 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   for (int k = 0; k < 4; ++k) {
     load_left_turned<64>(smem_u32(s.values), 16 * k, 16 * warp, lane, d_o[k]);
   }
-  multiply_chain<Tr>(p, at, c, s, out, d_o, dS, dy);
+  multiply_chain<Tr>(p, at, c, s, out, load_next, d_o, dS, dy);
 #pragma unroll
   for (int k = 0; k < 4; ++k) to_left<E>(&dy[2 * k], a[k]);
   float(&dz)[8][4] = dy;
@@ -224,8 +211,10 @@ __device__ void go_back(const Params& p, unsigned index, unsigned char* smem) {
   for (int i = 0; i < chunks; ++i) {
     wait_stage(s.full, i);
     const int c = chunks - 1 - i, next = (i + 1) % 2;
-    if (c > 0) load_chain_stage<Tr>(p, at, c - 1, s.stages[next], &s.full[next]);
-    step_chain<Tr>(p, at, c, s.stages[i % 2], s.out, dS);
+    const auto load_next = [&] {
+      if (c > 0) load_chain_stage<Tr>(p, at, c - 1, s.stages[next], &s.full[next]);
+    };
+    step_chain<Tr>(p, at, c, s.stages[i % 2], s.out, load_next, dS);
   }
   store_given<Tr>(at, p.d_initial, dS);
   bulk_store_wait();

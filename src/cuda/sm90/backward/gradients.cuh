@@ -34,24 +34,6 @@ __device__ void normalize_rows(GradientShared<Tr>& s) {
   }
 }
 
-// Raw gates of two bytes, which came to the place of dP and dM: rows [first, first + 16) of channel
-// d.
-template <class Tr>
-__device__ void raw_gates(const Params& p, const GradientShared<Tr>& s, int d, int first,
-                          float (&g)[16]) {
-  const uint32_t at = place<64>(first, d) + static_cast<uint32_t>(d % 8 * 2);
-  const auto each = [&](auto* tag) {
-    using T = std::remove_pointer_t<decltype(tag)>;
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const uint32_t byte = (at ^ static_cast<uint32_t>(i % 8 << 4)) + static_cast<uint32_t>(i * 128);
-      g[i] = to_float(*reinterpret_cast<const T*>(s.dP + byte));
-    }
-  };
-  p.g.dtype == DType::bf16 ? each(static_cast<__nv_bfloat16*>(nullptr))
-                           : each(static_cast<__half*>(nullptr));
-}
-
 // G of the chunk, and numbers of rows. Barriers inside; one must follow.
 template <class Tr>
 __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
@@ -72,8 +54,13 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
     if (b < 4) {
       const ChannelGate gate(p, head, d);
       float g[16];
-      p.g_tiles ? raw_gates<Tr>(p, s, d, 16 * b, g)
-                : ChannelGate::raw(p, tile, head, d, 16 * b, g);
+      if (p.g_tiles) {  // in the place of dP and dM
+        const uint32_t at = place<64>(16 * b, d) + static_cast<uint32_t>(d % 8 * 2);
+        raw_of_tile(
+            p, s.dP, [&](uint32_t i) { return (at ^ i % 8 << 4) + i * 128; }, g);
+      } else {
+        ChannelGate::raw(p, tile, head, d, 16 * b, g);
+      }
       s.sum_parts[b][d] = gate.sums(p, tile, g, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
     }
     __syncthreads();  // sums of the blocks
@@ -195,8 +182,8 @@ __device__ void through_norm(const Rows& x, const TokenTile& tile, int row, int6
   constexpr int kPieces = Tr::K / 8;
   uint4 words = {0, 0, 0, 0};
   if (row < tile.length) {
-    words = *reinterpret_cast<const uint4*>(
-        static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin + row, key_head) + c);
+    words = *reinterpret_cast<const uint4*>(static_cast<const E*>(x.data) +
+                                            offset(x, tile.batch, tile.begin + row, key_head) + c);
   }
   float raw[8], norm, unused;
   unpack<E>(words, raw);
@@ -215,9 +202,9 @@ __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const T
   constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces;  // rows at a time
   static_assert(kChunk % kStep == 0);
   const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
-  float4* sum = reinterpret_cast<float4*>(p.work.group_sums + int64_t{blockIdx.x} *
-                                                                  (2 * kChunk * Tr::K)) +
-                2 * thread_index();
+  float4* sum =
+      reinterpret_cast<float4*>(p.work.group_sums + int64_t{blockIdx.x} * (2 * kChunk * Tr::K)) +
+      2 * thread_index();
 #pragma unroll 1
   for (int side = 0; side < 2; ++side) {
     const bool is_q = side == 0;
@@ -373,7 +360,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   if (Tr::kPerChannel || s.is_last) put_fragment<Tr>(s.x.sum.dk, dk);
   if constexpr (Tr::kPerChannel) {
     const Part<Tr> at;
-    at.sync_quarter();  // sums of the warpgroup's channels
+    at.sync_quarter();                 // sums of the warpgroup's channels
     constexpr int kPairs = Tr::K / 8;  // of channels
     if (const int i = thread_index() % 128; i < 8 * kPairs) {
       add_inside<Tr>(s, i / kPairs * 8, at.first_column() + i % kPairs * 2);

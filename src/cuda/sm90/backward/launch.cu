@@ -86,8 +86,7 @@ Params params_of(const Problem& p, const Workspace& work) {
   x.scores = scores_params(p), x.num_tiles = tiles_of(p);
   x.N = static_cast<uint32_t>(p.N), x.V = static_cast<int32_t>(p.V);
   x.dq_vectors = is_vectorizable(p.dq, p.K), x.dk_vectors = is_vectorizable(p.dk, p.K);
-  x.g_tiles =
-      p.gate == Gate::channel && size_of(p.g.dtype) == 2 && is_vectorizable(p.g, p.K);
+  x.g_tiles = p.gate == Gate::channel && size_of(p.g.dtype) == 2 && is_vectorizable(p.g, p.K);
   x.work = work;
   return x;
 }

@@ -30,11 +30,12 @@ struct Workspace {
   // [64][64]: (I + beta k k^T)^-1 - I and the scores, with decays. What the diagonal of the inverse
   // gives is added in fp32: a token's own part is not rounded on its way.
   void *T, *P;
-  void *S, *dS;       // [V][K]: the state before a chunk, the gradient of the one after it
-  void *e, *dz;       // [64][V]: v - S'^T k of every token, and the gradient of beta e
-  float* last;        // [K]: exp(G_last)
-  float* rows;        // [kRowKinds][64]
-  // [CTA]: dq and dk over the value heads so far. Per channel [2][64][K], else as threads have them.
+  void *S, *dS;  // [V][K]: the state before a chunk, the gradient of the one after it
+  void *e, *dz;  // [64][V]: v - S'^T k of every token, and the gradient of beta e
+  float* last;   // [K]: exp(G_last)
+  float* rows;   // [kRowKinds][64]
+  // [CTA]: dq and dk over the value heads so far. Per channel [2][64][K], else as threads have
+  // them.
   float* group_sums;
   // What rounding left of dz and, [N][HV][64][V], of first chunks' e: for dbeta.
   void *dz_rest, *e_rest;

@@ -3,7 +3,6 @@
 // inverse are those of the kernel of scores.
 #pragma once
 
-#include "cuda/ptx/prefetch.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/kernel.cuh"
 #include "cuda/sm90/backward/stage_rows.cuh"
@@ -13,10 +12,6 @@ namespace deltic::gpu::gradient {
 inline constexpr int kPrepareThreads = scores::kThreads;
 inline constexpr float kLog2e = scores::kLog2e;
 __device__ inline float exp_of(float x) { return exp2_approx(x * kLog2e); }
-
-// CTAs of an SM.
-template <bool kPerChannel>
-inline constexpr int kPrepareCtas = kPerChannel ? 3 : 4;
 
 struct PrepareShared {
   float k_norm[kChunk], q_norm[kChunk];  // 1 / |k|, 1 / |q|; 1 without norm
@@ -143,30 +138,55 @@ __device__ void store_result(const float* m, void* to) {
   }
 }
 
-// Rows that a CTA reads which comes after this one, to L2: from memory they would be a third of its
-// time. Packed sequences would have to be searched for it. A thread has half of a row.
-template <int K, bool kPerChannel>
-__device__ void prefetch_rows(const Params& p, unsigned index) {
-  if (p.tokens.packed || index >= p.num_tiles * p.HV) return;
-  const TokenTile tile = find_tile(p.tokens, index / p.HV);
-  const int r = static_cast<int>(threadIdx.x) / 2, half = static_cast<int>(threadIdx.x) % 2;
-  if (r >= tile.length) return;
-  const int64_t head = index % p.HV;
-  const auto fetch = [&](const Rows& x, int64_t h) {
-    const int size = static_cast<int>(number_bytes(x.dtype)), bytes = K * size / 2;
-    const char* at = static_cast<const char*>(x.data) +
-                     offset(x, tile.batch, tile.begin + r, h) * size + half * bytes;
-    for (int i = 0; i < bytes; i += 128) line_prefetch(at + i);
-  };
-  fetch(p.k, key_head_of(p, head)), fetch(p.q, key_head_of(p, head));
-  if constexpr (kPerChannel) fetch(p.g, head);
+// Raw gates of two bytes on their way to the places of G, at the beginning of a token's row: whole
+// rows at a time, where single numbers are parts of lines.
+template <int K>
+__device__ void copy_gates(const Params& p, unsigned char* smem, const TokenTile& tile,
+                           int64_t head) {
+  constexpr int kPieces = K / 8, kStep = kPrepareThreads / kPieces;
+  const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
+  const uint16_t* from =
+      static_cast<const uint16_t*>(p.g.data) + offset(p.g, tile.batch, tile.begin + row, head) + c;
+  unsigned char* to = reinterpret_cast<unsigned char*>(gate_place<K>(p, smem, row, 0)) + 2 * c;
+#pragma unroll
+  for (int r = 0; r < kChunk; r += kStep, from += p.g.st * kStep) {
+    copy_async_or_zero(to + r * scores::row_bytes(K, 4), from, row + r < tile.length);
+  }
+}
+// G per channel: a thread has one. Copies are under way; raw gates of tiles are waited for. A
+// barrier must follow.
+template <int K>
+__device__ void lay_channels(const Params& p, unsigned char* smem, const TokenTile& tile,
+                             int64_t head) {
+  const int d = thread_index();
+  const bool has = d < K;
+  float g[kChunk], before = 0;
+  if (p.g_tiles) {
+    copies_wait<0>();
+    __syncthreads();  // raw gates
+    const unsigned char* raw =
+        reinterpret_cast<unsigned char*>(gate_place<K>(p, smem, 0, 0)) + 2 * d;
+    if (has)
+      raw_of_tile(
+          p, raw, [](int i) { return i * scores::row_bytes(K, 4); }, g);
+    __syncthreads();  // they have been read: G takes their place
+  } else if (has) {
+    ChannelGate::raw(p, tile, head, d, 0, g);
+  }
+  if (!has) return;
+  const ChannelGate gate(p, head, d);
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    before += gate.sums(p, tile, g + 16 * b, 16 * b, before, gate_place<K>(p, smem, 16 * b, d),
+                        scores::row_bytes(K, 4) / 4);
+  }
 }
 
 template <class E, int K, bool kPerChannel>
 using ScoresTraits = scores::Traits<E, K, kPerChannel, true, true>;
 
 template <class E, int K, bool kPerChannel>
-__global__ void __launch_bounds__(kPrepareThreads, kPrepareCtas<kPerChannel>)
+__global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
     prepare_kernel(const __grid_constant__ Params p) {
   using Tr = ScoresTraits<E, K, kPerChannel>;
   extern __shared__ __align__(128) unsigned char smem[];
@@ -185,21 +205,11 @@ __global__ void __launch_bounds__(kPrepareThreads, kPrepareCtas<kPerChannel>)
       scores::load_half<E, scores::Past::zeros, K>(p.q, tile, key_head_of(p, head), half,
                                                    smem + p.scores.q_at);
     }
-    copies_commit();
-    prefetch_rows<K, kPerChannel>(p, blockIdx.x + kPrepareCtas<kPerChannel> * kGradientCtas);
     if constexpr (kPerChannel) {
-      if (threadIdx.x < K) {
-        const ChannelGate gate(p, head, static_cast<int>(threadIdx.x));
-        float g[kChunk], before = 0;
-        ChannelGate::raw(p, tile, head, static_cast<int>(threadIdx.x), 0, g);
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-          before += gate.sums(p, tile, g + 16 * b, 16 * b, before,
-                              gate_place<K>(p, smem, 16 * b, static_cast<int>(threadIdx.x)),
-                              scores::row_bytes(K, 4) / 4);
-        }
-      }
+      if (p.g_tiles) copy_gates<K>(p, smem, tile, head);
     }
+    copies_commit();
+    if constexpr (kPerChannel) lay_channels<K>(p, smem, tile, head);
     copies_wait<0>();
     __syncthreads();  // q, k, G per channel
     lay_norms<E, K>(p, smem, s);

@@ -70,7 +70,7 @@ struct GradientShared {
   float A_parts[Tr::kWarps];
   float beta[kChunk];
   float raw_beta[kChunk], raw_gate[kChunk];  // as the call has them; gates per head
-  float dbeta_parts[Tr::V / 64][kChunk];  // of 64 value columns each
+  float dbeta_parts[Tr::V / 64][kChunk];     // of 64 value columns each
   float total;
   // Where the CTA works: wanted in few places, kept out of the registers in between.
   TokenTile tile, next_tile;

@@ -83,8 +83,8 @@ struct ChunkCopy {
                                                    key_head_of(p, at.head), 0, count, thread);
   }
   __device__ void values(unsigned char* to, const Rows& from, int64_t token) const {
-    copy_rows<typename Tr::E, Tr::kColumns, Tr::kThreads>(
-        to, from, at.span.batch, token, at.head, at.slice * Tr::kColumns, count, thread);
+    copy_rows<typename Tr::E, Tr::kColumns, Tr::kThreads>(to, from, at.span.batch, token, at.head,
+                                                          at.slice * Tr::kColumns, count, thread);
   }
   // Decays and factors, which come last.
   __device__ void numbers(float* last, float* rows) const {
@@ -94,8 +94,7 @@ struct ChunkCopy {
   }
 };
 
-// What leaves a chain by bulk copies, or, dv, a warp's part of it by its lanes: a warp's sixteen
-// rows of a state, then of dv; rests of values.
+// What leaves a chain: a warp's sixteen rows of a state; rests of values, and dv on its way.
 template <class Tr>
 struct ChainOut {
   alignas(128) unsigned char staging[Tr::kWarps][32 * Tr::K];
@@ -180,8 +179,7 @@ __device__ void send_operands(const ChainItem<Tr>& at, const uint32_t (&a)[Tr::K
   fence_async_proxy();
   __syncwarp();
   if (lane == 0) {
-    auto* rows =
-        static_cast<unsigned char*>(to) + (at.slice * Tr::kColumns + 16 * warp) * 128;
+    auto* rows = static_cast<unsigned char*>(to) + (at.slice * Tr::kColumns + 16 * warp) * 128;
 #pragma unroll
     for (int part = 0; part < Tr::K / 64; ++part) {
       bulk_store<kEvictNormal>(rows + part * Tr::V * 128, staging + part * 2048, 2048);

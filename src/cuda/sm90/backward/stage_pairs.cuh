@@ -170,7 +170,8 @@ __device__ void add_level(GradientShared<Tr>& s, int level, const LevelOperands<
   const int boundary = level_boundary(level, at.block);
   const int others = kIsRow ? boundary - blocks : boundary;  // the first on the other side
   // Of the first of the others: dP and dM, and k and q from the warp's first channel on. The next
-  // one is 16 columns or rows of dP and dM further; only those of level 0 have one, from 0 or 32 on.
+  // one is 16 columns or rows of dP and dM further; only those of level 0 have one, from 0 or 32
+  // on.
   const uint32_t left = kIsRow ? block_place<64, false>(16 * at.block, 16 * others, at.lane)
                                : block_place<64, true>(16 * others, 16 * at.block, at.lane);
   const uint32_t keys = block_place<64, false>(16 * others, at.first_column(), at.lane);
@@ -203,8 +204,8 @@ __device__ void add_level(GradientShared<Tr>& s, int level, const LevelOperands<
     for (int m = 0; m < 4; ++m) {
       const int half = m % 2, tile = m / 2;
       const float2 k = unpack<E>(own.k[n + tile][half]);
-      auto* to_q = reinterpret_cast<float2*>(
-          &s.x.sum.dq[at.row + 8 * half][at.column + 8 * (n + tile)]);
+      auto* to_q =
+          reinterpret_cast<float2*>(&s.x.sum.dq[at.row + 8 * half][at.column + 8 * (n + tile)]);
       float2 q = {}, sum_q = {};
       if constexpr (kIsRow) {
         q = load_pair<E>(x.q + (own_q ^ static_cast<uint32_t>(n + tile << 4)) + half * 1024);

@@ -40,6 +40,18 @@ __device__ inline float head_sum(const float* log_decay, int r) {
   return before + sum;
 }
 
+// Raw gates of two bytes from shared memory: number i is place(i) bytes behind `from`.
+template <int N, class F>
+__device__ void raw_of_tile(const Params& p, const unsigned char* from, F&& place, float (&g)[N]) {
+  const auto each = [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
+#pragma unroll
+    for (int i = 0; i < N; ++i) g[i] = to_float(*reinterpret_cast<const T*>(from + place(i)));
+  };
+  p.g.dtype == DType::bf16 ? each(static_cast<__nv_bfloat16*>(nullptr))
+                           : each(static_cast<__half*>(nullptr));
+}
+
 // One channel's gates.
 struct ChannelGate {
   float rate, bias;

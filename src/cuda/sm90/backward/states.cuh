@@ -33,10 +33,11 @@ __device__ void load_states_stage(const Params& p, const ChainItem<Tr>& at, int 
   copy.numbers(s.last, s.rows);
 }
 
-// One chunk by a warpgroup.
-template <class Tr>
+// One chunk by a warpgroup. load_next: the next chunk's copies, after the fence of what is sent
+// first, which would wait for them.
+template <class Tr, class F>
 __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, StatesStage<Tr>& s,
-                            ChainOut<Tr>& out, State<Tr>& S) {
+                            ChainOut<Tr>& out, F&& load_next, State<Tr>& S) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int64_t item = at.item(p, c);
@@ -49,6 +50,7 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
     multiply_keys<Tr>(smem_u32(s.keys[0]), a, false, x);
     wgmma_commit();
     send_operands<Tr>(at, a, out.staging[warp], static_cast<E*>(p.work.S) + item * (Tr::V * Tr::K));
+    load_next();
     if (c == 0) multiply_rest<Tr>(smem_u32(s.keys[0]), S, a, x);
     decay_state<Tr>(s.last, S);
 #pragma unroll
@@ -122,8 +124,10 @@ __device__ void go_forward(const Params& p, unsigned index, unsigned char* smem)
   for (int c = 0; c < chunks; ++c) {
     wait_stage(s.full, c);
     const int next = (c + 1) % 2;
-    if (c + 1 < chunks) load_states_stage<Tr>(p, at, c + 1, s.stages[next], &s.full[next]);
-    step_states<Tr>(p, at, c, s.stages[c % 2], s.out, S);
+    const auto load_next = [&] {
+      if (c + 1 < chunks) load_states_stage<Tr>(p, at, c + 1, s.stages[next], &s.full[next]);
+    };
+    step_states<Tr>(p, at, c, s.stages[c % 2], s.out, load_next, S);
   }
   bulk_store_wait();
 }

@@ -98,8 +98,7 @@ __device__ inline void copy_rows(unsigned char* to, const Rows& x, int64_t batch
   constexpr int kPieces = kWidth / 8, kStep = kThreads / kPieces;
   static_assert(kThreads % kPieces == 0 && kStep % 8 == 0 && 64 % kStep == 0);
   const int row = thread / kPieces, c = thread % kPieces * 8;
-  const E* from =
-      static_cast<const E*>(x.data) + offset(x, batch, token + row, head) + column + c;
+  const E* from = static_cast<const E*>(x.data) + offset(x, batch, token + row, head) + column + c;
   const int left = (x.present ? count : 0) - row;
   const int64_t step = x.st * kStep;
   to += place<64>(row, c);
