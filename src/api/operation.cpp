@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "api/dispatch.h"
 #include "api/settings.h"
@@ -50,23 +51,26 @@ deltic_device_type device_in(const Tensors& tensors) {
   }
 }
 
+CheckContext context_of(deltic_op op, const Implementation* named, bool query) {
+  return {.query = query,
+          .allow_f64 = named != nullptr && named == &reference::implementation(op),
+          .threads = default_threads(),
+          .checked = default_checked(name_of(op))};
+}
+
 template <class Tensors>
 struct Call {
   const deltic_options options;
   const GivenTensors<Tensors> given;
+  const Implementation* const named;
   Problem problem;
-  const Implementation* named = nullptr;
 
   Call(deltic_op op, const deltic_options* caller_options, const Tensors* caller_tensors,
        void* stream, bool query)
-      : options(read_options(name_of(op), caller_options)), given(name_of(op), caller_tensors) {
-    named = named_implementation(op, device_in(given.tensors), options.impl);
-    CheckContext context;
-    context.query = query;
-    context.allow_f64 = named != nullptr && named == &reference::implementation(op);
-    context.threads = default_threads();
-    context.checked = default_checked(name_of(op));
-    problem = check_call(op, options, given.tensors, context);
+      : options(read_options(name_of(op), caller_options)),
+        given(name_of(op), caller_tensors),
+        named(named_implementation(op, device_in(given.tensors), options.impl)),
+        problem(check_call(op, options, given.tensors, context_of(op, named, query))) {
     problem.stream = stream;
     if (is_forked_child()) problem.threads = 1;
     // Of packed ones the lengths are looked at.
@@ -198,7 +202,11 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
                    const deltic_workspace* workspace, void* stream) {
   Call<Tensors> call(op, options, tensors, stream, false);
   Problem& p = call.problem;
-  if (p.device == DELTIC_CUDA) gpu::check_device(name_of(op), p.device_index);
+  std::optional<gpu::DeviceScope> scope;
+  if (p.device == DELTIC_CUDA) {
+    gpu::check_device(name_of(op), p.device_index);
+    scope.emplace(p.device_index);  // a stream may be the current device's default one
+  }
   const Implementation& chosen = choose(p, call.named);
   const bool works = has_work(p);
   const uint64_t needed = needed_bytes(p, chosen, works);
@@ -215,7 +223,6 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
   const std::span<std::byte> memory(static_cast<std::byte*>(given.data), needed);
   if (p.device == DELTIC_CUDA) {
     check_host_lengths(p);
-    const gpu::DeviceScope scope(p.device_index);
     if (!p.checked) {
       if (works) chosen.run(p, memory, stream);
       return;

@@ -134,8 +134,8 @@ void check_split(const Checker& c) {
 
 Problem check_call(deltic_op op, const deltic_options& options, const deltic_tensors& t,
                    const CheckContext& context) {
-  Checker c(op, context);
-  Problem& p = c.p_;
+  Problem p;
+  Checker c(op, context, p);
   c.options(options);
   check_inputs(c, t);
   c.required(t.o, "o", true);
@@ -179,8 +179,8 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
 
 Problem check_call(deltic_op op, const deltic_options& options, const deltic_backward_tensors& b,
                    const CheckContext& context) {
-  Checker c(op, context);
-  Problem& p = c.p_;
+  Problem p;
+  Checker c(op, context, p);
   const deltic_tensors& t = *b.forward;
   c.options(options);
   check_inputs(c, t);

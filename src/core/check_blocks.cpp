@@ -179,8 +179,8 @@ void check_inputs_alone(const Checker& c, const deltic_block_tensors& t) {
 
 Problem check_call(deltic_op op, const deltic_options& options, const deltic_block_tensors& t,
                    const CheckContext& context) {
-  Checker c(op, context);
-  Problem& p = c.p_;
+  Problem p;
+  Checker c(op, context, p);
   c.options(options);
   const BlockUse use = block_use(op);
   take_inputs(c, t, use);
@@ -219,8 +219,8 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_blo
 
 Problem check_call(deltic_op op, const deltic_options& options,
                    const deltic_block_backward_tensors& b, const CheckContext& context) {
-  Checker c(op, context);
-  Problem& p = c.p_;
+  Problem p;
+  Checker c(op, context, p);
   p.is_gradient = true;
   const deltic_block_tensors& t = *b.forward;
   c.options(options);

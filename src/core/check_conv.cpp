@@ -88,8 +88,8 @@ void check_inputs_alone(const Checker& c, const deltic_conv_tensors& t) {
 
 Problem check_call(deltic_op op, const deltic_options& options, const deltic_conv_tensors& t,
                    const CheckContext& context) {
-  Checker c(op, context);
-  Problem& p = c.p_;
+  Problem p;
+  Checker c(op, context, p);
   c.options(options);
   check_inputs(c, t);
   check_pool(c, t);
@@ -132,8 +132,8 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_con
 
 Problem check_call(deltic_op op, const deltic_options& options,
                    const deltic_conv_backward_tensors& b, const CheckContext& context) {
-  Checker c(op, context);
-  Problem& p = c.p_;
+  Problem p;
+  Checker c(op, context, p);
   p.is_gradient = true;
   const deltic_conv_tensors& t = *b.forward;
   c.options(options);

@@ -31,7 +31,7 @@ inline bool is_empty(const deltic_tensor& t) {
 
 class Checker {
  public:
-  Checker(deltic_op op, const CheckContext& context) : context_(context) {
+  Checker(deltic_op op, const CheckContext& context, Problem& p) : p_(p), context_(context) {
     p_.op = op;
     op_ = name_of(op);
   }
@@ -531,14 +531,23 @@ class Checker {
                        per_channel ? "HV*K" : "HV");
   }
 
-  // Two views that share a byte. Views that interleave in one buffer are told apart: if all steps
-  // of both are multiples of a period or stay inside it, only places inside the period matter.
+  // From a view's first byte to behind its last; none: it has no bytes.
+  struct Range {
+    intptr_t begin = 0, end = 0;
+
+    explicit operator bool() const { return begin != end; }
+    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+  };
+  static Range range_of(const deltic_tensor& t) {
+    if (t.rank == 0 || t.data == nullptr || is_empty(t)) return {};
+    const auto begin = reinterpret_cast<intptr_t>(t.data);
+    return {begin, begin + span_inside(t, std::numeric_limits<int64_t>::max())};
+  }
+  // Two views, whose ranges meet, that share a byte. Views that interleave in one buffer are told
+  // apart: if all steps of both are multiples of a period or stay inside it, only places inside the
+  // period matter.
   static bool overlap(const deltic_tensor& a, const deltic_tensor& b) {
-    if (a.rank == 0 || b.rank == 0 || is_empty(a) || is_empty(b)) return false;
-    if (a.data == nullptr || b.data == nullptr) return false;
-    constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
     const auto pa = reinterpret_cast<intptr_t>(a.data), pb = reinterpret_cast<intptr_t>(b.data);
-    if (pa + span_inside(a, kWhole) <= pb || pb + span_inside(b, kWhole) <= pa) return false;
     for (const deltic_tensor* t : {&a, &b}) {
       for (int32_t i = 0; i < t->rank; ++i) {
         if (t->shape[i] <= 1 || t->strides[i] == 0) continue;
@@ -574,23 +583,28 @@ class Checker {
   };
   // Outputs first, each against the ones before it; then every input against all outputs.
   void output(const deltic_tensor& t, const char* name) {
-    alone(t, name, true, nullptr);
-    outputs_[num_outputs_++] = {&t, name};
+    if (const Range range = alone(t, name, true, nullptr)) {
+      outputs_[num_outputs_++] = {{&t, name}, range};
+    }
   }
   // `same_as`: the output that may be this very tensor (a state updated in place).
   void input(const deltic_tensor& t, const char* name, const char* same_as = nullptr) const {
     alone(t, name, false, same_as);
   }
-  void alone(const deltic_tensor& t, const char* name, bool is_output, const char* same_as) const {
-    if (context_.query) return;
+  Range alone(const deltic_tensor& t, const char* name, bool is_output, const char* same_as) const {
+    if (context_.query) return {};
+    const Range range = range_of(t);
+    if (!range) return range;
     for (int i = 0; i < num_outputs_; ++i) {
-      const Named& out = outputs_[i];
+      const Output& out = outputs_[i];
+      if (!out.range.meets(range)) continue;
       if (same_as != nullptr && std::strcmp(out.name, same_as) == 0) continue;
       if (overlap(*out.tensor, t)) {
         bad(is_output ? name : out.name, "expected memory of its own, got an overlap with ",
             is_output ? out.name : name);
       }
     }
+    return range;
   }
   void absent(const deltic_tensor& t, const char* name, const char* where) const {
     if (t.rank != 0) bad(name, "expected none ", where, ", got a tensor");
@@ -600,7 +614,7 @@ class Checker {
     if (value < 0 || value > last) bad(name, "expected ", what, ", got ", value);
   }
 
-  Problem p_;
+  Problem& p_;  // in the making
   const char* op_ = "";
   bool has_scale_ = false;
 
@@ -608,7 +622,10 @@ class Checker {
   const CheckContext& context_;
   bool has_device_ = false;
   const char* device_of_ = "";
-  Named outputs_[16] = {};
+  struct Output : Named {
+    Range range;
+  };
+  Output outputs_[16];
   int num_outputs_ = 0;
 };
 

@@ -105,6 +105,8 @@ struct Problem {
   int64_t segment_length = 0;  // tokens, with DELTIC_SPLIT_SEGMENTS
   int32_t threads = 1;
   void* stream = nullptr;  // of the call, or of the one that a query is for
+  // SMs of the stream's context, asked for once in a call by who needs them; 0: not yet.
+  mutable int32_t stream_sms = 0;
 
   Rows q, k, v, o, beta, g, gv;        // forward, decode
   Rows x, a, out, w, u, kg, qg, rstd;  // building blocks

@@ -29,6 +29,11 @@ std::vector<std::string> devices_found();
 // SMs of the stream's context, which a green context or MPS makes fewer than the device has; 0: no
 // such device. Half a microsecond, no work on the stream: it may be capturing.
 int num_sms(int32_t device_index, void* stream);
+// The same of a call's stream: the driver is asked once. With the call's device current.
+inline int num_sms(const Problem& p) {
+  if (p.stream_sms == 0) p.stream_sms = num_sms(p.device_index, p.stream);
+  return p.stream_sms;
+}
 
 // Fails unless the device exists; in the name of `op`.
 void check_device(const char* op, int32_t device_index);

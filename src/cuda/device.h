@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+
 #include "core/problem.h"
 
 namespace deltic::gpu {
@@ -12,6 +14,17 @@ namespace deltic::gpu {
 void check_cuda(cudaError_t error, const char* what);
 // After a launch: an error of its configuration.
 void check_launch(const char* kernel);
+
+// A kernel may have more than 48 KB of shared memory once its context was told so, which takes 0.5
+// us on a Xeon: an object per kernel remembers the context that was told last.
+class SharedMemory {
+ public:
+  // The same number of bytes in every call.
+  void allow(const void* kernel, size_t bytes, const char* what);
+
+ private:
+  std::atomic<uint64_t> context_{0};
+};
 
 struct Device {
   int major = 0, minor = 0;

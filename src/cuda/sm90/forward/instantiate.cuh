@@ -10,8 +10,8 @@ namespace deltic::gpu::forward {
 template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream) {
   const auto kernel = delta_forward<E, kGate, kForm, kWideGate, kTransfer>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes),
-             "forward: shared memory");
+  static SharedMemory memory;
+  memory.allow(reinterpret_cast<const void*>(kernel), kSmemBytes, "forward: shared memory");
   launch_plan(params, kGate, num_sms, stream);
   const cudaError_t error =
       launch_after<Ctas::kTogether>(kernel, dim3(unsigned(num_sms)), kThreads, kSmemBytes, stream,

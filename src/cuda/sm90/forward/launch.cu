@@ -319,14 +319,12 @@ void refuse_grid(int ctas) {
        "for fewer; cuda.general needs none (options.impl or DELTIC_IMPL)");
 }
 
-size_t workspace_bytes(const Problem& p) {
-  return size_t(workspace_of(p, num_sms(p.device_index, p.stream)).bytes);
-}
+size_t workspace_bytes(const Problem& p) { return size_t(workspace_of(p, num_sms(p)).bytes); }
 
 void run(const Problem& p, void* workspace, void* stream_handle) {
   if (p.N == 0 && p.T == 0) return;
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  const int sms = num_sms(p.device_index, stream_handle);
+  const int sms = num_sms(p);
   const Workspace w = workspace_of(p, sms);
   if (const int fewest = w.split_chunks > 0 ? kFewestSmsSplit : kFewestSms; sms < fewest) {
     fail(DELTIC_UNSUPPORTED, "forward: ", kName, " needs ", fewest, " SMs",
@@ -345,9 +343,9 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
     t.is_transfer = true, t.plan = reinterpret_cast<Plan*>(base + w.plan[1]);
     if (t.forgotten) launch_forget(t, stream);
     launch_kind<true>(p, t, maps, sms, stream);
-    check_cuda(cudaFuncSetAttribute(merge_segments, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    sizeof(MergeSmem)),
-               "forward: shared memory");
+    static SharedMemory memory;
+    memory.allow(reinterpret_cast<const void*>(merge_segments), sizeof(MergeSmem),
+                 "forward: shared memory");
     check_cuda(launch_after(merge_segments,
                             dim3(kWidth / kMergeRows, unsigned(p.HV),
                                  unsigned(std::min<int64_t>(p.N, 1024))),

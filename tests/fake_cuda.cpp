@@ -1,0 +1,174 @@
+// A CUDA runtime without a GPU.
+#include "fake_cuda.h"
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+namespace deltic::test::fake {
+
+Machine& machine() {
+  static Machine all{.contexts = {{1, 132}}, .greens = {}, .streams = {{}}, .current = 0};
+  return all;
+}
+void* stream(size_t index) { return reinterpret_cast<void*>(index); }
+Seen& seen() {
+  thread_local Seen all;
+  return all;
+}
+
+namespace {
+
+cudaError_t count(const char* name) {
+  ++seen().calls[name];
+  return cudaSuccess;
+}
+template <class Handle>
+Handle handle(int index) {
+  return reinterpret_cast<Handle>(static_cast<uintptr_t>(index + 1));
+}
+template <class Handle>
+size_t index(Handle handle) {
+  return reinterpret_cast<uintptr_t>(handle) - 1;
+}
+
+CUresult CUDAAPI get_context_of(CUstream stream, CUcontext* context, CUgreenCtx* green) {
+  count("cuStreamGetCtx");
+  const Stream& s = machine().streams[reinterpret_cast<uintptr_t>(stream)];
+  *context = handle<CUcontext>(s.context);
+  *green = s.green < 0 ? nullptr : handle<CUgreenCtx>(s.green);
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI get_resource(CUcontext context, CUdevResource* resource, CUdevResourceType) {
+  count("cuCtxGetDevResource");
+  resource->sm.smCount = static_cast<unsigned>(machine().contexts[index(context)].sms);
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI get_green_resource(CUgreenCtx green, CUdevResource* resource, CUdevResourceType) {
+  count("cuGreenCtxGetDevResource");
+  resource->sm.smCount = static_cast<unsigned>(machine().greens[index(green)].sms);
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI get_current(CUcontext* context) {
+  count("cuCtxGetCurrent");
+  *context = handle<CUcontext>(machine().current);
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI get_id(CUcontext context, unsigned long long* id) {
+  count("cuCtxGetId");
+  *id = machine().contexts[index(context)].id;
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                        const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
+                        CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+                        CUtensorMapFloatOOBfill) {
+  count("cuTensorMapEncodeTiled");
+  return CUDA_SUCCESS;
+}
+
+struct Configuration {
+  dim3 grid, block;
+  size_t bytes = 0;
+  cudaStream_t stream = nullptr;
+};
+thread_local Configuration t_pushed;
+
+}  // namespace
+}  // namespace deltic::test::fake
+
+using namespace deltic::test::fake;
+
+// The names that compiled kernels and the library refer to.
+extern "C" {
+
+void** __cudaRegisterFatBinary(void*) {
+  static void* none = nullptr;
+  return &none;
+}
+void __cudaRegisterFatBinaryEnd(void**) {}
+void __cudaUnregisterFatBinary(void**) {}
+void __cudaRegisterFunction(void**, const char*, char*, const char*, int, uint3*, uint3*, dim3*,
+                            dim3*, int*) {}
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t bytes, cudaStream_t stream) {
+  t_pushed = {grid, block, bytes, stream};
+  return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* bytes, void* stream) {
+  *grid = t_pushed.grid, *block = t_pushed.block, *bytes = t_pushed.bytes;
+  *static_cast<cudaStream_t*>(stream) = t_pushed.stream;
+  return cudaSuccess;
+}
+cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
+  *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
+  return cudaSuccess;
+}
+cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3, void**, size_t, cudaStream_t) {
+  seen().grids.push_back(grid.x);
+  return cudaSuccess;
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
+  seen().grids.push_back(config->gridDim.x);
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+  return count("cudaFuncSetAttribute");
+}
+cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return count("cudaMemsetAsync"); }
+cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) {
+  return count("cudaMemcpyAsync");
+}
+cudaError_t cudaGetLastError() { return count("cudaGetLastError"); }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return count("cudaGetDevice");
+}
+cudaError_t cudaSetDevice(int) { return count("cudaSetDevice"); }
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return count("cudaStreamSynchronize"); }
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return count("cudaStreamIsCapturing");
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void*) {
+  *attributes = {};
+  return count("cudaPointerGetAttributes");
+}
+
+const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  std::strcpy(properties->name, "no GPU");
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int* number) {
+  *number = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrComputeCapabilityMajor         ? 9
+           : attribute == cudaDevAttrMultiProcessorCount          ? 132
+           : attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 232448
+                                                                  : 0;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const std::map<std::string, void*> functions = {
+      {"cuStreamGetCtx", reinterpret_cast<void*>(get_context_of)},
+      {"cuCtxGetDevResource", reinterpret_cast<void*>(get_resource)},
+      {"cuGreenCtxGetDevResource", reinterpret_cast<void*>(get_green_resource)},
+      {"cuCtxGetCurrent", reinterpret_cast<void*>(get_current)},
+      {"cuCtxGetId", reinterpret_cast<void*>(get_id)},
+      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(encode)}};
+  const auto found = functions.find(name);
+  *result =
+      found == functions.end() ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+  *function = found == functions.end() ? nullptr : found->second;
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,161 @@
+// What a call on a GPU asks the driver for, without a GPU: launches and little else; and that what
+// is kept from call to call follows contexts and streams.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "deltic/deltic.h"
+#include "fake_cuda.h"
+
+namespace deltic::test {
+namespace {
+
+using Counts = std::map<std::string, int>;
+
+// Memory that nobody reads.
+deltic_tensor tensor(int32_t dtype, std::initializer_list<int64_t> shape) {
+  static std::atomic<uintptr_t> free{uintptr_t{1} << 40};
+  deltic_tensor t{};
+  t.dtype = dtype, t.device_type = DELTIC_CUDA;
+  for (const int64_t n : shape) t.shape[t.rank++] = n;
+  int64_t elements = 1;
+  for (int32_t i = t.rank - 1; i >= 0; --i) t.strides[i] = elements, elements *= t.shape[i];
+  t.data =
+      reinterpret_cast<void*>(free.fetch_add(static_cast<uintptr_t>(elements + 64) * 4 / 64 * 64));
+  return t;
+}
+
+// KDA in bf16, or decode with a state of bf16: instances of every build.
+struct Sample {
+  deltic_options options;
+  deltic_tensors tensors;
+  bool is_decode;
+
+  explicit Sample(int64_t T, bool decode = false, int64_t HV = 2) : is_decode(decode) {
+    constexpr int64_t kWidth = 128;
+    deltic_options_init(&options, sizeof options);
+    deltic_tensors_init(&tensors, sizeof tensors);
+    options.gate_form = DELTIC_GATE_BOUNDED, options.has_lower_bound = 1, options.lower_bound = -5;
+    options.state_layout = DELTIC_STATE_VK;
+    for (deltic_tensor* t : {&tensors.q, &tensors.k, &tensors.v, &tensors.o, &tensors.g})
+      *t = tensor(DELTIC_BF16, {1, T, HV, kWidth});
+    tensors.beta = tensor(DELTIC_BF16, {1, T, HV});
+    if (decode) tensors.state_pool = tensor(DELTIC_BF16, {1, HV, kWidth, kWidth});
+  }
+  uint64_t bytes(void* stream) const {
+    uint64_t found = 0;
+    const auto query = is_decode ? deltic_decode_workspace : deltic_forward_workspace;
+    EXPECT_EQ(query(&options, &tensors, stream, &found), DELTIC_OK) << deltic_last_error();
+    return found;
+  }
+  // What the call alone asked for.
+  const fake::Seen& run(void* stream) const {
+    const deltic_workspace workspace = {reinterpret_cast<void*>(uintptr_t{1} << 50), bytes(stream)};
+    fake::seen() = {};
+    const auto call = is_decode ? deltic_decode : deltic_forward;
+    EXPECT_EQ(call(&options, &tensors, &workspace, stream), DELTIC_OK) << deltic_last_error();
+    return fake::seen();
+  }
+};
+
+TEST(HostCalls, AForwardAsksForItsMapsAndLaunches) {
+  const Sample sample(128);
+  sample.run(nullptr);
+  const fake::Seen& seen = sample.run(nullptr);
+  EXPECT_EQ(seen.calls, (Counts{{"cuCtxGetCurrent", 1},
+                                {"cuCtxGetId", 2},
+                                {"cuStreamGetCtx", 1},
+                                {"cuTensorMapEncodeTiled", 5},
+                                {"cudaGetDevice", 1}}));
+  EXPECT_EQ(seen.grids, (std::vector<unsigned>{1, 132}));  // plan and kernel
+  fake::seen() = {};
+  sample.bytes(nullptr);
+  EXPECT_EQ(fake::seen().calls, (Counts{{"cuCtxGetId", 1}, {"cuStreamGetCtx", 1}}));
+}
+
+TEST(HostCalls, SegmentsAskNoOftener) {
+  const Sample sample(8192);
+  sample.run(nullptr);
+  const fake::Seen& seen = sample.run(nullptr);
+  EXPECT_EQ(seen.calls.at("cuStreamGetCtx"), 1);
+  EXPECT_EQ(seen.calls.at("cuTensorMapEncodeTiled"), 5);
+  EXPECT_EQ(seen.calls.count("cudaFuncSetAttribute"), 0u);
+  EXPECT_EQ(seen.calls.count("cuCtxGetDevResource"), 0u);
+  EXPECT_GE(seen.grids.size(), 5u);
+}
+
+TEST(HostCalls, ADecodeIsOneLaunch) {
+  const Sample sample(1, true);
+  sample.run(nullptr);
+  const fake::Seen& seen = sample.run(nullptr);
+  EXPECT_EQ(seen.calls, (Counts{{"cudaGetDevice", 1}, {"cudaGetLastError", 1}}));
+  EXPECT_EQ(seen.grids.size(), 1u);
+}
+
+// The machine is one for all threads: changed while none of them calls.
+struct OnStreams : testing::Test {
+  OnStreams() {
+    fake::machine() = {.contexts = {{11, 132}, {12, 96}},
+                       .greens = {{0, 64}, {0, 16}},
+                       .streams = {{0, -1}, {0, 0}, {1, -1}, {0, 1}},
+                       .current = 0};
+  }
+  ~OnStreams() override { fake::machine() = before; }
+  const fake::Machine before = fake::machine();
+  const std::vector<unsigned> sms = {132, 64, 96, 16};
+};
+
+TEST_F(OnStreams, AGridHasTheSmsOfItsStream) {
+  const Sample sample(128);
+  for (int round = 0; round < 3; ++round) {
+    for (const size_t i : {0, 1, 0, 2, 3, 2, 1})
+      EXPECT_EQ(sample.run(fake::stream(i)).grids.back(), sms[i]) << "stream " << i;
+  }
+}
+
+TEST_F(OnStreams, ThreadsKeepApart) {
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (size_t i = 0; i < sms.size(); ++i) {
+    threads.emplace_back([&, i] {
+      for (int n = 0; n < 200; ++n) {
+        const size_t at = n % 5 == 0 ? 0 : i;
+        const Sample sample(64 * (1 + n % 30));
+        wrong += sample.run(fake::stream(at)).grids.back() != sms[at];
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST_F(OnStreams, AHandleOfAnotherContextIsAskedAgain) {
+  const Sample sample(128);
+  EXPECT_EQ(sample.run(nullptr).grids.back(), 132u);
+  EXPECT_EQ(sample.run(nullptr).calls.count("cudaFuncSetAttribute"), 0u);
+  // The same handle after the context was destroyed and another created.
+  fake::machine().contexts[0] = {13, 40};
+  const fake::Seen& seen = sample.run(nullptr);
+  EXPECT_EQ(seen.grids.back(), 40u);
+  EXPECT_EQ(seen.calls.at("cudaFuncSetAttribute"), 1);
+  // Green contexts have handles alone: nothing is kept of them.
+  EXPECT_EQ(sample.run(fake::stream(1)).grids.back(), 64u);
+  fake::machine().greens[0].sms = 32;
+  EXPECT_EQ(sample.run(fake::stream(1)).grids.back(), 32u);
+}
+
+TEST_F(OnStreams, ManyShapesHaveThePlansOfEachAlone) {
+  std::vector<uint64_t> alone;
+  std::vector<Sample> samples;
+  for (int i = 0; i < 40; ++i) samples.emplace_back(2048 + 704 * i, false, 1 + i % 5);
+  for (const Sample& sample : samples)  // a new thread has nothing kept
+    std::thread([&] { alone.push_back(sample.bytes(nullptr)); }).join();
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < samples.size(); ++i) EXPECT_EQ(samples[i].bytes(nullptr), alone[i]) << i;
+  }
+}
+
+}  // namespace
+}  // namespace deltic::test
