@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._fakes import register_fake
-from ._library import HAS_CUDA_BACKWARD, OPS, call, qualified
+from ._library import HAS_CUDA_BACKWARD, OPS, call, is_transformed, qualified
 from ._native import (
     Checkpoints,
     autocast,
@@ -19,7 +19,6 @@ from ._native import (
 )
 from ._sequence_ops import (
     below_autograd,
-    is_transformed,
     nothing,
     refuse_gradient,
     refuse_vmap,

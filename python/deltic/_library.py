@@ -303,13 +303,42 @@ def call(op: Callable[..., Any], *args: Any) -> Any:
             increment_version([args[i] for i in places if args[i] is not None])
         return result
     except RuntimeError as error:
-        operator = operator_name(op)
-        function = function_of(operator, args)
-        if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
-            schema = getattr(OPS, operator).default._schema.arguments[0].name
-            first = argument_name(operator, schema)
-            kind = ValueError if args[0] is None else TypeError
-            raise kind(f"{function}: {first}: expected a tensor, got {got(args[0])}") from None
-        if "INTERNAL ASSERT FAILED" in str(error):
-            raise refused_negation(op, args) or error from None
-        raise (refused_layout(error, args) or translated(error, function, args)) from None
+        raise explained(error, op, args) from None
+
+
+def call_without_gradients(op: Callable[..., Any], *args: Any) -> Any:
+    """The same for an operator that writes to no argument, where nobody asks for gradients.
+
+    Autograd's rule of an operator is a Python function, called whether there are gradients or not:
+    5 to 10 us.
+    """
+    if is_transformed():
+        return call(op, *args)
+    try:
+        with torch._C._AutoDispatchBelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        raise explained(error, op, args) from None
+
+
+def is_transformed() -> bool:
+    """Compilers and functorch's transforms know operators; the plain case takes shorter ways."""
+    return (
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch.compiler.is_compiling()
+    )
+
+
+def explained(error: RuntimeError, op: Any, args: tuple[Any, ...]) -> Exception:
+    """An operator's error as the exception that a caller of a function expects."""
+    operator = operator_name(op)
+    function = function_of(operator, args)
+    if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
+        schema = getattr(OPS, operator).default._schema.arguments[0].name
+        first = argument_name(operator, schema)
+        kind = ValueError if args[0] is None else TypeError
+        return kind(f"{function}: {first}: expected a tensor, got {got(args[0])}")
+    if "INTERNAL ASSERT FAILED" in str(error):
+        return refused_negation(op, args) or error
+    return refused_layout(error, args) or translated(error, function, args)

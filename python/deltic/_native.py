@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypedDict,
 import torch
 from torch import Tensor
 
-from ._library import HAS_CUDA_BACKWARD, call, got
+from ._library import HAS_CUDA_BACKWARD, call, call_without_gradients, got
 from ._sequence_ops import (
     DECODE,
     DECODE_,
@@ -16,7 +16,6 @@ from ._sequence_ops import (
     FORWARD_OUT_,
     FORWARD_SAVE,
     differentiable,
-    plain,
 )
 
 if TYPE_CHECKING:
@@ -503,8 +502,8 @@ def delta_rule(
             with torch.no_grad():
                 ckpt[3].copy_(ckpt_states)
     else:
-        o, final_state = call(
-            plain(FORWARD), *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words
+        o, final_state = call_without_gradients(
+            FORWARD, *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words
         )
     return o, final_state if output_final_state else None
 
@@ -674,8 +673,9 @@ def _by_token(
         return o if out is None else out, final_state if " final" in words else None
     if trains:
         check_has_gradient(function, q, rows[5])
-    operator = differentiable(DECODE) if trains else plain(DECODE)
-    o, final_state = call(operator, *rows, *sequences, *numbers, words)
+        o, final_state = call(differentiable(DECODE), *rows, *sequences, *numbers, words)
+    else:
+        o, final_state = call_without_gradients(DECODE, *rows, *sequences, *numbers, words)
     return o, final_state if " final" in words else None
 
 

@@ -5,10 +5,17 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ._fakes import register_fake
-from ._library import OPS, call, function_of, qualified, said_in, saved_bytes
+from ._library import (
+    OPS,
+    call,
+    function_of,
+    is_transformed,
+    qualified,
+    said_in,
+    saved_bytes,
+)
 
 FORWARD = OPS.forward.default
 FORWARD_SAVE = OPS.forward_save.default
@@ -342,13 +349,6 @@ def below_autograd(op: Any) -> Any:
     return run
 
 
-def is_transformed() -> bool:
-    """Compilers and functorch's transforms know operators; the plain case takes shorter ways."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return True
-    return forward_ad._current_level >= 0
-
-
 def _gradients(
     ctx: Any,
     names: tuple[str, ...],
@@ -438,18 +438,6 @@ def short_way(op: Any, setup: Any, gradient: Any) -> Any:
         backward = staticmethod(gradient)
 
     return ShortWay.apply
-
-
-_PLAIN = {op: below_autograd(op) for op in (FORWARD, DECODE)}
-
-
-def plain(op: Any) -> Any:
-    """The shortest way to the output of FORWARD or DECODE where nobody asks for gradients.
-
-    Autograd's rule of an operator is a Python function, called whether there are gradients or not:
-    5 to 10 us.
-    """
-    return op if is_transformed() else _PLAIN[op]
 
 
 _forward_save = short_way(FORWARD_SAVE, _save_setup, _forward_backward)
