@@ -539,6 +539,10 @@ ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensor
   return bytes;
 }
 
+bool is_logged() {
+  return g_log.load(std::memory_order_relaxed) != nullptr || std::getenv("DELTIC_LOG") != nullptr;
+}
+
 void* stream_of(const deltic_tensor& where) {
   if (where.device_type != DELTIC_CUDA) return nullptr;
   // Not in a torch without CUDA, so it cannot be linked by name. Where there are CUDA tensors, its

@@ -165,6 +165,9 @@ ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensor
 // waits for the call and fails with what they found. One under capture cannot be waited for.
 void check_call(deltic_status status, const Workspace& workspace, const deltic_tensor& where);
 
+// Whether somebody is told of every decision.
+bool is_logged();
+
 // The stream of a CUDA tensor's device, null on the CPU.
 void* stream_of(const deltic_tensor& where);
 
