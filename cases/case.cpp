@@ -110,8 +110,6 @@ void check_conflicts(const Case& c) {
   }
   if (c.op == Op::conv) {
     check_conv(c);
-  } else if (c.sdtype == DType::f16) {
-    fail("sdtype: expected f32|bf16 for this operation, got 'f16'");
   }
   constexpr int64_t kMostDrafts = 16;
   if (c.tree && c.longest() > kMostDrafts) {

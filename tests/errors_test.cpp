@@ -465,28 +465,28 @@ const Wrong kDtypeErrors[] = {
        w.t.A_log.dtype = DELTIC_I32;
      },
      "A_log: expected fp32, bf16 or fp16, got int32"},
-    {"state_f16", F,
+    {"state_i32", F,
      [](World& w) {
        w.states(1);
-       w.t.initial_state.dtype = DELTIC_F16;
+       w.t.initial_state.dtype = DELTIC_I32;
      },
-     "initial_state: expected fp32 or bf16, got fp16"},
+     "initial_state: expected fp32, bf16 or fp16, got int32"},
     {"final_state_f64", D,
      [](World& w) {
        w.t.final_state = w.memory.make(DType::f64, {1, 4, 16, 16}).view();
      },
-     "final_state: expected fp32 or bf16, got fp64"},
-    {"pool_f16", D,
+     "final_state: expected fp32, bf16 or fp16, got fp64"},
+    {"pool_i64", D,
      [](World& w) {
-       w.t.state_pool = w.memory.zeros(DType::f16, {2, 4, 16, 16}).view();
+       w.t.state_pool = w.memory.zeros(DType::i64, {2, 4, 16, 16}).view();
      },
-     "state_pool: expected fp32 or bf16, got fp16"},
-    {"checkpoints_f16", F,
+     "state_pool: expected fp32, bf16 or fp16, got int64"},
+    {"checkpoints_i32", F,
      [](World& w) {
        w.checkpoints({0, 1}, {4}, {0}, 1);
-       w.t.ckpt_states.dtype = DELTIC_F16;
+       w.t.ckpt_states.dtype = DELTIC_I32;
      },
-     "ckpt_states: expected fp32 or bf16, got fp16"},
+     "ckpt_states: expected fp32, bf16 or fp16, got int32"},
     {"cu_seqlens_float", F,
      [](World& w) { w.t.cu_seqlens = w.memory.zeros(DType::f32, {2}).view(); },
      "cu_seqlens: expected int32 or int64, got fp32"},

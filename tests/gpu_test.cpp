@@ -294,15 +294,16 @@ void expect_tokens_one_by_one(const Case& c, const std::string& impl) {
   EXPECT_TRUE(state == whole.values("final_state"));
 }
 
-// T tokens in one call have the bits of T calls: fp32 states by themselves, bf16 ones because they
-// are rounded after every token.
+// T tokens in one call have the bits of T calls: fp32 states by themselves, those of 16 bits
+// because they are rounded after every token.
 TEST_F(Gpu, TokensAtOnceAreTokensOneByOne) {
   std::set<std::string> names;
   for (const char* gate : {"gate=none", "gate=head form=softplus gates=softplus",
                            "gate=channel form=bounded gdtype=bf16"}) {
     for (const char* widths : {"K=128 V=128", "K=64 V=72", "K=96 V=40"}) {
       for (const char* states :
-           {"state=kv", "state=vk", "state=kv sdtype=bf16", "state=vk sdtype=bf16"}) {
+           {"state=kv", "state=vk", "state=kv sdtype=bf16", "state=vk sdtype=bf16",
+            "state=kv sdtype=f16", "state=vk sdtype=f16"}) {
         const Case c = cases::parse(
             std::string("decode dense=2x11 H=2 HV=4 dtype=bf16 beta=sigmoid l2norm=1 init=1 ") +
             gate + " " + widths + " " + states);

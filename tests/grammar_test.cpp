@@ -145,7 +145,6 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"kkt_backward rstd=1", "case: rstd: expected l2norm as the operation"},
       {"l2norm_backward rstd=1", "case: rstd: expected an operation that is no gradient"},
       {"inverse result=1", "case: result: expected inverse_backward as the operation"},
-      {"forward sdtype=f16", "case: sdtype: expected f32|bf16 for this operation, got 'f16'"},
       {"conv K=64", "case: K: expected another operation than conv"},
       {"conv W=9", "case: W: expected a whole number from 1 to 8, got '9'"},
       {"conv W=4 S=2", "case: S: expected at least W - 1 = 3, got 2"},

@@ -95,7 +95,7 @@ void expect_same(const Results& a, const Results& b, const std::string& what) {
 double tolerance(const Layer& layer) { return layer.dtype == DType::f32 ? 1e-4 : 6e-3; }
 // A bf16 state costs up to 2^-9 of every element.
 double state_tolerance(const Layer& layer) {
-  return layer.state_dtype == DType::bf16 ? 6e-3 : tolerance(layer);
+  return layer.state_dtype != DType::f32 ? 6e-3 : tolerance(layer);
 }
 
 Batch mixed_lengths() {
@@ -630,7 +630,8 @@ TEST_P(Decode, StepsAreOneCall) {
   std::vector<Layer> layers = common_layers();
   for (const Layer& layer : common_layers()) {
     layers.push_back(layer), layers.back().layout = StateLayout::vk;
-    layers.push_back(layers.back()), layers.back().state_dtype = DType::bf16;
+    for (DType state : {DType::bf16, DType::f16})
+      layers.push_back(layers.back()), layers.back().state_dtype = state;
   }
   for (Layer layer : layers) {
     if (!accepts(Op::decode, GetParam(), layer)) continue;

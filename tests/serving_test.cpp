@@ -352,7 +352,7 @@ std::vector<Kind> kinds(Op op) {
   std::vector<Kind> all;
   for (const ImplementationInfo& impl : implementations(op)) {
     if (!impl.runs_here || impl.name == "reference") continue;
-    for (DType state : {DType::f32, DType::bf16}) {
+    for (DType state : {DType::f32, DType::bf16, DType::f16}) {
       for (StateLayout layout : {StateLayout::kv, StateLayout::vk}) {
         all.push_back({impl.name, state, layout});
       }

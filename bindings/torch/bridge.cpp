@@ -175,15 +175,13 @@ const char* foreign_type_name(int32_t type) {
 
 // What the library would say to a dtype that it has no number for: it takes other dtypes for
 // numbers, indices and states.
-const char* types_of(std::string_view op, std::string_view name) {
+const char* types_of(std::string_view name) {
   if (name.starts_with("cu_seqlens") || name.ends_with("_index") || name == "ckpt_cu" ||
       name == "ckpt_tokens" || name == "ckpt_slots" || name == "accepted" || name == "parents") {
     return "int32 or int64";
   }
   if (name == "has_initial_state") return "bool or uint8";
-  const bool is_state = name == "initial_state" || name == "state_pool" || name == "ckpt_states" ||
-                        name == "write_pool";
-  return is_state && !op.starts_with("conv") ? "fp32 or bf16" : "fp32, bf16 or fp16";
+  return "fp32, bf16 or fp16";
 }
 
 // Arguments whose elements count, in whatever shape: one number may come without a dimension.
@@ -286,9 +284,8 @@ deltic_tensor view_of(const char* op, const char* name, const Tensor& tensor, bo
                                       [&](const TypePair& p) { return p.torch == type; });
   const bool is_flags = may_be_flags && (type == kByte || type == kBool);
   if (pair == std::end(kTypes) && !is_flags) {
-    fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": " + name + ": expected " +
-                                      types_of(t_operator, name) + ", got " +
-                                      foreign_type_name(type));
+    fail(DELTIC_INVALID_ARGUMENT, std::string(op) + ": " + name + ": expected " + types_of(name) +
+                                      ", got " + foreign_type_name(type));
   }
   t.dtype = is_flags ? DELTIC_U8 : pair->deltic;
   if (device == kCuda) {
@@ -622,9 +619,7 @@ DELTIC_API const char* deltic_torch_argument_name(const char* op, const char* na
 }
 
 // The dtypes that an argument may have, in words.
-DELTIC_API const char* deltic_torch_types_of(const char* op, const char* name) {
-  return bridge::types_of(op, name);
-}
+DELTIC_API const char* deltic_torch_types_of(const char* name) { return bridge::types_of(name); }
 
 // Facts about build and machine.
 DELTIC_API int32_t deltic_torch_info(deltic_info_fn fn) { return deltic_info(fn, nullptr); }

@@ -213,7 +213,7 @@ typedef struct deltic_tensors {
   deltic_tensor cu_seqlens_host; /* optional host copy of cu_seqlens */
   /* States in and out, per sequence. A missing initial state is zero. decode rounds a bf16 state
    * after every token: T tokens in one call have the bits of T calls. */
-  deltic_tensor initial_state; /* [N,HV,K,V] or [N,HV,V,K]; fp32 or bf16 */
+  deltic_tensor initial_state; /* [N,HV,K,V] or [N,HV,V,K]; fp32, bf16 or fp16 */
   deltic_tensor final_state;   /* out, likewise */
   /* Or a pool: sequence n starts from slot read_index[n] (-1: zero) and leaves its last state in
    * slot write_index[n] (-1: nowhere); both -1: the sequence is skipped and its o is 0. One list
@@ -229,8 +229,9 @@ typedef struct deltic_tensors {
   deltic_tensor ckpt_cu;     /* [N+1] int32 or int64, as the next two */
   deltic_tensor ckpt_tokens; /* [M] */
   deltic_tensor ckpt_slots;  /* [M] */
-  deltic_tensor ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32 or bf16. May be the pool
-                                that is written itself, in slots that no sequence reads or writes */
+  deltic_tensor
+      ckpt_states; /* out [slots,HV,K,V] or [slots,HV,V,K]; fp32, bf16 or fp16. May be the pool
+                      that is written itself, in slots that no sequence reads or writes */
   /* out, with options.save: what backward needs, deltic_forward_saved bytes. It binds backward to
    * the same inputs, options and arithmetic (fp32 products, cpu.amx or cpu.plain). */
   deltic_buffer saved;

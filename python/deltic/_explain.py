@@ -265,7 +265,7 @@ def _view(
         raise ValueError(f"{function}: {argument}: expected at least one dimension, got shape []")
     is_bytes = x.dtype in _BYTES_DTYPES and name == "has_initial_state"
     if x.dtype not in _DTYPES and not is_bytes:
-        expected = LIBRARY.deltic_torch_types_of(operator.encode(), name.encode()).decode()
+        expected = LIBRARY.deltic_torch_types_of(name.encode()).decode()
         raise TypeError(f"{function}: {argument}: expected {expected}, got {type_name(x.dtype)}")
     where = device or ("cpu" if x.device.type == "meta" else x.device.type)
     if where not in ("cpu", "cuda"):

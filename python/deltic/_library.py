@@ -54,7 +54,7 @@ def load() -> ctypes.CDLL:
     library.deltic_torch_set_log.restype = None
     library.deltic_torch_set_note.restype = None
     library.deltic_torch_types_of.restype = ctypes.c_char_p
-    library.deltic_torch_types_of.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    library.deltic_torch_types_of.argtypes = [ctypes.c_char_p]
     library.deltic_torch_implementations.restype = None
     library.deltic_torch_explain.restype = ctypes.c_int32
     library.deltic_torch_explain.argtypes = (

@@ -41,8 +41,8 @@ class Checkpoints(NamedTuple):
 
     Entries ``cu[n]`` to ``cu[n + 1] - 1`` belong to sequence n. Entry m keeps the state after the
     first ``tokens[m]`` tokens of this call (0: the initial state) in ``states[slots[m]]`` (slot -1:
-    nowhere). ``states`` is written in place: ``[slots, HV, K, V]``, fp32 or bf16, in the call's
-    state layout. Checkpoints are not differentiable.
+    nowhere). ``states`` is written in place: ``[slots, HV, K, V]``, fp32, bf16 or fp16, in the
+    call's state layout. Checkpoints are not differentiable.
     """
 
     cu: Tensor
@@ -355,7 +355,7 @@ def delta_rule(
         g: ``[B, T, HV]`` (Gated DeltaNet) or ``[B, T, HV, K]`` (KDA), natural log; absent:
             DeltaNet.
         scale: of q, by default ``K ** -0.5``.
-        initial_state: ``[N, HV, K, V]``, fp32 or bf16; absent means 0.
+        initial_state: ``[N, HV, K, V]``, fp32, bf16 or fp16; absent means 0.
         output_final_state: returns the state after the last token, as ``initial_state``, else fp32.
         cu_seqlens: ``[N + 1]`` int32 or int64 offsets of packed sequences, with B = 1. Rows past
             the last offset are padding: o is 0 there.
@@ -713,7 +713,7 @@ def decode(
     Shapes and options as in :func:`delta_rule`, ``gv`` as in :func:`recurrent`.
 
     Args:
-        state_pool: ``[slots, HV, K, V]`` (``"vk"``: ``[slots, HV, V, K]``), fp32 or bf16, in
+        state_pool: ``[slots, HV, K, V]`` (``"vk"``: ``[slots, HV, V, K]``), fp32, bf16 or fp16, in
             and out.
         read_index: ``[N]`` int32 or int64, the slot each sequence starts from; -1: from zero.
         write_index: ``[N]``, the slot its last state goes to (-1: nowhere), or ``[N, T]``: the slot

@@ -271,8 +271,8 @@ class Checker {
   }
   void state_dtype(const deltic_tensor& t, const char* name) const {
     const DType d = static_cast<DType>(t.dtype);
-    const bool ok = d == DType::f32 || d == DType::bf16 || (d == DType::f64 && context_.allow_f64);
-    if (!ok) bad(name, "expected fp32 or bf16, got ", name_of(d));
+    const bool ok = is_float(d) && (d != DType::f64 || context_.allow_f64);
+    if (!ok) bad(name, "expected fp32, bf16 or fp16, got ", name_of(d));
   }
 
   // A dimension of one element has any stride, and nobody steps along it: kept, for those who look

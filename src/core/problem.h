@@ -154,8 +154,11 @@ struct Problem {
 // The recurrent form hands its state from token to token as from call to call: one of 16 bits is
 // rounded after every token, so that T tokens in one call have the bits of T calls. The state that
 // is written says so, else the one that is read.
+inline const States& kept_states(const Problem& p) {
+  return p.state_out ? p.state_out : p.state_in;
+}
 inline bool rounds_tokens(const Problem& p) {
-  const States& kept = p.state_out ? p.state_out : p.state_in;
+  const States& kept = kept_states(p);
   return p.op == DELTIC_DECODE && kept && size_of(kept.dtype) == 2;
 }
 

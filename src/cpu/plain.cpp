@@ -110,7 +110,10 @@ void run_slice(const Problem& p, const Sequence& s, int64_t h, int64_t first, Sl
     step(p, x);
     store_row(p.o, s.batch, s.begin + t, h, first, count, x.v);
     if (rounds_tokens(p)) {
-      for (int64_t i = 0; i < p.K * kColumns; ++i) x.S[i] = bf16_to_f32(f32_to_bf16(x.S[i]));
+      const bool is_bf16 = kept_states(p).dtype == DType::bf16;
+      for (int64_t i = 0; i < p.K * kColumns; ++i) {
+        x.S[i] = is_bf16 ? bf16_to_f32(f32_to_bf16(x.S[i])) : f16_to_f32(f32_to_f16(x.S[i]));
+      }
     }
     states.keep(x.S, t + 1);
   }

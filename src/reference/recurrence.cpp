@@ -30,7 +30,7 @@ void keep_state(const Problem& p, const Sequence& s, int64_t h, int64_t tokens, 
 
 // In the dtype of the states, where that has 16 bits.
 void round_state(const Problem& p, const Matrix& S) {
-  const DType type = (p.state_out ? p.state_out : p.state_in).dtype;
+  const DType type = kept_states(p).dtype;
   for (int64_t d = 0; d < S.rows; ++d) {
     for (int64_t c = 0; c < S.columns; ++c) S(d, c) = rounded_to(type, S(d, c));
   }

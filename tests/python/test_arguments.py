@@ -662,8 +662,6 @@ def test_dtypes_that_the_library_has_no_number_for(function, dtype):
         expected = "fp32, bf16 or fp16"
         if argument in INDICES:
             expected = "int32 or int64"
-        elif argument in ("initial_state", "state_pool"):
-            expected = "fp32 or bf16"
         with pytest.raises(TypeError) as error, torch.no_grad():
             run(function, **{argument: torch.zeros(x.shape, dtype=dtype)})
         name = str(dtype).removeprefix("torch.")

@@ -109,11 +109,9 @@ class Decode {
                        p_.state_out.s_k, p_.state_out.s_v};
       // The next head's state is on its way while this one is written.
       const int64_t ahead = head + 1 < p_.HV ? p_.state_in.s_head : 0;
-      if (p_.state_in.dtype == DType::f32) {
-        token_step<LoadF32>(from, to, p_.K, columns, r, ahead);
-      } else {
-        token_step<LoadBf16>(from, to, p_.K, columns, r, ahead);
-      }
+      with_elements(p_.state_in.dtype, [&](auto how) DELTIC_INLINE {
+        token_step<decltype(how)>(from, to, p_.K, columns, r, ahead);
+      });
       store_token(s, head, 0, v0, columns, r);
       return;
     }
@@ -135,7 +133,10 @@ class Decode {
       load_token(s, head, t, v0, columns, r);
       token_step<LoadF32>(here, here, Kp_, padded(columns), r, 0);
       store_token(s, head, t, v0, columns, r);
-      if (rounds_tokens(p_)) round_slice(state);
+      if (rounds_tokens(p_)) {
+        kept_states(p_).dtype == DType::bf16 ? round_slice<LoadBf16>(state)
+                                             : round_slice<LoadF16>(state);
+      }
       if (const int64_t slot = token_slot(p_, s, t); slot >= 0)
         store_slice(state, v0, columns, p_.state_out, slot, head);
       keep(s, head, t + 1, v0, columns, state);
@@ -159,12 +160,13 @@ class Decode {
       store_row(state + v * Kp_, p_.K, to.data, to.dtype, to.at(slot, head) + (v0 + v) * to.s_v);
     }
   }
-  // To bf16 and back, the zeros around it too.
+  // To 16 bits and back, the zeros around it too.
+  template <class Half>
   void round_slice(float* state) const {
     uint16_t rounded[kLanes];
     for (int64_t i = 0; i < Kp_ * slice_; i += kLanes) {
-      LoadBf16::store(LoadF32::load(state + i), rounded);
-      LoadF32::store(LoadBf16::load(rounded), state + i);
+      Half::store(LoadF32::load(state + i), rounded);
+      LoadF32::store(Half::load(rounded), state + i);
     }
   }
 

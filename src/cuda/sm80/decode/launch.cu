@@ -1,6 +1,7 @@
 // The door of the decode kernel: what it takes, parameters from a checked call, and which
 // instantiation runs.
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -50,8 +51,6 @@ const char* refuse(const Problem& p) {
   }
   for (const States* x : {&p.state_in, &p.state_out}) {
     if (!*x) continue;
-    if (x->dtype != DType::f32 && x->dtype != DType::bf16)
-      return "a state is neither fp32 nor bf16";
     if (x->dtype != state_dtype(p)) return "states of two dtypes";
     if (x->slots > INT32_MAX) return "more than 2^31 - 1 slots, counted in 32 bits";
     if (!has_vectors(p, *x)) return "a state's address, stride or row is no multiple of 16 bytes";
@@ -118,8 +117,11 @@ void run(const Problem& p, std::span<std::byte>, void* stream_handle) {
   if constexpr (!kFullSet) {
     launch_gate<__nv_bfloat16, 128, true>(p, stream);
   } else {
-    state_dtype(p) == DType::bf16 ? launch_width<__nv_bfloat16>(p, stream)
-                                  : launch_width<float>(p, stream);
+    const DType type = state_dtype(p);
+    const auto launch_type = type == DType::bf16  ? launch_width<__nv_bfloat16>
+                             : type == DType::f16 ? launch_width<__half>
+                                                  : launch_width<float>;
+    launch_type(p, stream);
   }
 }
 

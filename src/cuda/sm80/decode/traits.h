@@ -1,6 +1,8 @@
 // Compile-time choices of the decode kernel.
 #pragma once
 
+#include "cuda/ptx/numbers.cuh"
+
 namespace deltic::gpu::decode {
 
 // A thread has 8 channels (a "piece" of the state's width) of kColumns value columns, 64 or 128
@@ -28,7 +30,7 @@ struct Choice {
 template <class E_, int kWidth_, bool kVFirst_, bool kPerChannel_, bool kTrees_ = false,
           Choice kChoice = Choice{}>
 struct Traits {
-  using E = E_;                           // of the states: fp32 or bf16
+  using E = E_;                           // of the states: fp32, bf16 or fp16
   static constexpr int kWidth = kWidth_;  // K
   static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_, kTrees = kTrees_;
   static constexpr bool kStartsEarly = kChoice.starts_early;
@@ -46,9 +48,11 @@ struct Traits {
   static constexpr int kTiles = kChoice.tiles, kSpan = kTiles * kSlice;  // and of a CTA
   // Tokens that are prepared together: what shared memory has beside the states.
   static constexpr int kStageTokens = kChoice.tokens > 0 ? kChoice.tokens : kMma ? 4 : 8;
-  // The most whose registers do not spill (README.md has them).
+  // The most whose registers do not spill (README.md has them). fp16 takes more instructions to
+  // unpack, and registers.
+  static constexpr int k16BitCtas = kVFirst && !(kIsHalf<E> && kPerChannel) ? 5 : 4;
   static constexpr int kMostCtas = kMma                                         ? 7
-                                   : sizeof(E) == 2                             ? (kVFirst ? 5 : 4)
+                                   : sizeof(E) == 2                             ? k16BitCtas
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
   static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);

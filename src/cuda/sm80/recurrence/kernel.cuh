@@ -129,7 +129,7 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
         if (p.slots.parents.present) load_branch<Tr>(p, at, tokens - 1, lanes, S);
       }
       step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
-      if (p.rounds_tokens) round_state(S);
+      if (p.rounded_to != DType::f32) round_state(p.rounded_to, S);
     }
     if (tokens == next) {
       keep<Tr, Count>(p, at, lanes, tokens, next_checkpoint, S);

@@ -30,7 +30,8 @@ Params params_of(const Problem& p) {
   set_call(p, x), set_results(p, x);
   x.num_slices = static_cast<uint32_t>((p.V + kColumns - 1) / kColumns);
   x.K = static_cast<int32_t>(p.K);
-  x.rounds_tokens = rounds_tokens(p), x.v_first = p.v_first;
+  x.rounded_to = rounds_tokens(p) ? kept_states(p).dtype : DType::f32;
+  x.v_first = p.v_first;
   x.gv = p.gv, x.ckpt = p.ckpt;
   x.in_whole = is_whole(p, p.state_in), x.out_whole = is_whole(p, p.state_out);
   x.ckpt_whole = is_whole(p, p.ckpt);

@@ -15,7 +15,8 @@ struct Params {
   deltic_gate_form gate_form;
   BetaKind beta_kind;
   deltic_beta_form beta_form;
-  bool l2norm, rounds_tokens;  // rounds_tokens: to bf16
+  bool l2norm;
+  DType rounded_to;  // the state after every token; fp32: it stays as it is
   float scale, lower_bound;
 
   Rows q, k;         // [B,T,H,K]

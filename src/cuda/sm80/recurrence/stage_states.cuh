@@ -32,17 +32,18 @@ struct Lanes {
 struct TileView {
   void* data;
   int64_t s_k, s_v;
-  bool is_bf16, whole;
+  DType type;
+  bool whole;
 };
 
 __device__ inline TileView view_of(const Slice& at, const Lanes& lanes, const States& x, bool whole,
                                    int64_t slot) {
   TileView view;
   view.s_k = opaque(x.s_k), view.s_v = opaque(x.s_v);
-  view.is_bf16 = x.dtype != DType::f32;
+  view.type = x.dtype;
   view.whole = whole;
   const int64_t base = slot * x.s_slot + at.head * x.s_head + (at.first + lanes.column) * view.s_v;
-  view.data = static_cast<char*>(x.data) + base * (view.is_bf16 ? 2 : 4);
+  view.data = static_cast<char*>(x.data) + base * (view.type == DType::f32 ? 4 : 2);
   return view;
 }
 
@@ -105,7 +106,8 @@ __device__ void with_layout(const TileView& view, bool v_first, F&& f) {
                  : f.template operator()<E, false, false>();
     }
   };
-  view.is_bf16 ? typed.template operator()<__nv_bfloat16>() : typed.template operator()<float>();
+  with_dtype(view.type,
+             [&](auto* tag) { typed.template operator()<std::remove_pointer_t<decltype(tag)>>(); });
 }
 
 // slot -1: zeros.
@@ -146,13 +148,17 @@ __device__ void store_state(const Params& p, const Lanes& lanes, const TileView&
   });
 }
 
-template <int kBlocks>
-__device__ void round_state(StateTile<kBlocks>& S) {
+template <class E, int kBlocks>
+__device__ void round_state_to(StateTile<kBlocks>& S) {
 #pragma unroll
   for (int i = 0; i < kBlocks * 4 * kThreadColumns; ++i) {
     float& x = (&S[0][0][0])[i];
-    x = to_float(from_float<__nv_bfloat16>(x));
+    x = to_float(from_float<E>(x));
   }
+}
+template <int kBlocks>
+__device__ void round_state(DType type, StateTile<kBlocks>& S) {
+  type == DType::bf16 ? round_state_to<__nv_bfloat16>(S) : round_state_to<__half>(S);
 }
 
 // S_{t-1} -> S_t and o_t. Both products with S' are reduced together: o = S'^T q + u (k, q), so the

@@ -1,0 +1,11 @@
+// Decode from fp16 states, K-first, K = 64.
+#include "cuda/sm80/decode/launch_kernel.cuh"
+
+namespace deltic::gpu::decode {
+
+template void launch<__half, 64, false, false, false>(const Params&, unsigned, cudaStream_t);
+template void launch<__half, 64, false, false, true>(const Params&, unsigned, cudaStream_t);
+template void launch<__half, 64, false, true, false>(const Params&, unsigned, cudaStream_t);
+template void launch<__half, 64, false, true, true>(const Params&, unsigned, cudaStream_t);
+
+}  // namespace deltic::gpu::decode
