@@ -77,6 +77,11 @@ SMALL = {
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", dict(GDN, **MOE)),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", GDN),
     "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", KDA),
+    "olmo_hybrid": (
+        "OlmoHybridConfig",
+        "OlmoHybridForCausalLM",
+        {key: value for key, value in GDN.items() if key != "head_dim"},
+    ),
 }
 
 
@@ -234,9 +239,94 @@ def test_packed(name, convolution):
     assert error(packed, torch.cat(alone, dim=1)) < TOLERANCE
 
 
+def two_packed():
+    """Rows of 30 and 40 tokens: ids, and how a model is told of them."""
+    offsets = torch.tensor([0, 30, 70], dtype=torch.int32)
+    positions = torch.cat((torch.arange(30), torch.arange(40)))[None]
+    kwargs = dict(cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=40, max_length_k=40)
+    return tokens(1, 70), dict(position_ids=positions, **kwargs)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", list(SMALL))
+def test_packed_sequences_make_no_cache(name, training, caplog, monkeypatch):
+    """use_cache is True where nobody says otherwise, and softmax attention mixes what has a cache.
+
+    The figures of docs/transformers.md are those of this test.
+    """
+    model = build(name).train(training)
+    ids, kwargs = two_packed()
+    _patch._said.clear()
+    assert model.config.use_cache
+    with integration.enable(name), caplog.at_level(logging.WARNING, "deltic.integrations"):
+        alone = [model(piece, use_cache=False).logits for piece in ids.split([30, 40], dim=1)]
+        alone = torch.cat(alone, dim=1)
+        model(ids, use_cache=False, **kwargs)
+        assert not caplog.messages
+        for _ in range(2):
+            found = model(ids, labels=ids, **kwargs)
+            assert found.past_key_values is None
+            assert error(found.logits, alone) < TOLERANCE
+        # What is kept away: the model's own forward.
+        owner = type(model.model)
+        monkeypatch.setattr(owner, "forward", owner.forward.__wrapped__)
+        leaked = model(ids, **kwargs).logits
+        monkeypatch.undo()
+        assert 0.34 < ((leaked - alone).norm() / alone.norm()).item() < 0.82
+    assert len(caplog.messages) == 1 and "use_cache=False" in caplog.messages[0]
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_packed_sequences_and_a_cache_are_refused(name):
+    model = build(name)
+    ids, kwargs = two_packed()
+    refused = pytest.raises(ValueError, match=r"Model: cu_seq_lens_q: 2 packed.*use_cache=False")
+    with integration.enable(name), torch.no_grad():
+        past = model(ids[:, :5], use_cache=True).past_key_values
+        with refused as caught:
+            model(ids, use_cache=True, **kwargs)
+        assert str(caught.value).endswith("got use_cache=True")
+        with refused as caught:
+            model(ids, use_cache=False, past_key_values=past, **kwargs)
+        assert str(caught.value).endswith("got past_key_values")
+        assert past.get_seq_length() == 5
+    model.train().gradient_checkpointing_enable()  # transformers' own word against use_cache
+    with integration.enable(name):
+        assert model(ids, use_cache=True, **kwargs).past_key_values is None
+
+
+def test_packed_sequences_in_a_graph_make_no_cache():
+    model, (ids, kwargs) = build("qwen3_next").model, two_packed()
+    torch._dynamo.reset()
+    with integration.enable("qwen3_next"), torch.no_grad():
+        expected = model(ids, use_cache=False, **kwargs).last_hidden_state
+        found = torch.compile(model, backend="eager")(ids, **kwargs)
+    assert found.past_key_values is None
+    assert error(found.last_hidden_state, expected) < TOLERANCE
+
+
+def test_what_softmax_attention_does_not_see_is_said(caplog):
+    model, (ids, kwargs) = build("qwen3_5"), two_packed()
+    positions = kwargs.pop("position_ids")
+    _patch._said.clear()
+    with (
+        integration.enable("qwen3_5"),
+        caplog.at_level(logging.WARNING, "deltic.integrations"),
+        torch.no_grad(),
+    ):
+        model(ids, use_cache=False, **kwargs)
+        model(ids, use_cache=False, position_ids=positions.expand(3, 1, 70), **kwargs)
+        model(ids, use_cache=False, position_ids=positions, attention_mask=ids != 0, **kwargs)
+        model(ids, use_cache=False, position_ids=positions, seq_idx=torch.zeros(1, 70).int())
+    without, masked, alone = caplog.messages
+    assert without.endswith("got no position_ids of text (docs/transformers.md)")
+    assert masked.endswith("got an attention_mask (docs/transformers.md)")
+    assert "without cu_seq_lens_q" in alone
+
+
 @pytest.mark.parametrize("name", list(SMALL))
 def test_positions_alone_leak_and_that_is_said(name, caplog):
-    """Of position_ids alone the layers learn nothing: 40 to 44 % off, with transformers' own too.
+    """Of position_ids alone the layers learn nothing: 40 to 55 % off, with transformers' own too.
 
     The figures of docs/transformers.md are those of this test.
     """
@@ -265,7 +355,7 @@ def test_positions_alone_leak_and_that_is_said(name, caplog):
     with fallback(name):
         same = run(ids, position_ids=positions)
     assert error(found, same) < TOLERANCE
-    assert 0.39 < ((found - alone).norm() / alone.norm()).item() < 0.45
+    assert 0.39 < ((found - alone).norm() / alone.norm()).item() < 0.56
 
 
 def test_a_look_at_positions_is_no_part_of_a_graph(caplog):
@@ -455,7 +545,7 @@ def test_report():
     assert text.startswith(f"transformers {transformers.__version__}: replaced 6\n")
     assert "torch_chunk_gated_delta_rule -> deltic.fla.ops.gated_delta_rule." in text
     assert "qwen3_next: Qwen3NextRMSNormGated.forward" in text
-    assert "qwen3_next: Qwen3NextModel.forward -> the same, with a warning" in text
+    assert "qwen3_next: Qwen3NextModel.forward -> the same, without a cache" in text
     assert "not replaced" not in text
 
 

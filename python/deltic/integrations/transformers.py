@@ -275,7 +275,7 @@ def _make_forget_gate(original: Any, name: str) -> Any:
 
 
 def _is_packed(positions: Tensor, mask: Tensor | None) -> bool:
-    """Whether positions start again inside of a row, between tokens that are no padding."""
+    """Whether positions start again inside a row, between tokens that are no padding."""
     if positions.dim() == 3:  # one row per axis of images: that of text comes first
         positions = positions[0]
     if positions.dim() != 2 or positions.shape[1] < 2:
@@ -288,37 +288,80 @@ def _is_packed(positions: Tensor, mask: Tensor | None) -> bool:
 
 
 def _make_model(original: Any, name: str) -> Any:
-    """A model's forward that says when packed sequences will run into each other.
+    """A model's forward that keeps packed sequences away from caches, or says that they mix.
 
-    Its layers of linear attention do not see ``position_ids``. A look takes tens of microseconds
-    on the CPU and waits for a GPU, where only the first call is looked at; compiled code is not.
+    Both are about what transformers does between the functions above: its mask for softmax
+    attention takes sequences from ``position_ids``, and only where there is neither a cache nor a
+    mask; the layers of linear attention take them from offsets. A look at ``position_ids`` takes
+    tens of microseconds on the CPU and waits for a GPU, where only the first call is looked at;
+    compiled code is not.
     """
     places = {parameter: i for i, parameter in enumerate(_parameters(original))}
     is_watched = True
 
+    def given(args: tuple[Any, ...], kwargs: dict[str, Any], key: str) -> Any:
+        place = places.get(key, 0) - 1  # without self
+        return args[place] if 0 <= place < len(args) else kwargs.get(key)
+
     def look(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal is_watched
-        if any(kwargs.get(key) is not None for key in ("cu_seq_lens_q", "cu_seqlens", "seq_idx")):
-            return
-
-        def given(key: str) -> Any:
-            place = places[key] - 1  # without self
-            return args[place] if place < len(args) else kwargs.get(key)
-
-        positions, mask = given("position_ids"), given("attention_mask")
+        positions, mask = given(args, kwargs, "position_ids"), given(args, kwargs, "attention_mask")
         if not isinstance(positions, Tensor):
             return
         is_watched = positions.device.type == "cpu"
         if _is_packed(positions, mask if isinstance(mask, Tensor) else None):
             is_watched = False
             warn_once(
-                "packed sequences: position_ids start again inside of a row, without "
+                "packed sequences: position_ids start again inside a row, without "
                 "cu_seq_lens_q: convolution and recurrence run on from one sequence into the "
                 "next (docs/transformers.md)"
             )
 
+    def without_cache(
+        self: Any, args: tuple[Any, ...], kwargs: dict[str, Any], count: int
+    ) -> dict[str, Any]:
+        """The keywords of a call with several packed sequences, for which no cache is made."""
+        wanted = given(args, kwargs, "use_cache")
+        # With gradient checkpointing transformers makes none, and says so.
+        is_checkpointed = getattr(self, "gradient_checkpointing", False) and self.training
+        past = given(args, kwargs, "past_key_values")
+        if past is not None or (wanted and not is_checkpointed):
+            raise ValueError(
+                f"{type(self).__name__}: cu_seq_lens_q: {count} packed sequences have no cache, "
+                "which holds one state per row: expected use_cache=False, got "
+                + ("use_cache=True" if past is None else "past_key_values")
+            )
+        is_quiet = torch.compiler.is_compiling()
+        if wanted is None and getattr(self.config, "use_cache", None):
+            if not is_quiet:
+                warn_once(
+                    "packed sequences: no cache is made for a call with several of them in "
+                    "cu_seq_lens_q: pass use_cache=False (docs/transformers.md)"
+                )
+            kwargs = {**kwargs, "use_cache": False}  # by place transformers does not take it
+        is_flash = "flash" in str(getattr(self.config, "_attn_implementation", ""))
+        mask = given(args, kwargs, "attention_mask")
+        is_masked = isinstance(mask, Tensor) and mask.dim() == 2
+        if not is_flash and not is_quiet:
+            positions = given(args, kwargs, "position_ids")
+            # Three axes are those of images, without the text's.
+            if is_masked or positions is None or (positions.dim() == 3 and len(positions) == 3):
+                warn_once(
+                    "packed sequences: softmax attention keeps them apart by position_ids without "
+                    "an attention_mask, got "
+                    + ("an attention_mask" if is_masked else "no position_ids of text")
+                    + " (docs/transformers.md)"
+                )
+        return kwargs
+
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and is_watched:
+        offsets = kwargs.get("cu_seq_lens_q")
+        if offsets is None:
+            offsets = kwargs.get("cu_seqlens")
+        if isinstance(offsets, Tensor):
+            if offsets.shape[0] > 2:
+                kwargs = without_cache(self, args, kwargs, offsets.shape[0] - 1)
+        elif is_watched and not torch.compiler.is_compiling():
             look(args, kwargs)
         return original(self, *args, **kwargs)
 
@@ -419,7 +462,7 @@ def _targets_in(module: ModuleType, model: str, left: dict[str, str]) -> list[Ta
     for name, value in _models_in(module).items():
         original = vars(value)["forward"]
         put = _switch.held(value, "forward") or _make_model(original, "forward")
-        note = "the same, with a warning for packed position_ids alone"
+        note = "the same, without a cache of packed sequences; warns of position_ids alone"
         targets.append(Target(value, "forward", put, f"{model}: {name}.forward", note))
     return targets
 
