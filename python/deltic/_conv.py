@@ -334,6 +334,25 @@ def _in_place(
     return y if out is None else out, final_state
 
 
+def _check_states(x: Tensor, state: Tensor, cu_seqlens: Tensor | None) -> None:
+    """Raises where there are more states than sequences, and no list says whose they are.
+
+    The library takes such a pool, sequence n with slot n; of a step it is a batch's mistake. What
+    is no tensor, and too few states, the operator refuses.
+    """
+    rows = x if cu_seqlens is None else cu_seqlens
+    if not isinstance(rows, Tensor) or not isinstance(state, Tensor):
+        return
+    if rows.dim() == 0 or state.dim() != 3:
+        return
+    sequences = rows.shape[0] - (cu_seqlens is not None)
+    if state.shape[0] > sequences:
+        raise ValueError(
+            f"causal_conv1d_update: state: expected a state for each of the {sequences} sequences "
+            f"(a pool of more comes with state_index), got shape {list(state.shape)}"
+        )
+
+
 def causal_conv1d_update(
     x: Tensor,
     state: Tensor,
@@ -388,6 +407,8 @@ def causal_conv1d_update(
             "is not differentiable: use torch.no_grad(), or causal_conv1d), got a tensor that "
             "needs one"
         )
+    if state_index is None and write_index is None:
+        _check_states(x, state, cu_seqlens)
     words = _words("causal_conv1d_update", activation, impl)
     servers = (write_state, has_initial_state, accepted)
     if out is not None or null_slot is not None or any(t is not None for t in servers):

@@ -336,7 +336,7 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
             function = function_of(name, given.values())
             for argument in required:
                 if given.get(argument) is None:
-                    raise ValueError(f"{function}: {argument}: expected a tensor, got none")
+                    raise TypeError(f"{function}: {argument}: expected a tensor, got none")
             _check_devices(function, given)
             want, count = given.get("want", 0), len(schema.returns)
             if not 0 <= want < 1 << count:

@@ -15,7 +15,13 @@ _LIBRARY = Path(__file__).with_name("libdeltic_torch.so")
 
 # Patterns stay texts until the first error: compiled they would be a tenth of the import.
 _TEXT = r"[a-z0-9_]+: [\w.]+: "
-_DTYPE = r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|float8_\w+|another dtype)\b"
+# Of a tensor of another dtype, and of None where a tensor must be: Python's TypeErrors.
+_DTYPE = (
+    r"got (fp32|bf16|fp16|fp64|u?int\d+|bool|complex\d+|float8_\w+|another dtype)\b"
+    r"|: expected a tensor, got none$"
+)
+# A text of the functions: whose it is, about which argument.
+SENTENCE = r"(?P<function>\w+): (?P<argument>[\w.]+): (?P<rest>expected .*)"
 # What torch says of an argument of another type.
 _TYPE = (
     r"\w+::(?P<op>\w+)\(\) Expected a value of type '(?:Optional\[)?(?P<expected>\w+)\]?' for "
@@ -337,8 +343,7 @@ def explained(error: RuntimeError, op: Any, args: tuple[Any, ...]) -> Exception:
     if not any(isinstance(x, torch.Tensor) for x in args):  # torch asks for a backend then
         schema = getattr(OPS, operator).default._schema.arguments[0].name
         first = argument_name(operator, schema)
-        kind = ValueError if args[0] is None else TypeError
-        return kind(f"{function}: {first}: expected a tensor, got {got(args[0])}")
+        return TypeError(f"{function}: {first}: expected a tensor, got {got(args[0])}")
     if "INTERNAL ASSERT FAILED" in str(error):
         return refused_negation(op, args) or error
     return refused_layout(error, args) or translated(error, function, args)

@@ -378,7 +378,7 @@ def delta_rule(
         state_pool: ``[slots, HV, K, V]``, read and written in place instead of initial and final
             state. Not differentiable.
         read_index, write_index: ``[N]``, the slots of each sequence (-1: from zero, nowhere). One
-            list serves for both; without any, sequence n has slot n.
+            list serves for both; without any, sequence n has slot n, of a pool that may have more.
         write_pool: a second pool that is written instead of ``state_pool``, with its own slots.
         has_initial_state: ``[N]`` bool: where False the sequence starts from zero, whatever its
             read slot or initial state.
@@ -716,6 +716,7 @@ def decode(
         state_pool: ``[slots, HV, K, V]`` (``"vk"``: ``[slots, HV, V, K]``), fp32, bf16 or fp16, in
             and out.
         read_index: ``[N]`` int32 or int64, the slot each sequence starts from; -1: from zero.
+            Without this and ``write_index`` sequence n has slot n, of a pool that may have more.
         write_index: ``[N]``, the slot its last state goes to (-1: nowhere), or ``[N, T]``: the slot
             of the state after every token. Both -1: the sequence is skipped and its o is 0.
         write_pool, has_initial_state, null_slot, out: as in :func:`delta_rule`.
@@ -747,7 +748,7 @@ def decode(
         if needs_grad((write_pool, out)):
             _refuse_gradient("decode", (write_pool,), None, out)
         if state_pool is None:
-            raise ValueError("decode: state_pool: expected a tensor, got none")
+            raise TypeError("decode: state_pool: expected a tensor, got none")
         o, _ = call(
             DECODE_OUT_,
             *rows,

@@ -87,8 +87,7 @@ def _autocast(x: Tensor) -> Tensor:
 def _check_rows(argument: str, x: Tensor) -> None:
     """Raises the error for what is no dense tensor of rows."""
     if not isinstance(x, Tensor):
-        kind = ValueError if x is None else TypeError
-        raise kind(f"rms_norm: {argument}: expected a tensor, got {got(x)}")
+        raise TypeError(f"rms_norm: {argument}: expected a tensor, got {got(x)}")
     if kind_of(x):
         raise TypeError(f"rms_norm: {argument}: expected a dense tensor, got {kind_of(x)}")
     if x.dim() == 0:

@@ -303,7 +303,7 @@ POOLS = {
     ),
 }
 EVERY_REFUSAL = (
-    {name: (dict([(name, None)]), ValueError, f"{name}: expected a tensor") for name in "qkv"}
+    {name: (dict([(name, None)]), TypeError, f"{name}: expected a tensor") for name in "qkv"}
     | {
         "beta": (dict(beta=BETA[0]), ValueError, "beta: expected shape"),
         "g": (dict(g=G[0]), ValueError, "g: expected shape"),
@@ -365,7 +365,7 @@ REFUSALS = {
         ),
         "state_pool": (
             dict(state_pool=None),
-            ValueError,
+            TypeError,
             "state_pool: expected a tensor, got none",
         ),
     },
@@ -377,7 +377,7 @@ REFUSALS = {
     | OUTPUT
     | {"reverse": (dict(reverse=1), TypeError, "reverse: expected a bool, got 1")},
     "log_decay": {"g": (dict(g=G[0]), ValueError, "g: expected shape")} | LISTS | GATES | OUTPUT,
-    "l2norm": {"x": (dict(x=None), ValueError, "x: expected a tensor, got none")} | LISTS | OUTPUT,
+    "l2norm": {"x": (dict(x=None), TypeError, "x: expected a tensor, got none")} | LISTS | OUTPUT,
     "kkt": {
         "k": (dict(k=Q[0]), ValueError, "k: expected shape"),
         "g": (dict(g=-rand(1, T, 3), beta=None), ValueError, "g: expected a number of value heads"),

@@ -304,6 +304,14 @@ def test_errors_of_an_update():
         ValueError, match="causal_conv1d_update: state: expected at least N = 2 slots"
     ):
         deltic.causal_conv1d_update(x, state[:1], weight, bias)
+    more, before = torch.cat((state, state[:1])), state.clone()
+    offsets = torch.tensor([0, 1, 2])
+    for rows, changes in ((x, {}), (x[:, 0], {}), (x.view(1, 2, -1), dict(cu_seqlens=offsets))):
+        text = r"each of the 2 sequences .*state_index\), got shape \[3, "
+        with pytest.raises(ValueError, match=f"^causal_conv1d_update: state: expected .*{text}"):
+            deltic.causal_conv1d_update(rows, more, weight, bias, **changes)
+    assert torch.equal(more[:2], before)
+    deltic.causal_conv1d_update(x, more, weight, bias, write_index=torch.tensor([2, -1]))
     with pytest.raises(TypeError, match="causal_conv1d_update: state: expected fp32"):
         deltic.causal_conv1d_update(x, state.half(), weight, bias)
     with pytest.raises(ValueError, match="not differentiable"):

@@ -137,7 +137,7 @@ X = torch.zeros(1, 8, 1, 16)
 BAD = {
     "nothing": ((), {}, TypeError, "^explain: q: expected a tensor, or one text .*, got none$"),
     "none": ((None, X, X), {}, TypeError, "^explain: q: expected a tensor, or one text"),
-    "no k": ((X, None, X), {}, ValueError, "^delta_rule: k: expected a tensor, got none"),
+    "no k": ((X, None, X), {}, TypeError, "^delta_rule: k: expected a tensor, got none"),
     "number": ((X, X, 3.0), {}, TypeError, "^delta_rule: v: expected a tensor, got 3.0"),
     "shape": ((X, X[:, :3], X), {}, ValueError, r"^delta_rule: k: expected shape \[1, 8, 1, 16\]"),
     "rank": ((X[0], X, X), {}, ValueError, r"^delta_rule: q: expected shape \[B,T,H,K\]"),

@@ -19,14 +19,18 @@ from deltic.fla.ops.common.chunk_o import (
     chunk_bwd_dv_local,
     chunk_fwd_o,
 )
+from deltic.fla.ops.delta_rule.naive import delta_rule_chunkwise
 from deltic.fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
+from deltic.fla.ops.gated_delta_rule.naive import naive_chunk_gated_delta_rule
 from deltic.fla.ops.kda import chunk_kda
 from deltic.fla.ops.kda.chunk_intra import chunk_kda_fwd_intra
+from deltic.fla.ops.kda.naive import naive_chunk_kda
 from deltic.fla.ops.utils import (
     chunk_global_cumsum,
     chunk_global_cumsum_scalar,
     chunk_global_cumsum_vector,
     chunk_local_cumsum,
+    get_max_num_splits,
     pack_sequence,
     prepare_chunk_indices,
     prepare_chunk_indices_static,
@@ -642,3 +646,28 @@ def test_chunk_offsets_match_the_states():
     for n, length in enumerate(LENGTHS):
         if length > 0:
             assert torch.equal(h[0, starts[n]], ours["state"][n])
+
+
+X = torch.zeros(1, 5, 2, 16)
+SIZED = {
+    prepare_chunk_indices: (CU,),
+    prepare_chunk_indices_static: (CU,),
+    prepare_chunk_offsets: (CU,),
+    get_max_num_splits: (CU,),
+    chunk_local_cumsum: (X[..., 0],),
+    chunk_gated_delta_rule_fwd_h: (X, X, X),
+    chunk_gated_delta_rule_bwd_dhu: (X, X, X, X, X),
+    chunk_bwd_dv_local: (X, X, X),
+    delta_rule_chunkwise: (*[X.transpose(1, 2)] * 3, X[..., 0].transpose(1, 2)),
+    naive_chunk_gated_delta_rule: (X, X, X, X[..., 0], X[..., 0]),
+    naive_chunk_kda: (X, X, X, X, X[..., 0]),
+}
+
+
+@pytest.mark.parametrize("function", SIZED)
+@pytest.mark.parametrize("size", [0, -1])
+def test_chunks_have_a_token_at_least(function, size):
+    others = {"nt_max": 4} if function is prepare_chunk_indices_static else {}
+    text = f"^{function.__name__}: chunk_size: expected at least 1, got {size}$"
+    with pytest.raises(ValueError, match=text):
+        function(*SIZED[function], chunk_size=size, **others)

@@ -884,6 +884,41 @@ def test_what_is_no_cache(thing, layer_idx):
         layer(torch.randn(1, 3, 64), past_key_values=thing, use_cache=True)
 
 
+@pytest.mark.parametrize("convolution", [True, False])
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_errors_of_the_operators_are_the_layers_own(name, convolution, monkeypatch):
+    layer = LAYERS[name](hidden_size=64, num_heads=2, layer_idx=0, use_short_conv=convolution)
+    own, x = type(layer).__name__, torch.randn(2, 12, 64)
+    with torch.no_grad():
+        for training, tokens in ((True, 12), (False, 12), (False, 1)):
+            layer.train(training)
+            text = rf"^{own}: hidden_states: expected fp32, bf16 or fp16, got fp64 \(taken by"
+            with pytest.raises(TypeError, match=text) as caught:
+                layer.double()(x[:, :tokens].double())
+            assert caught.value.__suppress_context__ or caught.value.__context__ is None
+            cache = layer.float()(x, use_cache=True)[2].to(torch.float64)
+            for use_cache in (True, False):
+                text = f"^{own}: past_key_values: expected fp32.*, got fp64"
+                with pytest.raises(TypeError, match=text):
+                    layer(x[:, :tokens], past_key_values=cache, use_cache=use_cache)
+        monkeypatch.setenv("DELTIC_IMPL", "reference")
+        assert layer.double()(x.double())[0].dtype == torch.float64
+
+
+def test_other_errors_inside_a_layer_stay(monkeypatch):
+    layer = ShortConvolution(16, 4)
+    with pytest.raises(TypeError, match=r"^ShortConvolution: x: expected fp32, .*, got fp64"):
+        layer.double()(torch.randn(1, 5, 16).double())
+    net = DeltaNet(hidden_size=64, num_heads=2)
+
+    def fails(x):
+        raise ValueError("mine: x: expected another, got this")
+
+    monkeypatch.setattr(net.q_proj, "forward", fails)
+    with pytest.raises(ValueError, match="^mine: x: expected another, got this$"):
+        net(torch.randn(1, 5, 64))
+
+
 def test_cache_goes_back_to_what_was_kept():
     layer = GatedDeltaNet(64, head_dim=16, num_heads=2, layer_idx=0).eval()
     x, cache = torch.randn(2, 12, 64), Cache()
@@ -896,8 +931,11 @@ def test_cache_goes_back_to_what_was_kept():
         cache.keep()
         expected = go(5, 8)
         go(8, 10)
-        with pytest.raises(ValueError, match=r"crop: expected a length .*\(0, 5: .*, got 8"):
+        with pytest.raises(ValueError, match=r"crop: expected a length .*\(0, 5: .*, got 8$"):
             cache.crop(8)
+        seen = cache.get_seq_length()
+        with pytest.raises(ValueError, match=rf", got -1, which is {seen - 1} of {seen} tokens$"):
+            cache.crop(-1)
         assert cache.get_seq_length() == 10  # refused, and as it was
         cache.crop(20)
         assert cache.get_seq_length() == 10

@@ -54,8 +54,17 @@ def test_a_call_without_any_tensor(function):
         text = f"^{function}: {argument}: expected a tensor, got {got}$"
         with pytest.raises(TypeError, match=text):
             getattr(deltic, function)(*[value] * count)
-    with pytest.raises(ValueError, match=f"^{function}: {argument}: expected a tensor, got none$"):
+    with pytest.raises(TypeError, match=f"^{function}: {argument}: expected a tensor, got none$"):
         getattr(deltic, function)(*[None] * count)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_none_is_no_tensor_as_a_list_is_none(place):
+    q = torch.zeros(1, 4, 1, 16)
+    for value, got in ((None, "none"), ([1.0], "list")):
+        text = f"^delta_rule: {'qkv'[place]}: expected a tensor, got {got}$"
+        with pytest.raises(TypeError, match=text):
+            deltic.delta_rule(*[value if i == place else q for i in range(3)])
 
 
 def test_memory_for_a_copy(capfd):

@@ -136,7 +136,7 @@ EPS = "eps: expected a finite number of at least 0, got "
 @pytest.mark.parametrize(
     ("wrong", "kind", "text"),
     [
-        (dict(x=None), ValueError, "x: expected a tensor, got none"),
+        (dict(x=None), TypeError, "x: expected a tensor, got none"),
         (dict(x=[1.0]), TypeError, "x: expected a tensor, got list"),
         (dict(x=X.numpy()), TypeError, "x: expected a tensor, got ndarray"),
         (dict(x=X.to_sparse()), TypeError, "x: expected a dense tensor, got sparse_coo"),

@@ -267,7 +267,8 @@ BAD = {
     "another layer": (
         lambda: (torch.nn.Linear(3, 3), GDN),
         ValueError,
-        "^to_deltic: source: expected the weights of one layer .*got weight, bias$",
+        r"^to_deltic: source: expected the weights of one layer \(with .* or [^,]*\), or .*"
+        "got weight, bias$",
     ),
     "no configuration": (
         lambda: (weights_of("qwen3_5"), None),

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from .._fakes import _Shapes
-from .._library import got, type_name
+from .._library import SENTENCE, got, type_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# A text of the functions below this surface: `function: argument: rest`.
-_NATIVE = r"\w+: (?P<argument>[\w.]+): (?P<rest>expected .*)"
 # The functions of this surface, which may call one another.
 _FUNCTIONS: set[str] = set()
 # What arguments of those functions are called here: the first name that a function has.
@@ -57,7 +55,7 @@ def _is_said(error: Exception) -> bool:
     """Whether it is a sentence about an argument, and not what became of a wrong one."""
     if isinstance(error, (ValueError, AssertionError, NotImplementedError)):
         return "values to unpack" not in str(error)
-    return re.match(_NATIVE, str(error)) is not None
+    return re.match(SENTENCE, str(error)) is not None
 
 
 def _is_list(name: str) -> bool:
@@ -122,6 +120,8 @@ class _Surface:
             return
         if not isinstance(value, kind.types) or isinstance(value, bool):
             self.refuse(TypeError, argument, f"{kind.text}, got {got(value)}")
+        if argument == "chunk_size" and value is not None and value < 1:
+            self.refuse(ValueError, argument, f"at least 1, got {value}")
         if kind.is_list:
             if value.dtype not in (torch.int32, torch.int64):
                 self.refuse(TypeError, argument, f"int32 or int64, got {type_name(value.dtype)}")
@@ -153,7 +153,7 @@ class _Surface:
         text = str(error)
         if text.startswith((f"{self.name}: ", f"{self.name}()")) or type(error) not in _RENAMED:
             return error
-        match = re.fullmatch(_NATIVE, text, re.DOTALL)
+        match = re.fullmatch(SENTENCE, text, re.DOTALL)
         if match is None:
             inner, _, rest = text.partition(": ")
             return type(error)(f"{self.name}: {rest if inner in _FUNCTIONS else text}")

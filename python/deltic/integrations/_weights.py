@@ -334,10 +334,11 @@ def _model_of(weights: Mapping[str, Any]) -> str:
         older = next((name for name, ours in form.older.items() if ours == form.sign), form.sign)
         if form.sign in weights or older in weights:
             return model
-    signs = ", ".join(dict.fromkeys(form.sign for form in FORMATS.values()))
+    *signs, last = dict.fromkeys(form.sign for form in FORMATS.values())
+    sign = f"{', '.join(signs)} or {last}"
     got = ", ".join(list(weights)[:3]) or "none"
     raise _fail(
-        "source", f"the weights of one layer (with {signs}), or a prefix that chooses one", got
+        "source", f"the weights of one layer (with {sign}), or a prefix that chooses one", got
     )
 
 

@@ -238,7 +238,7 @@ def _causal_conv1d_update(
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     if weight is None:
-        raise ValueError("causal_conv1d_update: weight: expected a tensor, got None")
+        raise TypeError("causal_conv1d_update: weight: expected a tensor, got none")
     y = conv_step(x.reshape(-1, weight.shape[0]), cache, weight, bias, activation).view(x.shape)
     return (y if residual is None else y + residual), cache
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._library import type_name
 from .._native import decode, delta_rule, recurrent
-from ._checks import expect, expect_int, expect_number, expect_size
+from ._checks import expect, expect_int, expect_number, expect_size, own_words
 from ._norms import GatedRMSNorm, RMSNorm
 from ._packing import Packing, plan
 from ._short_convolution import ShortConvolution, is_writable
@@ -173,6 +173,10 @@ class DeltaRuleLayer(nn.Module):
         form = "2sigmoid" if self.allow_neg_eigval else "sigmoid"
         return {"beta": self.b_proj(x), "beta_form": form}
 
+    @own_words(
+        hidden_states="x q k v g beta",
+        past_key_values="state state_pool initial_state",
+    )
     def forward(
         self,
         hidden_states: Tensor,

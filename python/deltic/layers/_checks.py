@@ -1,12 +1,57 @@
 """The errors for arguments of layers and norms."""
 
+import functools
+import re
+from collections.abc import Callable
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
-from .._library import got, type_name
+from .._library import SENTENCE, got, type_name
 from .._native import is_eps
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+# What layers call; others' texts, of modules that a user put in, stay.
+_INNER = {
+    "causal_conv1d",
+    "causal_conv1d_update",
+    "decode",
+    "delta_rule",
+    "recurrent",
+    "rms_norm",
+    "ShortConvolution",
+}
+
+
+def own_words(**names: str) -> Callable[[Method], Method]:
+    """Makes the errors of what a layer's method calls the layer's own: its name, its arguments.
+
+    ``names`` has for an argument the names of those below that come from it; others stay as they
+    are. A compiler sees the method alone.
+    """
+    arguments = {inner: argument for argument, text in names.items() for inner in text.split()}
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return method(self, *args, **kwargs)
+            try:
+                return method(self, *args, **kwargs)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                match = re.fullmatch(SENTENCE, str(error), re.DOTALL)
+                if match is None or match["function"] not in _INNER:
+                    raise
+                name = arguments.get(match["argument"], match["argument"])
+                text = f"{type(self).__name__}: {name}: {match['rest']}"
+                found = type(error)(text)
+            raise found
+
+        return called  # type: ignore[return-value]
+
+    return decorate
 
 
 def expect(is_fine: bool, layer: str, argument: str, expected: str, value: Any) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from .._conv import MOST_TAPS as _MOST_TAPS
 from .._conv import Activation, causal_conv1d, causal_conv1d_update, has_kernels
 from .._library import got
-from ._checks import expect_size
+from ._checks import expect_size, own_words
 from ._packing import Packing
 
 
@@ -122,6 +122,7 @@ class ShortConvolution(nn.Conv1d):
         width, has_bias = self.kernel_size[0], self.bias is not None
         return f"{self.hidden_size}, {width}, bias={has_bias}, activation={self.activation!r}"
 
+    @own_words(state="initial_state state_pool")
     def forward(  # type: ignore[override]
         self,
         x: Tensor,

@@ -168,6 +168,8 @@ class Cache:
     def crop(self, max_length: int) -> None:
         """Goes back to the first ``max_length`` tokens; below 0: forgets so many.
 
+        A length that is not shorter changes nothing, as in transformers' caches.
+
         A state holds all tokens in one and cannot forget the last ones: there is a way back to a
         length at which :meth:`keep` was called, and to 0.
         """
@@ -181,7 +183,8 @@ class Cache:
             known = ", ".join(map(str, sorted({0, *self._kept})))
             raise ValueError(
                 f"Cache: crop: expected a length at which keep() was called ({known}: a state "
-                f"cannot forget its last tokens), got {length}"
+                f"cannot forget its last tokens), got {max_length}"
+                + (f", which is {length} of {seen} tokens" if max_length < 0 else "")
             )
         kept = {tokens: cache for tokens, cache in self._kept.items() if tokens <= length}
         past = kept[length].clone() if length in kept else Cache()
