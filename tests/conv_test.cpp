@@ -392,8 +392,8 @@ TEST(Conv, AgreesWithTheOracle) {
       expect_agreement(
           with_dtypes({.D = 40, .W = W, .S = 8, .sequences = lengths}, type, type, type));
     }
-    // Across a border of tasks, at any power of 2 from 32 on, sequences that leave one, two or three
-    // places of their windows to the initial state.
+    // Across a border of tasks, at any power of 2 from 32 on, sequences that leave one, two or
+    // three places of their windows to the initial state.
     std::vector<ConvSetup::Length> across;
     for (int64_t left = 1; left <= 3; ++left) {
       for (int64_t border = 32; border <= 1024; border *= 2) {
