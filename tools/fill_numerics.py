@@ -90,11 +90,16 @@ def gradient_table(cases: Iterable[Row]) -> list[str]:
     return lines
 
 
-class Limits(NamedTuple):
-    """What the page allows outputs and states, of standard inputs."""
+# Columns of the error budget: outputs and states are the first, these are by name.
+COLUMNS = {"dbeta": 2, "dg": 3, "dA_log": 4, "ddt_bias": 4}
+GRADIENTS = ("dq", "dk", "dv", "dx", "dz", "da", "dweight", "dbias", "d_initial_state")
 
-    half: float  # where operands of 16 bits enter a product
-    f32: float
+
+class Limits(NamedTuple):
+    """What the page allows, of standard inputs: a number for each column of its table."""
+
+    half: list[float]  # where operands of 16 bits enter a product
+    f32: list[float]
 
 
 def limits_of(page: str) -> Limits:
@@ -103,10 +108,10 @@ def limits_of(page: str) -> Limits:
     for start in ("| bf16 or fp16, standard", "| fp32, and building blocks"):
         row = next((line for line in page.splitlines() if line.startswith(start)), "")
         cells = [cell.strip() for cell in row.split("|")]
-        if len(cells) < 3:
+        if len(cells) < 7:
             raise ValueError(f"page: expected a row `{start[2:]}` in the error budget, got none")
-        number, _, unit = cells[2].partition(" ")
-        found.append(float(number) * (0.01 if unit == "%" else 1.0))
+        numbers = (cell.partition(" ") for cell in cells[2:7])
+        found.append([float(n) * (0.01 if unit == "%" else 1.0) for n, _, unit in numbers])
     return Limits(*found)
 
 
@@ -121,12 +126,13 @@ def limit_of(case: str, tensor: str, limits: Limits) -> float | None:
         return None
     op = operation(case)
     has_products = (
-        op in ("forward", "kkt", "scores", "scores_inverse")
+        op in ("forward", "backward", "kkt", "scores", "scores_inverse")
         or (op == "wy" and tensor in ("w", "u"))
         or (op == "decode" and tensor == "o")
     )
     is_half = field(case, "dtype") in ("bf16", "f16")
-    return limits.half if is_half and has_products else limits.f32
+    column = COLUMNS.get(tensor, 1 if tensor in GRADIENTS else 0)
+    return (limits.half if is_half and has_products else limits.f32)[column]
 
 
 def gpu_table(cases: Iterable[Row], limits: Limits) -> list[str]:

@@ -10,10 +10,10 @@ from support import ROOT
 TOOL = ROOT / "tools" / "fill_numerics.py"
 PAGE = """# Numerics
 
-| inputs | outputs and states | dq dk dv |
-| --- | --- | --- |
-| bf16 or fp16, standard (random keys) | 0.6 % | 0.8 % |
-| fp32, and building blocks in fp32 | 1e-4 | 1e-4 |
+| inputs | outputs and states | dq dk dv | dbeta | dg | dA_log, ddt_bias |
+| --- | --- | --- | --- | --- | --- |
+| bf16 or fp16, standard (random keys) | 0.6 % | 0.8 % | 1.5 % | 2 % | 1 % |
+| fp32, and building blocks in fp32 | 1e-4 | 1e-4 | 1e-4 | 2e-4 | 2e-4 |
 
 <!-- numerics:begin -->
 old
@@ -59,6 +59,7 @@ BENCH = {
         benched("wide", FORWARD.replace("random keys", "slow keys"), o=0.0045),
         benched("wide", FORWARD, status="fail", o=0.5),
         benched("hard", FORWARD.replace("keys=random", "keys=same"), o=0.07),
+        benched("back", "backward dtype=bf16 keys=random", dg=0.002, dq=0.004),
         benched("blocks", "inverse dtype=bf16 keys=random", out=1e-7),
         benched("blocks", "scores_inverse dtype=f16 keys=random", out=6e-5, a=None),
         benched("decode", "decode dtype=bf16 keys=random", o=0.0015, state_pool=1e-7),
@@ -91,6 +92,8 @@ def test_the_tables(tmp_path):
         assert line in lines, line
     # The worst of each output; a wrong row has none, and inputs that are not standard no limit.
     assert gpu == [
+        "| back | backward | bf16 | `cuda.x` | dg | 1 | 2.0e-03 | 2.0e-02 | 10 % |",
+        "| back | backward | bf16 | `cuda.x` | dq | 1 | 4.0e-03 | 8.0e-03 | 50 % |",
         "| blocks | inverse | bf16 | `cuda.x` | out | 1 | 1.0e-07 | 1.0e-04 | 0 % |",
         "| blocks | scores_inverse | f16 | `cuda.x` | out | 1 | 6.0e-05 | 6.0e-03 | 1 % |",
         "| decode | decode | bf16 | `cuda.x` | o | 1 | 1.5e-03 | 6.0e-03 | 25 % |",
@@ -120,7 +123,7 @@ def test_the_gpu_alone(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = page.splitlines()
     assert "old" in lines and "older" not in lines and "`cpu.plain`" not in page
-    assert sum("`cuda.x`" in line for line in lines) == 7
+    assert sum("`cuda.x`" in line for line in lines) == 9
 
 
 def test_the_page_is_that_of_the_run_beside_it():
