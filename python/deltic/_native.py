@@ -183,30 +183,16 @@ def _words(
     impl: str | None,
 ) -> str:
     """The options that forward and decode share."""
+    key = (op, gate, beta_form, qk_l2norm, state_layout, output_final_state)
     # 1 would be found as True is, and is no bool.
-    if impl is None and type(qk_l2norm) is bool and type(output_final_state) is bool:
-        key = (op, gate, beta_form, qk_l2norm, state_layout, output_final_state)
+    is_plain = impl is None and type(qk_l2norm) is bool and type(output_final_state) is bool
+    if is_plain:
         try:
             return _KNOWN_WORDS[key]
         except KeyError:
-            words = _spell(op, gate, beta_form, qk_l2norm, state_layout, output_final_state, None)
-            if all(type(word) is str for word in (gate, beta_form, state_layout)):
-                _KNOWN_WORDS[key] = words
-            return words
+            is_plain = all(type(word) is str for word in (gate, beta_form, state_layout))
         except TypeError:
-            pass  # something unhashable, which is said below
-    return _spell(op, gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
-
-
-def _spell(
-    op: str,
-    gate: str,
-    beta_form: str,
-    qk_l2norm: bool,
-    state_layout: str,
-    output_final_state: bool,
-    impl: str | None,
-) -> str:
+            is_plain = False  # something unhashable, which is said below
     try:
         words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
     except (KeyError, TypeError):
@@ -215,6 +201,8 @@ def _spell(
         words += word_for(op, "state_layout", state_layout, _STATE_LAYOUTS)
     words += flag_word(op, "qk_l2norm", " qk_l2norm", qk_l2norm)
     words += flag_word(op, "output_final_state", " final", output_final_state)
+    if is_plain:
+        _KNOWN_WORDS[key] = words
     return words if impl is None else words + name_word(op, impl)
 
 
