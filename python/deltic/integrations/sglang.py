@@ -34,7 +34,6 @@ from ._serving import (
     conv_step,
     find_module,
     gate_options,
-    head_rows,
     key_heads,
     other_arguments,
     refusal,
@@ -78,11 +77,14 @@ def _split() -> str:
 # ---- The kernels ----------------------------------------------------------------------------------
 
 
-@cache
 def _kernel_class() -> Any:
     """The class of the kernels: SGLang's base class is there when a server is."""
-    base: Any = importlib.import_module(f"{_LINEAR}.kernels.kernel_backend").LinearAttnKernelBase
+    base = importlib.import_module(f"{_LINEAR}.kernels.kernel_backend").LinearAttnKernelBase
+    return _kernel_class_on(base)
 
+
+@cache
+def _kernel_class_on(base: Any) -> Any:
     class DelticKernel(base):  # type: ignore[misc]
         """The delta rule with a gate per head (GDN) or per channel (KDA).
 
@@ -647,8 +649,7 @@ class _Listed:
 
 
 @cache
-def _listed() -> Any:
-    choices = importlib.import_module("sglang.srt.arg_groups.choices")
+def _listed(choices: Any) -> Any:
     return _Listed(choices.LINEAR_ATTN_KERNEL_BACKEND_CHOICES)
 
 
@@ -718,7 +719,8 @@ def _check_version(version: str) -> None:
 def _choice_target(left: dict[str, str]) -> list[Target]:
     title = "--linear-attn-backend"
     try:
-        return [Target(_listed(), "listed", True, title, f"takes {NAME!r}")]
+        listed = _listed(importlib.import_module("sglang.srt.arg_groups.choices"))
+        return [Target(listed, "listed", True, title, f"takes {NAME!r}")]
     except (ImportError, AttributeError) as error:
         left[title] = f"not in this version: {error}"
         return []

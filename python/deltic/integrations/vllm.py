@@ -36,7 +36,6 @@ from ._serving import (
     conv_step,
     find_module,
     gate_options,
-    head_rows,
     key_heads,
     other_arguments,
     refusal,
@@ -83,7 +82,6 @@ _METADATA = (
 )
 
 
-@cache
 def _split() -> str:
     """Whether long prompts may be divided by what else is in the batch: not if vLLM forbids it."""
     envs = importlib.import_module("vllm.envs")
