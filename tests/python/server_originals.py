@@ -98,8 +98,13 @@ def vllm() -> None:
             length = part.stop - part.start
             pool = torch.cat((torch.zeros_like(last[:1]), last[n : n + 1]))
             o[:, part], _ = recurrent.fused_recurrent_gated_delta_rule(
-                q=q[:, part], k=k[:, part], v=v[:, part], g=g[:, part], beta=beta[:, part],
-                initial_state=pool, cu_seqlens=ints(0, length),
+                q=q[:, part],
+                k=k[:, part],
+                v=v[:, part],
+                g=g[:, part],
+                beta=beta[:, part],
+                initial_state=pool,
+                cu_seqlens=ints(0, length),
                 ssm_state_indices=torch.ones(1, length, dtype=torch.int32),
                 use_qk_l2norm_in_kernel=False,
             )
@@ -164,25 +169,49 @@ def vllm() -> None:
 
     small = dict(K=32, V=32, H=1, HV=2)
     table = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32)
-    for kind, sizes in (("qwen", small), ("kimi", {**small, "gate": "channel", "bound": -5.0}),
-                        ("kimi", {**small, "gate": "channel"})):
+    for kind, sizes in (
+        ("qwen", small),
+        ("kimi", {**small, "gate": "channel", "bound": -5.0}),
+        ("kimi", {**small, "gate": "channel"}),
+    ):
         compare(
-            kind, Sizes(**sizes), 3, 1, {3: W - 1, 5: W - 1, 8: W - 1}, num_decodes=3,
-            num_decode_tokens=3, non_spec_state_indices_tensor=ints(3, 8, 5),
+            kind,
+            Sizes(**sizes),
+            3,
+            1,
+            {3: W - 1, 5: W - 1, 8: W - 1},
+            num_decodes=3,
+            num_decode_tokens=3,
+            non_spec_state_indices_tensor=ints(3, 8, 5),
             non_spec_query_start_loc=ints(0, 1, 2, 3),
         )
         compare(
-            kind, Sizes(**sizes, drafts=2), 5, 2, {1: W + 1, 4: W}, num_spec_decodes=2,
-            num_spec_decode_tokens=5, spec_state_indices_tensor=table,
-            spec_query_start_loc=ints(0, 3, 5), num_accepted_tokens=ints(2, 3),
+            kind,
+            Sizes(**sizes, drafts=2),
+            5,
+            2,
+            {1: W + 1, 4: W},
+            num_spec_decodes=2,
+            num_spec_decode_tokens=5,
+            spec_state_indices_tensor=table,
+            spec_query_start_loc=ints(0, 3, 5),
+            num_accepted_tokens=ints(2, 3),
             spec_sequence_masks=torch.ones(2, dtype=torch.bool),
         )
     index, has = ints(3, 5), torch.tensor([True, False])
     compare(
-        "qwen", Sizes(**small), 75, 3, {3: W - 1, 5: W - 1}, num_prefills=2,
-        num_prefill_tokens=75, non_spec_state_indices_tensor=index,
-        non_spec_query_start_loc=ints(0, 70, 75), has_initial_state=has,
-        prefill_query_start_loc=ints(0, 70, 75), prefill_state_indices=index,
+        "qwen",
+        Sizes(**small),
+        75,
+        3,
+        {3: W - 1, 5: W - 1},
+        num_prefills=2,
+        num_prefill_tokens=75,
+        non_spec_state_indices_tensor=index,
+        non_spec_query_start_loc=ints(0, 70, 75),
+        has_initial_state=has,
+        prefill_query_start_loc=ints(0, 70, 75),
+        prefill_state_indices=index,
         prefill_has_initial_state=has,
     )
     print("vLLM agrees")
@@ -196,9 +225,7 @@ def sglang() -> None:
     update = importlib.import_module(
         "sglang.kernels.ops.attention.linear.fused_sigmoid_gating_recurrent"
     ).fused_sigmoid_gating_delta_rule_update
-    packed = importlib.import_module(
-        "sglang.kernels.ops.attention.fla.fused_recurrent"
-    )
+    packed = importlib.import_module("sglang.kernels.ops.attention.fla.fused_recurrent")
     help_names("sglang")
     assert gdn.GDNKernelDispatcher is not None
     for per_channel in (False, True):
@@ -221,10 +248,20 @@ def sglang() -> None:
                 q, k, v, flat, beta, **gate, ssm_states=mine, cache_indices=index, **call, **more
             )
             ref = update(
-                **gate, a=flat, b=beta, q=q, k=k, v=v, softplus_beta=1.0, softplus_threshold=20.0,
-                initial_state_source=other, initial_state_indices=index,
-                cu_seqlens=call["query_start_loc"], use_qk_l2norm_in_kernel=True,
-                is_kda=per_channel, lower_bound=bound,
+                **gate,
+                a=flat,
+                b=beta,
+                q=q,
+                k=k,
+                v=v,
+                softplus_beta=1.0,
+                softplus_threshold=20.0,
+                initial_state_source=other,
+                initial_state_indices=index,
+                cu_seqlens=call["query_start_loc"],
+                use_qk_l2norm_in_kernel=True,
+                is_kda=per_channel,
+                lower_bound=bound,
             )
             live = [0, 1, 3, 4, 5]
             near(f"decode {per_channel} {bound}: o", o[0, live], ref[0, live])
@@ -236,17 +273,38 @@ def sglang() -> None:
                     intermediate_state_indices=rows, cache_steps=3, retrieve_parent_token=parents
                 )
                 ref = update(
-                    **gate, a=flat, b=beta, q=q, k=k, v=v, softplus_beta=1.0,
-                    softplus_threshold=20.0, initial_state_source=other,
-                    initial_state_indices=ints(3, 5), cu_seqlens=cu,
-                    use_qk_l2norm_in_kernel=True, is_kda=per_channel, lower_bound=bound,
-                    disable_state_update=True, intermediate_states_buffer=scratch, **verify,
+                    **gate,
+                    a=flat,
+                    b=beta,
+                    q=q,
+                    k=k,
+                    v=v,
+                    softplus_beta=1.0,
+                    softplus_threshold=20.0,
+                    initial_state_source=other,
+                    initial_state_indices=ints(3, 5),
+                    cu_seqlens=cu,
+                    use_qk_l2norm_in_kernel=True,
+                    is_kda=per_channel,
+                    lower_bound=bound,
+                    disable_state_update=True,
+                    intermediate_states_buffer=scratch,
+                    **verify,
                 )
                 before = mine.clone()
                 o = kernel.target_verify(
-                    q=q, k=k, v=v, a=flat, b=beta, **gate, ssm_states=mine,
-                    cache_indices=ints(3, 5), query_start_loc=cu,
-                    intermediate_states_buffer=mine_scratch, **verify, **more,
+                    q=q,
+                    k=k,
+                    v=v,
+                    a=flat,
+                    b=beta,
+                    **gate,
+                    ssm_states=mine,
+                    cache_indices=ints(3, 5),
+                    query_start_loc=cu,
+                    intermediate_states_buffer=mine_scratch,
+                    **verify,
+                    **more,
                 )
                 near(f"verify {parents is not None}: o", o, ref)
                 near("scratch", mine_scratch, scratch)
@@ -255,12 +313,26 @@ def sglang() -> None:
             mine, other = layer.states.clone(), layer.states.clone()
             index, out = ints(3, 5, -1, 1, 7, 2), torch.zeros(6, 1, s.HV, s.V)
             o = kernel.packed_decode(
-                x, g, beta, **gate, scale=s.K**-0.5, ssm_states=mine, cache_indices=index,
-                num_v_heads=s.HV, head_v_dim=s.V,
+                x,
+                g,
+                beta,
+                **gate,
+                scale=s.K**-0.5,
+                ssm_states=mine,
+                cache_indices=index,
+                num_v_heads=s.HV,
+                head_v_dim=s.V,
             )
             packed.fused_recurrent_gated_delta_rule_packed_decode(
-                mixed_qkv=x, a=g, b=beta, **gate, scale=s.K**-0.5, initial_state=other, out=out,
-                ssm_state_indices=index, use_qk_l2norm_in_kernel=True,
+                mixed_qkv=x,
+                a=g,
+                b=beta,
+                **gate,
+                scale=s.K**-0.5,
+                initial_state=other,
+                out=out,
+                ssm_state_indices=index,
+                use_qk_l2norm_in_kernel=True,
             )
             near("packed: o", o, out.transpose(0, 1))
             near("states", mine, other)

@@ -1,8 +1,9 @@
-"""Inference servers in small: modules with the names and signatures of vLLM 0.33.0 and SGLang 0.5.23,
-batches as those servers describe them, and plain formulas to compare with.
+"""Inference servers in small: the names and signatures of vLLM 0.33.0 and SGLang 0.5.23, batches as
+those servers describe them, and plain formulas to compare with.
 
-A stand-in's functions only say that they were called: what is tested is that deltic takes their place,
-and what it then computes. Where the servers are installed the same tests run on their own classes.
+A stand-in's functions only say that they were called: what is tested is that deltic takes their
+place, and what it then computes. Where the servers are installed the same tests run on their own
+classes.
 """
 
 import sys
@@ -26,7 +27,7 @@ def ints(*values: int, device: str = "cpu") -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
-# ---- Plain formulas -------------------------------------------------------------------------------
+# ---- Plain formulas ------------------------------------------------------------------------------
 
 
 def rule(q, k, v, g, beta, state):
@@ -54,13 +55,13 @@ def gates(raw, A_log, dt_bias, bound=None):
 
 
 def conv(x, before, weight):
-    """SiLU of the causal convolution of ``x [T, D]`` behind ``before [D, W - 1]``, and all inputs."""
+    """SiLU of the convolution of ``x [T, D]`` behind ``before [D, W - 1]``, and all inputs."""
     rows = torch.cat((before.double().T, x.double()))
     y = sum(rows[j : j + x.shape[0]] * weight[:, j].double() for j in range(W))
     return F.silu(y).to(x.dtype), rows
 
 
-# ---- Layers and batches as vLLM has them ----------------------------------------------------------
+# ---- Layers and batches as vLLM has them ---------------------------------------------------------
 
 _COUNTS = ("num_prefills", "num_prefill_tokens", "num_decodes", "num_decode_tokens")
 _COUNTS += ("num_spec_decodes", "num_spec_decode_tokens", "num_actual_tokens")
@@ -127,9 +128,7 @@ def paged(sizes: Sizes, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.
     memory = torch.zeros(sizes.slots, page, dtype=torch.uint8, device=device)
     flat = memory.view(-1)
     shape = (sizes.D, places) if sizes.dim_first else (places, sizes.D)
-    windows = flat.view(torch.bfloat16).as_strided(
-        (sizes.slots, *shape), (page // 2, shape[1], 1)
-    )
+    windows = flat.view(torch.bfloat16).as_strided((sizes.slots, *shape), (page // 2, shape[1], 1))
     states = flat.view(sizes.state).as_strided(
         (sizes.slots, sizes.HV, sizes.V, sizes.K),
         (page // size, sizes.V * sizes.K, sizes.K, 1),
@@ -156,8 +155,9 @@ class Layer:
         self.dt_bias = self.draw(*s.gate_shape).flatten().float()
         self.norm_weight = self.draw(s.V).bfloat16()
         self.memory, self.windows, self.states = paged(s, self.device)
-        self.windows.copy_(self.draw(*self.windows.shape)), self.states.copy_(
-            self.draw(*self.states.shape)
+        (
+            self.windows.copy_(self.draw(*self.windows.shape)),
+            self.states.copy_(self.draw(*self.states.shape)),
         )
 
     def draw(self, *shape: int) -> torch.Tensor:
@@ -211,7 +211,7 @@ class Layer:
         return o, states, inputs
 
 
-# ---- Stand-ins ------------------------------------------------------------------------------------
+# ---- Stand-ins -----------------------------------------------------------------------------------
 
 
 def _module(name: str, **content: Any) -> types.ModuleType:
@@ -359,7 +359,7 @@ def vllm_modules(version: str = "0.33.0") -> dict[str, types.ModuleType]:
     return modules
 
 
-# ---- SGLang ---------------------------------------------------------------------------------------
+# ---- SGLang --------------------------------------------------------------------------------------
 
 SGLANG_LINEAR = "sglang.srt.layers.attention.linear"
 SGLANG = {

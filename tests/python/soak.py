@@ -4,9 +4,10 @@ sequence has without company.
     python soak.py [--device cuda] [--steps 10000] [--seed 1] [KIND...]
 
 Sequences come and go on pools that lie in pages as vLLM's do: windows of the convolution, then the
-state, then a gap. Prompts continue prefixes that others left at multiples of the chunk; drafted tokens
-are accepted and rejected; rows of padding have slot 0 or none. Slots that nobody owns are NaN. On a
-GPU the steps are CUDA graphs, replayed with other slots in their lists, that also count wrong rows.
+state, then a gap. Prompts continue prefixes that others left at multiples of the chunk; drafted
+tokens are accepted and rejected; rows of padding have slot 0 or none. Slots that nobody owns are
+NaN. On a GPU the steps are CUDA graphs, replayed with other slots in their lists, that also count
+wrong rows.
 """
 
 import argparse

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from deltic.integrations import sglang, vllm
+from deltic.integrations._sglang_kernel import Raw
 from servers import CLASSES, PLACES, Layer, Sizes, ints, put_modules, sglang_modules, vllm_modules
 from support import error
 
@@ -69,18 +70,27 @@ def both(core, name, count, description, **sizes):
     assert error(gpu_o.cpu(), o) <= LIMIT
     assert error(gpu_layer.states.float().cpu(), layer.states.float()) <= LIMIT
     assert torch.equal(gpu_layer.windows.cpu(), layer.windows)
-    untouched = [s for s in range(9) if torch.equal(layer.memory[s], Layer(layer.sizes, seed=1).memory[s])]
+    untouched = [
+        s for s in range(9) if torch.equal(layer.memory[s], Layer(layer.sizes, seed=1).memory[s])
+    ]
     assert torch.equal(gpu_layer.memory[untouched].cpu(), layer.memory[untouched])
     return gpu_o.cpu(), o
 
 
 @kinds
 def test_decode_with_padded_rows(core, name):
-    gpu, cpu = both(core, name, 5, dict(
-        num_decodes=5, num_decode_tokens=5, num_actual_tokens=5,
-        non_spec_state_indices_tensor=ints(3, 0, 5, -1, 8),
-        non_spec_query_start_loc=ints(0, 1, 2, 3, 4, 5),
-    ))
+    gpu, cpu = both(
+        core,
+        name,
+        5,
+        dict(
+            num_decodes=5,
+            num_decode_tokens=5,
+            num_actual_tokens=5,
+            non_spec_state_indices_tensor=ints(3, 0, 5, -1, 8),
+            non_spec_query_start_loc=ints(0, 1, 2, 3, 4, 5),
+        ),
+    )
     assert gpu[[1, 3]].count_nonzero() == 0 and cpu[[1, 3]].count_nonzero() == 0
 
 
@@ -92,13 +102,20 @@ def test_prompts(core, name, decodes):
     cu = [0, *range(1, decodes + 1)]
     cu += [decodes + n for n in (300, 303, 370)]
     checkpoint = SimpleNamespace(
-        checkpoint_offsets=ints(*[0] * decodes, 128, 0, 0), state_indices=ints(*[0] * decodes, 8, 0, 0)
+        checkpoint_offsets=ints(*[0] * decodes, 128, 0, 0),
+        state_indices=ints(*[0] * decodes, 8, 0, 0),
     )
     description = dict(
-        num_prefills=3, num_prefill_tokens=370, num_decodes=decodes, num_decode_tokens=decodes,
-        num_actual_tokens=cu[-1], non_spec_state_indices_tensor=index,
-        non_spec_query_start_loc=ints(*cu), has_initial_state=has,
-        prefill_query_start_loc=ints(0, 300, 303, 370), prefill_state_indices=index[decodes:],
+        num_prefills=3,
+        num_prefill_tokens=370,
+        num_decodes=decodes,
+        num_decode_tokens=decodes,
+        num_actual_tokens=cu[-1],
+        non_spec_state_indices_tensor=index,
+        non_spec_query_start_loc=ints(*cu),
+        has_initial_state=has,
+        prefill_query_start_loc=ints(0, 300, 303, 370),
+        prefill_state_indices=index[decodes:],
         prefill_has_initial_state=has[decodes:],
     )
     if KINDS[name][1].get("state") is None:
@@ -115,11 +132,21 @@ def test_prompts(core, name, decodes):
 @kinds
 def test_drafts(core, name):
     table = torch.tensor([[1, 2, 3], [0, 0, 0], [4, 5, 6]], dtype=torch.int32)
-    gpu, _ = both(core, name, 6, dict(
-        num_spec_decodes=3, num_spec_decode_tokens=5, num_actual_tokens=6,
-        spec_state_indices_tensor=table, spec_query_start_loc=ints(0, 3, 3, 5),
-        num_accepted_tokens=ints(2, 1, 3), spec_sequence_masks=torch.ones(3, dtype=torch.bool),
-    ), drafts=2)
+    gpu, _ = both(
+        core,
+        name,
+        6,
+        dict(
+            num_spec_decodes=3,
+            num_spec_decode_tokens=5,
+            num_actual_tokens=6,
+            spec_state_indices_tensor=table,
+            spec_query_start_loc=ints(0, 3, 3, 5),
+            num_accepted_tokens=ints(2, 1, 3),
+            spec_sequence_masks=torch.ones(3, dtype=torch.bool),
+        ),
+        drafts=2,
+    )
     if KINDS[name][0] == "qwen":
         assert gpu[5].count_nonzero() == 0
 
@@ -186,7 +213,7 @@ def test_graphs_are_replayed_with_other_slots(core, name, drafts):
         assert torch.equal(out, expected) and torch.equal(layer.memory, other.memory)
 
 
-# ---- SGLang ---------------------------------------------------------------------------------------
+# ---- SGLang --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -220,10 +247,19 @@ def test_sglang_s_kernel(kernel, per_channel, state):
         pool, x, (q, k, v), g, beta, gate = sglang_layer(per_channel, state, device)
         made, outs = kernel(per_channel), []
         index = ints(3, -1, 5, 1, device=device)
-        outs.append(made.packed_decode(
-            x[:4], g[:4].flatten(1), beta[:4], **gate, scale=128**-0.5, ssm_states=pool[:, 1],
-            cache_indices=index, num_v_heads=2, head_v_dim=128,
-        ))
+        outs.append(
+            made.packed_decode(
+                x[:4],
+                g[:4].flatten(1),
+                beta[:4],
+                **gate,
+                scale=128**-0.5,
+                ssm_states=pool[:, 1],
+                cache_indices=index,
+                num_v_heads=2,
+                head_v_dim=128,
+            )
+        )
         call = dict(ssm_states=pool[:, 1], cache_indices=ints(2, 6, device=device))
         call |= dict(query_start_loc=ints(0, 300, 370, device=device))
         track = torch.zeros(2, 2, 128, 128, device=device)
@@ -231,18 +267,28 @@ def test_sglang_s_kernel(kernel, per_channel, state):
         if per_channel:
             outs.append(made.extend(q, k, v, g[None], beta[None], **call, **gate, beta_is_raw=True))
         else:
-            raw = sglang._Raw(g, {**gate, "gate": "softplus"})
+            raw = Raw(g, {**gate, "gate": "softplus"})
             outs.append(made.extend(q, k, v, raw, beta, **call)[0])
         scratch = torch.zeros(3, 4, 2, 128, 128, dtype=state, device=device)
         parents = torch.tensor([[0, 0, 0, 1], [0, 0, 1, 2]], dtype=torch.int32, device=device)
         for tree in (None, parents):
-            outs.append(made.target_verify(
-                q=q[:, :8], k=k[:, :8], v=v[:, :8], a=g[:8].flatten(1), b=beta[:8], **gate,
-                ssm_states=pool[:, 1], cache_indices=index[2:], cache_steps=4,
-                query_start_loc=ints(0, 4, 8, device=device), retrieve_parent_token=tree,
-                intermediate_states_buffer=scratch,
-                intermediate_state_indices=ints(1, 0, device=device),
-            ))
+            outs.append(
+                made.target_verify(
+                    q=q[:, :8],
+                    k=k[:, :8],
+                    v=v[:, :8],
+                    a=g[:8].flatten(1),
+                    b=beta[:8],
+                    **gate,
+                    ssm_states=pool[:, 1],
+                    cache_indices=index[2:],
+                    cache_steps=4,
+                    query_start_loc=ints(0, 4, 8, device=device),
+                    retrieve_parent_token=tree,
+                    intermediate_states_buffer=scratch,
+                    intermediate_state_indices=ints(1, 0, device=device),
+                )
+            )
         outs += [track, scratch.float(), pool.float()]
         found.append([t.cpu() for t in outs])
     for cpu, gpu in zip(*found, strict=True):
@@ -258,15 +304,32 @@ def test_sglang_s_graphs_are_replayed_with_other_slots(kernel):
 
     def verify(states, index, scratch):
         return made.target_verify(
-            q=q[:, :8], k=k[:, :8], v=v[:, :8], a=g[:8], b=beta[:8], **gate, ssm_states=states,
-            cache_indices=index, cache_steps=2, query_start_loc=cu, retrieve_parent_token=None,
-            intermediate_states_buffer=scratch, intermediate_state_indices=rows,
+            q=q[:, :8],
+            k=k[:, :8],
+            v=v[:, :8],
+            a=g[:8],
+            b=beta[:8],
+            **gate,
+            ssm_states=states,
+            cache_indices=index,
+            cache_steps=2,
+            query_start_loc=cu,
+            retrieve_parent_token=None,
+            intermediate_states_buffer=scratch,
+            intermediate_state_indices=rows,
         )
 
     def step(states, index):
         return made.packed_decode(
-            x[:4], g[:4], beta[:4], **gate, scale=128**-0.5, ssm_states=states,
-            cache_indices=index, num_v_heads=2, head_v_dim=128,
+            x[:4],
+            g[:4],
+            beta[:4],
+            **gate,
+            scale=128**-0.5,
+            ssm_states=states,
+            cache_indices=index,
+            num_v_heads=2,
+            head_v_dim=128,
         )
 
     outs = {}

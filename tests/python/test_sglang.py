@@ -1,4 +1,4 @@
-"""SGLang's linear attention on deltic: the backend's choice, and calls on pools as that server has them."""
+"""SGLang's linear attention on deltic: the backend's choice, and calls on that server's pools."""
 
 import importlib
 import importlib.util
@@ -13,8 +13,18 @@ import deltic
 import pytest
 import torch
 from deltic.integrations import sglang as plugin
-from servers import SGLANG_LINEAR, Layer, Original, Sizes, W, gates, ints, put_modules, rule
-from servers import sglang_modules
+from deltic.integrations._sglang_kernel import Raw, may_split
+from servers import (
+    SGLANG_LINEAR,
+    Layer,
+    Original,
+    Sizes,
+    gates,
+    ints,
+    put_modules,
+    rule,
+    sglang_modules,
+)
 from support import error
 
 HERE = Path(__file__).parent
@@ -31,8 +41,14 @@ def small(monkeypatch):
     plugin.disable()
 
 
-@pytest.fixture(params=["stand-in", pytest.param("installed", marks=pytest.mark.skipif(
-    not INSTALLED, reason="SGLang is not installed"))])
+@pytest.fixture(
+    params=[
+        "stand-in",
+        pytest.param(
+            "installed", marks=pytest.mark.skipif(not INSTALLED, reason="SGLang is not installed")
+        ),
+    ]
+)
 def server(request, monkeypatch):
     """SGLang's modules with deltic in them."""
     if request.param == "stand-in":
@@ -100,8 +116,16 @@ def test_decode(server, name, state):
     if bound is not None:
         call["lower_bound"] = bound
     o = kernel.packed_decode(
-        x, g.flatten(1), beta, **call, scale=128**-0.5, ssm_states=layer.states, num_v_heads=2,
-        head_v_dim=128, replayssm_d=None, replayssm_write_pos=None,
+        x,
+        g.flatten(1),
+        beta,
+        **call,
+        scale=128**-0.5,
+        ssm_states=layer.states,
+        num_v_heads=2,
+        head_v_dim=128,
+        replayssm_d=None,
+        replayssm_write_pos=None,
     )
     assert o.shape == (1, 4, 2, 128) and o[0, 1].count_nonzero() == 0
     limit = 6e-3 if state == torch.float32 else 8e-3
@@ -114,8 +138,14 @@ def test_decode(server, name, state):
     assert torch.equal(layer.made["all"][:, [0, 2]], before[:, [0, 2]])
     after, layer.made["all"][:] = layer.made["all"].clone(), before
     again = kernel.decode(
-        q, k, v, g.flatten(1)[None] if per_channel else g, beta[None] if per_channel else beta,
-        **call, ssm_states=layer.states, query_start_loc=ints(0, 1, 2, 3, 4),
+        q,
+        k,
+        v,
+        g.flatten(1)[None] if per_channel else g,
+        beta[None] if per_channel else beta,
+        **call,
+        ssm_states=layer.states,
+        query_start_loc=ints(0, 1, 2, 3, 4),
     )
     assert torch.equal(again, o) and torch.equal(layer.made["all"], after)
 
@@ -128,7 +158,9 @@ def test_prompts(server, name):
     before, index = layer.made["all"].clone(), ints(3, 5, 7)
     track, chunks = torch.full((3, 2, 128, 128), 7.0), ints(1, -1, 0)
     out = torch.full((1, 214, 2, 128), 7.0).bfloat16()[:, :210]
-    call = dict(ssm_states=layer.states, cache_indices=index, query_start_loc=ints(0, 130, 200, 210))
+    call = dict(
+        ssm_states=layer.states, cache_indices=index, query_start_loc=ints(0, 130, 200, 210)
+    )
     call |= dict(track_state=track, track_chunk_idx=chunks, layer_id=0, extend_prefix_lens=None)
     if per_channel:
         call |= dict(A_log=layer.A_log, dt_bias=layer.dt_bias, lower_bound=bound)
@@ -137,7 +169,7 @@ def test_prompts(server, name):
         o, states = kernel.extend(q, k, v, g[None], beta[None], **call)
         assert states is None
     else:
-        raw = plugin._Raw(g, {"A_log": layer.A_log, "dt_bias": layer.dt_bias, "gate": "softplus"})
+        raw = Raw(g, {"A_log": layer.A_log, "dt_bias": layer.dt_bias, "gate": "softplus"})
         o, last, states = kernel.extend(q, k, v, raw, beta, **call, output=out)
         assert last is None and states is None and o.data_ptr() == out.data_ptr()
         logs = gates(g, layer.A_log, layer.dt_bias).float()[None]
@@ -178,8 +210,14 @@ def test_drafts_are_scored_beside_the_pool(server, name, state):
         for t in range(4):  # the bits of tokens decoded one by one
             one = slice(start + t, start + t + 1)
             row = deltic.decode(
-                q[:, one], k[:, one], v[:, one], g=g[None, one], beta=beta[None, one],
-                **form(layer, per_channel), state_pool=pool, read_index=index[n : n + 1],
+                q[:, one],
+                k[:, one],
+                v[:, one],
+                g=g[None, one],
+                beta=beta[None, one],
+                **form(layer, per_channel),
+                state_pool=pool,
+                read_index=index[n : n + 1],
             )
             assert torch.equal(o[:, one], row)
             assert torch.equal(scratch[n, t], pool[int(index[n])])
@@ -190,7 +228,12 @@ def test_drafts_are_scored_beside_the_pool(server, name, state):
     state_of = scratch[0, 0].clone()
     log = form(layer, per_channel)
     row, _ = deltic.recurrent(
-        q[:, 2:3], k[:, 2:3], v[:, 2:3], g=g[None, 2:3], beta=beta[None, 2:3], **log,
+        q[:, 2:3],
+        k[:, 2:3],
+        v[:, 2:3],
+        g=g[None, 2:3],
+        beta=beta[None, 2:3],
+        **log,
         initial_state=state_of[None],
     )
     assert torch.equal(tree[:, 2:3], row)
@@ -247,9 +290,9 @@ def test_the_server_s_arguments_say_whose_name_it_is(small, monkeypatch):
     mamba.linear_attn_backend = "deltic"
     made = small[GDN].GDNKernelDispatcher(backend("deltic"), backend("deltic"), backend("triton"))
     assert type(made.verify_kernel).__name__ == "DelticKernel"
-    assert plugin._split() == "auto"
+    assert may_split() == "auto"
     settings.deterministic.enable_deterministic_inference = True
-    assert plugin._split() == "off"
+    assert may_split() == "off"
 
 
 def backends_of(small, name="deltic"):
@@ -272,8 +315,13 @@ def test_convolutions(small, kind):
     batch = SimpleNamespace(extend_prefix_lens=ints(7, 0))
     y = made._convolve_prefill(weights, batch, x, window, index)
     rows, _ = deltic.causal_conv1d(
-        x[None], layer.weight, activation="silu", cu_seqlens=ints(0, 4, 9), state=copy,
-        state_index=index, has_initial_state=torch.tensor([True, False]),
+        x[None],
+        layer.weight,
+        activation="silu",
+        cu_seqlens=ints(0, 4, 9),
+        state=copy,
+        state_index=index,
+        has_initial_state=torch.tensor([True, False]),
     )
     assert torch.equal(y, rows[0]) and torch.equal(window, copy)
     y = module.causal_conv1d_update(
@@ -285,8 +333,14 @@ def test_convolutions(small, kind):
     assert torch.equal(y, rows) and torch.equal(window, copy)
     with pytest.raises(Original):  # windows after every token
         module.causal_conv1d_update(
-            x[:3], window, layer.weight, None, "silu", conv_state_indices=ints(3, -1, 5),
-            intermediate_conv_window=window, intermediate_state_indices=index,
+            x[:3],
+            window,
+            layer.weight,
+            None,
+            "silu",
+            conv_state_indices=ints(3, -1, 5),
+            intermediate_conv_window=window,
+            intermediate_state_indices=index,
         )
     plain = getattr(module, f"{kind}AttnBackend")(backends_of(small, "triton"))
     with pytest.raises(Original):
@@ -325,18 +379,35 @@ def test_what_is_not_taken_goes_to_triton(small, caplog):
             kernel.decode(q.double(), k, v, g, beta, **call, query_start_loc=ints(0, 1, 2, 3, 4))
         with pytest.raises(Original, match="target_verify"):
             kernel.target_verify(
-                q=q, k=k, v=v, a=g, b=beta, **call, query_start_loc=ints(0, 4),
+                q=q,
+                k=k,
+                v=v,
+                a=g,
+                b=beta,
+                **call,
+                query_start_loc=ints(0, 4),
                 intermediate_states_buffer=torch.empty(2, 4, 2, 128, 128).transpose(0, 1),
-                intermediate_state_indices=ints(0), cache_steps=4, retrieve_parent_token=None,
+                intermediate_state_indices=ints(0),
+                cache_steps=4,
+                retrieve_parent_token=None,
             )
         del call["A_log"], call["dt_bias"]
         with pytest.raises(Original, match="extend"):
-            kernel.extend(q, k, v, g, beta, **call, query_start_loc=ints(0, 4), inplace_update=False)
-        raw = plugin._Raw(g, {"A_log": layer.A_log, "dt_bias": layer.dt_bias})
+            kernel.extend(
+                q, k, v, g, beta, **call, query_start_loc=ints(0, 4), inplace_update=False
+            )
+        raw = Raw(g, {"A_log": layer.A_log, "dt_bias": layer.dt_bias})
         with pytest.raises(Original, match="fused_gdn_gating"):
-            kernel.extend(q, k, v, raw, beta, **call, query_start_loc=ints(0, 4), inplace_update=False)
+            kernel.extend(
+                q, k, v, raw, beta, **call, query_start_loc=ints(0, 4), inplace_update=False
+            )
     texts = "\n".join(record.getMessage() for record in caplog.records)
-    for reason in ("replayed states", "torch.float64 rows", "a scratch of strides", "not to be written"):
+    for reason in (
+        "replayed states",
+        "torch.float64 rows",
+        "a scratch of strides",
+        "not to be written",
+    ):
         assert reason in texts
 
 
@@ -358,13 +429,16 @@ def test_other_versions_are_named(small, monkeypatch):
     monkeypatch.delattr(small[KDA].KDAAttnBackend, "_convolve_prefill")
     with plugin.enable() as report:
         assert small[GDN].GDNKernelDispatcher.__init__ is __init__
+    wrong = "expected an argument 'decode_backend', got (self, backends)"
     assert report.left == {
-        "GDNKernelDispatcher.__init__": "expected an argument 'decode_backend', got (self, backends)",
+        "GDNKernelDispatcher.__init__": wrong,
         "KDAAttnBackend": "it has no _convolve_prefill",
     }
     for name in (GDN, KDA):
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ImportError, match="SGLang: expected one of the dispatchers that are known here"):
+    with pytest.raises(
+        ImportError, match="SGLang: expected one of the dispatchers that are known here"
+    ):
         plugin.enable()
 
 

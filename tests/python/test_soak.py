@@ -6,6 +6,7 @@ import pytest
 import soak
 import torch
 
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 STEPS = int(os.environ.get("DELTIC_SOAK_STEPS", "0"))
 
 
@@ -14,13 +15,14 @@ def test_on_the_cpu(kind):
     assert "no wrong row" in soak.run(kind, "cpu", STEPS or 40, seed=3)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@on_gpu
 @pytest.mark.parametrize("kind", soak.KINDS)
 def test_on_a_gpu_with_graphs(kind):
     assert "no wrong row" in soak.run(kind, "cuda", STEPS or 300, seed=3)
 
 
-def test_wrong_rows_are_found():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+def test_wrong_rows_are_found(device):
     """A server that forgets how many tokens were accepted."""
 
     class Forgetful(soak.Server):
@@ -30,7 +32,7 @@ def test_wrong_rows_are_found():
             super().step()
 
     with torch.no_grad():
-        server = Forgetful(soak.KINDS["gdn"], "cpu", 3)
+        server = Forgetful(soak.KINDS["gdn"], device, 3)
         for _ in range(20):
             server.step()
     assert int(server.bad) > 0

@@ -59,15 +59,25 @@ class Server:
         out = torch.full(shape, 7.0, dtype=x.dtype, device=x.device)
         if kind == "kimi":
             layer._forward(
-                mixed_qkv=x, g1=g.unsqueeze(0), g2=z, beta=beta.unsqueeze(0), core_attn_out=out[None]
+                mixed_qkv=x,
+                g1=g.unsqueeze(0),
+                g2=z,
+                beta=beta.unsqueeze(0),
+                core_attn_out=out[None],
             )
         else:
             layer._forward_core(mixed_qkv=x, b=beta, a=g, core_attn_out=out)
         return out
 
 
-@pytest.fixture(params=["stand-in", pytest.param("installed", marks=pytest.mark.skipif(
-    not INSTALLED, reason="vLLM is not installed"))])
+@pytest.fixture(
+    params=[
+        "stand-in",
+        pytest.param(
+            "installed", marks=pytest.mark.skipif(not INSTALLED, reason="vLLM is not installed")
+        ),
+    ]
+)
 def server(request, monkeypatch):
     if request.param == "stand-in":
         put_modules(monkeypatch, vllm_modules())
@@ -126,15 +136,22 @@ def test_decode_with_padded_rows(server, name):
     states, windows = layer.states.clone(), layer.window().clone()
     index = ints(3, 0, 5, -1)  # graphs have rows of nobody
     server.batch(
-        kind, layer, num_decodes=4, num_decode_tokens=4, num_actual_tokens=4,
-        non_spec_state_indices_tensor=index, non_spec_query_start_loc=ints(0, 1, 2, 3, 4),
+        kind,
+        layer,
+        num_decodes=4,
+        num_decode_tokens=4,
+        num_actual_tokens=4,
+        non_spec_state_indices_tensor=index,
+        non_spec_query_start_loc=ints(0, 1, 2, 3, 4),
     )
     out = server.run(kind, layer, rows, count=6)
     x, g, beta, z = rows
     limit = 6e-3 if layer.sizes.state == torch.float32 else 8e-3
     for n in (0, 2):
         slot, token = int(index[n]), slice(n, n + 1)
-        o, after, inputs = layer.expect(x[token], g[token], beta[token], states[slot], windows[slot])
+        o, after, inputs = layer.expect(
+            x[token], g[token], beta[token], states[slot], windows[slot]
+        )
         near(out[token], normed(layer, o, z[token], kind), limit)
         near(layer.states[slot], after[-1], limit)
         assert torch.equal(layer.window()[slot], inputs[1:].T.bfloat16())
@@ -150,11 +167,20 @@ def prompts(server, kind, layer, lengths, index, has, decodes=0, **more):
     first = ints(*(c - decodes for c in cu[decodes:]))
     has = torch.tensor([True] * decodes + has)
     return server.batch(
-        kind, layer, num_prefills=len(lengths), num_prefill_tokens=sum(lengths),
-        num_decodes=decodes, num_decode_tokens=decodes, num_actual_tokens=cu[-1],
-        non_spec_state_indices_tensor=index, non_spec_query_start_loc=ints(*cu),
-        has_initial_state=has, prefill_query_start_loc=first,
-        prefill_state_indices=index[decodes:], prefill_has_initial_state=has[decodes:], **more,
+        kind,
+        layer,
+        num_prefills=len(lengths),
+        num_prefill_tokens=sum(lengths),
+        num_decodes=decodes,
+        num_decode_tokens=decodes,
+        num_actual_tokens=cu[-1],
+        non_spec_state_indices_tensor=index,
+        non_spec_query_start_loc=ints(*cu),
+        has_initial_state=has,
+        prefill_query_start_loc=first,
+        prefill_state_indices=index[decodes:],
+        prefill_has_initial_state=has[decodes:],
+        **more,
     )
 
 
@@ -173,8 +199,11 @@ def test_prompts_go_straight_to_their_slots(server, name, decodes):
         slot, tokens = int(index[n]), slice(at, at + length)
         fresh = n == decodes + 1
         o, after, inputs = layer.expect(
-            x[tokens], g[tokens], beta[tokens],
-            states[slot] * (not fresh), windows[slot] * (not fresh),
+            x[tokens],
+            g[tokens],
+            beta[tokens],
+            states[slot] * (not fresh),
+            windows[slot] * (not fresh),
         )
         near(out[tokens], normed(layer, o, z[tokens], kind), 1e-2)
         near(layer.states[slot], after[-1], 1e-2)
@@ -195,7 +224,10 @@ def test_checkpoints_inside_prompts(server):
     x, g, beta, _ = rows
     tokens = slice(1, 101)
     o, after, inputs = layer.expect(
-        x[tokens], g[tokens], beta[tokens], torch.zeros_like(layer.states[4]),
+        x[tokens],
+        g[tokens],
+        beta[tokens],
+        torch.zeros_like(layer.states[4]),
         torch.zeros_like(windows[4]),
     )
     near(out[tokens], o, 1e-2)
@@ -209,10 +241,13 @@ def drafts(server, kind, layer, table, lengths, accepted, **more):
     for length in lengths:
         cu.append(cu[-1] + length)
     given = dict(
-        num_spec_decodes=len(lengths), num_spec_decode_tokens=cu[-1], num_actual_tokens=cu[-1],
+        num_spec_decodes=len(lengths),
+        num_spec_decode_tokens=cu[-1],
+        num_actual_tokens=cu[-1],
         # vLLM's buffers are as long as its largest graph.
         spec_state_indices_tensor=torch.cat((table, ints(*[0] * 6).view(2, 3))),
-        spec_query_start_loc=ints(*cu), num_accepted_tokens=accepted,
+        spec_query_start_loc=ints(*cu),
+        num_accepted_tokens=accepted,
         spec_sequence_masks=torch.ones(len(lengths), dtype=torch.bool),
     )
     return server.batch(kind, layer, **{**given, **more})
@@ -225,7 +260,13 @@ def test_drafted_tokens_read_by_what_was_accepted(server, name):
     states, windows = layer.states.clone(), layer.window().clone()
     before, rows = layer.memory.clone(), layer.rows(6)
     drafts(
-        server, kind, layer, table, [3, 0, 2], ints(2, 1, 3), num_actual_tokens=6,
+        server,
+        kind,
+        layer,
+        table,
+        [3, 0, 2],
+        ints(2, 1, 3),
+        num_actual_tokens=6,
         spec_query_start_loc=ints(0, 3, 3, 5),
     )
     out = server.run(kind, layer, rows)
@@ -254,14 +295,27 @@ def test_drafts_between_prompts(server, name):
     where, others = torch.tensor([5, 6, 7]), torch.tensor([0, 1, 2, 3, 4, 8, 9, 10, 11])
     index, has = ints(7, 8), torch.tensor([False, True])
     plain = dict(
-        num_prefills=2, num_prefill_tokens=9, non_spec_state_indices_tensor=index,
-        non_spec_query_start_loc=ints(0, 5, 9), has_initial_state=has,
-        prefill_query_start_loc=ints(0, 5, 9), prefill_state_indices=index,
+        num_prefills=2,
+        num_prefill_tokens=9,
+        non_spec_state_indices_tensor=index,
+        non_spec_query_start_loc=ints(0, 5, 9),
+        has_initial_state=has,
+        prefill_query_start_loc=ints(0, 5, 9),
+        prefill_state_indices=index,
         prefill_has_initial_state=has,
     )
     drafts(
-        server, kind, layer, table, [3], ints(2), num_actual_tokens=12, spec_token_indx=where,
-        non_spec_token_indx=others, spec_sequence_masks=torch.tensor([False, True, False]), **plain,
+        server,
+        kind,
+        layer,
+        table,
+        [3],
+        ints(2),
+        num_actual_tokens=12,
+        spec_token_indx=where,
+        non_spec_token_indx=others,
+        spec_sequence_masks=torch.tensor([False, True, False]),
+        **plain,
     )
     out = server.run(kind, layer, rows)
     drafts(server, kind, other, table, [3], ints(2))
@@ -312,25 +366,43 @@ def test_the_operator_over_prompts(server):
         operator = module.ChunkGatedDeltaRule()
     assert type(operator).__name__ == "DelticChunkGatedDeltaRule"
     layer = Layer(Sizes(H=1, HV=2))
-    q, k = (torch.nn.functional.normalize(layer.draw(1, 80, 1, 128), dim=-1).bfloat16() for _ in "qk")
+    q, k = (
+        torch.nn.functional.normalize(layer.draw(1, 80, 1, 128), dim=-1).bfloat16() for _ in "qk"
+    )
     v, g = layer.draw(1, 80, 2, 128).bfloat16(), -layer.draw(1, 80, 2).abs()
     beta, state = torch.rand(1, 80, 2), layer.draw(2, 2, 128, 128)
     out = torch.full((90, 2, 128), 7.0).bfloat16()
     call = dict(
-        q=q, k=k, v=v, g=g, beta=beta, initial_state=state, output_final_state=True,
-        cu_seqlens=ints(0, 70, 80), chunk_indices=None, chunk_offsets=None,
-        use_qk_l2norm_in_kernel=False, core_attn_out=out,
+        q=q,
+        k=k,
+        v=v,
+        g=g,
+        beta=beta,
+        initial_state=state,
+        output_final_state=True,
+        cu_seqlens=ints(0, 70, 80),
+        chunk_indices=None,
+        chunk_offsets=None,
+        use_qk_l2norm_in_kernel=False,
+        core_attn_out=out,
     )
     o, last = operator(**call)
     expected, final = deltic.delta_rule(
-        q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True,
-        cu_seqlens=ints(0, 70, 80), state_layout="vk",
+        q,
+        k,
+        v,
+        g=g,
+        beta=beta,
+        initial_state=state,
+        output_final_state=True,
+        cu_seqlens=ints(0, 70, 80),
+        state_layout="vk",
     )
     assert torch.equal(o, expected) and torch.equal(last, final)
     assert torch.equal(out[:80], expected[0]) and (out[80:] == 7).all()
 
 
-# ---- Functions of other layers --------------------------------------------------------------------
+# ---- Functions of other layers -------------------------------------------------------------------
 
 
 def channel_rows(layer: Layer, count):
@@ -338,7 +410,12 @@ def channel_rows(layer: Layer, count):
     s = layer.sizes
     q, k, v = x.split([s.H * s.K, s.H * s.K, s.HV * s.V], -1)
     shapes = ((s.H, s.K), (s.H, s.K), (s.HV, s.V))
-    return x, [t.unflatten(-1, shape)[None] for t, shape in zip((q, k, v), shapes, strict=True)], g, beta
+    return (
+        x,
+        [t.unflatten(-1, shape)[None] for t, shape in zip((q, k, v), shapes, strict=True)],
+        g,
+        beta,
+    )
 
 
 @pytest.mark.parametrize("bound", [None, -5.0])
@@ -354,12 +431,28 @@ def test_functions_of_k3(server, bound):
     cu, pool = ints(0, 3, 5), layer.states.clone()
     out = torch.empty(1, 5, 2, 128, dtype=torch.bfloat16)
     o, state = ops.fused_recurrent_kda(
-        q=q, k=k, v=v, **raw, **params, initial_state=layer.states, cu_seqlens=cu,
-        ssm_state_indices=table, num_accepted_tokens=ints(1, 2, 9), out=out,
+        q=q,
+        k=k,
+        v=v,
+        **raw,
+        **params,
+        initial_state=layer.states,
+        cu_seqlens=cu,
+        ssm_state_indices=table,
+        num_accepted_tokens=ints(1, 2, 9),
+        out=out,
     )
     expected = deltic.decode(
-        q, k, v, g=g[None], beta=beta[None], **form, state_pool=pool, read_index=table,
-        accepted=ints(1, 2), cu_seqlens=cu,
+        q,
+        k,
+        v,
+        g=g[None],
+        beta=beta[None],
+        **form,
+        state_pool=pool,
+        read_index=table,
+        accepted=ints(1, 2),
+        cu_seqlens=cu,
     )
     assert o is out and state is layer.states and torch.equal(o, expected)
     assert torch.equal(layer.states, pool)
@@ -368,19 +461,38 @@ def test_functions_of_k3(server, bound):
         mixed_qkv=x, **raw, **params, initial_state=layer.states, state_indices=index
     )
     expected = deltic.decode(
-        *(t.transpose(0, 1) for t in (q, k, v)), g=g[:, None], beta=beta[:, None], **form,
-        state_pool=pool, read_index=index, null_slot=0,
+        *(t.transpose(0, 1) for t in (q, k, v)),
+        g=g[:, None],
+        beta=beta[:, None],
+        **form,
+        state_pool=pool,
+        read_index=index,
+        null_slot=0,
     )
     assert o.shape == (1, 5, 2, 128) and torch.equal(o[0], expected[:, 0])
     assert torch.equal(layer.states, pool)
     params["g_bias"] = params.pop("dt_bias")
     o, last = ops.chunk_kda_with_fused_gate(
-        q=q, k=k, v=v, **raw, **params, initial_state=pool[1:3], output_final_state=True,
-        use_qk_l2norm_in_kernel=True, cu_seqlens=cu,
+        q=q,
+        k=k,
+        v=v,
+        **raw,
+        **params,
+        initial_state=pool[1:3],
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=cu,
     )
     expected, final = deltic.delta_rule(
-        q, k, v, g=g[None], beta=beta[None], **form, initial_state=pool[1:3],
-        output_final_state=True, cu_seqlens=cu,
+        q,
+        k,
+        v,
+        g=g[None],
+        beta=beta[None],
+        **form,
+        initial_state=pool[1:3],
+        output_final_state=True,
+        cu_seqlens=cu,
     )
     assert torch.equal(o, expected) and torch.equal(last, final)
 
@@ -396,8 +508,13 @@ def test_functions_of_glm_and_bailing(server):
         pool, index, cu = layer.states.clone(), ints(3, 5, 0), ints(0, 1, 2, 3)
         form = {"qk_l2norm": True, "state_layout": "vk", "cu_seqlens": cu}
         call = dict(
-            q=q, k=k, v=v, initial_state=layer.states, use_qk_l2norm_in_kernel=True,
-            cu_seqlens=cu, ssm_state_indices=index,
+            q=q,
+            k=k,
+            v=v,
+            initial_state=layer.states,
+            use_qk_l2norm_in_kernel=True,
+            cu_seqlens=cu,
+            ssm_state_indices=index,
         )
         if kind == "glm":
             gate = {"gate": "bounded", "lower_bound": -5.0, "beta_form": "sigmoid"}
@@ -413,14 +530,19 @@ def test_functions_of_glm_and_bailing(server):
         assert torch.equal(o, deltic.decode(q, k, v, **mine, **form, **read))
         assert torch.equal(layer.states, pool)
         rest = dict(initial_state=pool[1:4], output_final_state=True, cu_seqlens=cu)
-        expected = deltic.delta_rule(
-            q, k, v, **mine, **{**form, **rest}
-        )
+        expected = deltic.delta_rule(q, k, v, **mine, **{**form, **rest})
         rest |= {"use_qk_l2norm_in_kernel": True, "lower_bound": -5.0}
         if kind == "glm":
             o, last = module.chunk_kda_with_fused_gate(
-                q, k, v, raw_g=g[None], beta=beta[None].sigmoid(), A_log=layer.A_log,
-                g_bias=layer.dt_bias, safe_gate=True, **rest,
+                q,
+                k,
+                v,
+                raw_g=g[None],
+                beta=beta[None].sigmoid(),
+                A_log=layer.A_log,
+                g_bias=layer.dt_bias,
+                safe_gate=True,
+                **rest,
             )
             near(o, expected[0]), near(last, expected[1])
         else:
@@ -434,17 +556,35 @@ def test_convolutions(server):
     copy, cu, index = window.clone(), ints(0, 4, 9), ints(3, 5)
     has = torch.tensor([True, False])
     y = module.causal_conv1d_fn(
-        x.T, layer.weight, None, conv_states=window, query_start_loc=cu, cache_indices=index,
-        has_initial_state=has, activation="silu", metadata=object(),
+        x.T,
+        layer.weight,
+        None,
+        conv_states=window,
+        query_start_loc=cu,
+        cache_indices=index,
+        has_initial_state=has,
+        activation="silu",
+        metadata=object(),
     )
     expected, _ = deltic.causal_conv1d(
-        x[None], layer.weight, activation="silu", cu_seqlens=cu, state=copy[:, :, : W - 1],
-        state_index=index, has_initial_state=has,
+        x[None],
+        layer.weight,
+        activation="silu",
+        cu_seqlens=cu,
+        state=copy[:, :, : W - 1],
+        state_index=index,
+        has_initial_state=has,
     )
     assert torch.equal(y.T, expected[0]) and torch.equal(window, copy)
     out = torch.empty(2, layer.sizes.D, dtype=torch.bfloat16)
     y = module.causal_conv1d_update(
-        x[:2], window, layer.weight, None, "silu", conv_state_indices=ints(0, 5), out=out,
+        x[:2],
+        window,
+        layer.weight,
+        None,
+        "silu",
+        conv_state_indices=ints(0, 5),
+        out=out,
         validate_data=True,
     )
     expected = deltic.causal_conv1d_update(
@@ -453,17 +593,28 @@ def test_convolutions(server):
     assert torch.equal(y, expected) and torch.equal(out, expected) and torch.equal(window, copy)
     call = dict(num_accepted_tokens=ints(2, 1), max_query_len=3)
     y = module.causal_conv1d_update(
-        x[:5], window, layer.weight, None, "silu", conv_state_indices=index,
-        query_start_loc=ints(0, 3, 5), **call,
+        x[:5],
+        window,
+        layer.weight,
+        None,
+        "silu",
+        conv_state_indices=index,
+        query_start_loc=ints(0, 3, 5),
+        **call,
     )
     expected = deltic.causal_conv1d_update(
-        x[None, :5], copy, layer.weight, activation="silu", state_index=index,
-        accepted=ints(2, 1), cu_seqlens=ints(0, 3, 5),
+        x[None, :5],
+        copy,
+        layer.weight,
+        activation="silu",
+        state_index=index,
+        accepted=ints(2, 1),
+        cu_seqlens=ints(0, 3, 5),
     )
     assert torch.equal(y, expected[0]) and torch.equal(window, copy)
 
 
-# ---- The switch -----------------------------------------------------------------------------------
+# ---- The switch ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -483,7 +634,9 @@ def test_on_and_off(small):
     report = plugin.enable()
     assert str(report).startswith("vLLM 0.33.0: replaced 20\n")
     assert "QwenGatedDeltaNetAttention._forward_core -> deltic" in str(report)
-    assert report.line().startswith("vLLM 0.33.0: replaced QwenGatedDeltaNetAttention._forward_core,")
+    assert report.line().startswith(
+        "vLLM 0.33.0: replaced QwenGatedDeltaNetAttention._forward_core,"
+    )
     assert "\n" not in report.line() and report.left == {}
     assert vars(owner)["_forward_core"] is not before["_forward_core"]
     assert registry.op_registry_oot["ChunkGatedDeltaRule"].__mro__[1] is qwen.ChunkGatedDeltaRule
@@ -547,13 +700,17 @@ def test_other_versions_are_named(monkeypatch, small):
     assert left[PLACES["glm"]].startswith("not in this version: ")
     for name in set(PLACES.values()):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(ImportError, match="vLLM: expected one of the layers that are known here, got"):
+    with pytest.raises(
+        ImportError, match="vLLM: expected one of the layers that are known here, got"
+    ):
         plugin.enable()
 
 
 @pytest.mark.skipif(INSTALLED, reason="vLLM is installed")
 def test_without_vllm():
-    with pytest.raises(ImportError, match=r"vLLM: expected an installed package \(pip install vllm\)"):
+    with pytest.raises(
+        ImportError, match=r"vLLM: expected an installed package \(pip install vllm\)"
+    ):
         plugin.enable()
     plugin.register()  # says it in the log, and nothing else
 

@@ -54,7 +54,8 @@ def other_arguments(function: Callable[..., Any], expected: Iterable[str]) -> st
 
 def head_rows(x: Tensor, heads: int, width: int) -> Tensor:
     """``[..., heads * width]`` as ``[..., heads, width]``: a view."""
-    return x.unflatten(-1, (heads, width))
+    rows: Tensor = x.unflatten(-1, (heads, width))
+    return rows
 
 
 def split_rows(
@@ -97,9 +98,7 @@ def refusal(rows: Tensor, state: Tensor | None, value_state: bool = True) -> str
     return None
 
 
-def conv_refusal(
-    x: Tensor, weight: Tensor, state: Tensor | None, activation: Any
-) -> str | None:
+def conv_refusal(x: Tensor, weight: Tensor, state: Tensor | None, activation: Any) -> str | None:
     """The same for a convolution."""
     reason = refusal(x, state, value_state=False)
     if reason is not None:
@@ -158,7 +157,7 @@ def with_fallback(
     return make
 
 
-# ---- Convolutions as vLLM and SGLang call them ----------------------------------------------------
+# ---- Convolutions as vLLM and SGLang call them ---------------------------------------------------
 
 
 def conv_prefill(
@@ -174,7 +173,7 @@ def conv_prefill(
     null_slot: int,
     checkpoints: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Packed rows ``[T, D]`` of whole prompts; windows ``[slots, D, S]`` of which W - 1 are used."""
+    """Packed rows ``[T, D]`` of prompts; windows ``[slots, D, S]``, W - 1 of them used."""
     window = state[:, :, : weight.shape[-1] - 1]
     y, _ = causal_conv1d(
         x.unsqueeze(0),
