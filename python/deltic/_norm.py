@@ -138,8 +138,8 @@ def rms_norm(
         z: the gate, x's shape; without it there is no activation.
         eps: what is added to the mean square.
         activation: of z: ``"silu"``, ``"sigmoid"`` or None, z itself.
-        out: of x's shape and dtype, in which the rows are written and returned; not x itself. Such
-            a call has no gradient.
+        out: of x's shape, in which the rows are written and returned; not x itself. Such a call has
+            no gradient.
         impl: the name of an implementation, by default the best that takes the call. float64 runs
             in the oracle only, ``"reference"``.
 
@@ -198,6 +198,9 @@ def plain_rms_norm(
             raise ValueError(
                 f"rms_norm: out: expected x's shape {list(x.shape)}, got {list(out.shape)}"
             )
+        if not out.is_floating_point():
+            kind = str(out.dtype).removeprefix("torch.")
+            raise TypeError(f"rms_norm: out: expected fp32, bf16 or fp16, got {kind}")
         if needs_grad((x, z, weight, out)):
             raise ValueError(
                 "rms_norm: out: expected none where gradients are asked for (use "
