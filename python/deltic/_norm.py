@@ -199,8 +199,8 @@ def plain_rms_norm(
                 f"rms_norm: out: expected x's shape {list(x.shape)}, got {list(out.shape)}"
             )
         if not out.is_floating_point():
-            kind = str(out.dtype).removeprefix("torch.")
-            raise TypeError(f"rms_norm: out: expected fp32, bf16 or fp16, got {kind}")
+            name = str(out.dtype).removeprefix("torch.")
+            raise TypeError(f"rms_norm: out: expected fp32, bf16 or fp16, got {name}")
         if needs_grad((x, z, weight, out)):
             raise ValueError(
                 "rms_norm: out: expected none where gradients are asked for (use "

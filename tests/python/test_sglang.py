@@ -442,6 +442,22 @@ def test_other_versions_are_named(small, monkeypatch):
         plugin.enable()
 
 
+def test_registered_as_a_plugin(small, caplog, monkeypatch):
+    choices = small["sglang.srt.arg_groups.choices"].LINEAR_ATTN_KERNEL_BACKEND_CHOICES
+    monkeypatch.setattr(small[KDA], "KDAKernelDispatcher", 7)  # something that nobody expects
+    with caplog.at_level(logging.INFO, "sglang.deltic"):
+        plugin.register()
+    assert "deltic" in choices and any(type(f).__name__ == "Watch" for f in sys.meta_path)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "SGLang 0.5.23: replaced --linear-attn-backend"
+    assert lines[1] == "SGLang 0.5.23: replaced GDNKernelDispatcher.__init__, GDNAttnBackend"
+    assert "nothing replaced in sglang.srt.layers.attention.linear.kda_backend" in lines[2]
+    made = small[GDN].GDNAttnBackend(backends_of(small))
+    assert type(made.kernel_dispatcher.extend_kernel).__name__ == "DelticKernel"
+    plugin.disable()
+    assert "deltic" not in choices and not any(type(f).__name__ == "Watch" for f in sys.meta_path)
+
+
 @pytest.mark.skipif(INSTALLED, reason="SGLang is installed")
 def test_without_sglang():
     with pytest.raises(ImportError, match=r"expected an installed package \(pip install sglang\)"):

@@ -676,7 +676,7 @@ def test_other_versions_are_named(monkeypatch, small):
         plugin.enable()
     assert str(text.value) == (
         "deltic.integrations.vllm: vLLM: expected 0.32 or later, whose layers are in "
-        "vllm.model_executor.layers.mamba.gdn, got 0.11.2"
+        "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn, got 0.11.2"
     )
     small["vllm"].__version__ = "0.99.0"
     owner = small[PLACES["qwen"]].QwenGatedDeltaNetAttention
@@ -746,7 +746,7 @@ def test_plugins_wait_for_the_layers(tmp_path, monkeypatch, caplog):
         plugin.register()
         plugin.register()
         assert PLACES["qwen"] not in sys.modules
-        with caplog.at_level(logging.INFO, "deltic.integrations"):
+        with caplog.at_level(logging.INFO, "vllm.deltic"):
             module = importlib.import_module(PLACES["qwen"])
         owner = module.QwenGatedDeltaNetAttention
         assert owner._forward_core.__wrapped__ is not None

@@ -246,38 +246,54 @@ def _channel_core(module: Any, layer: Any) -> _Core:
     )
 
 
+def _step(
+    core: _Core, m: Any, rows: tuple[Tensor, Tensor, Tensor], out: Tensor, norm: Any, z: Any
+) -> str | None:
+    """A layer's step on rows x, g and beta, through its gated norm if it has one here.
+
+    Returns None, or why it is the original's: before anything is written.
+    """
+    reason = core.refusal(rows[0])
+    if reason is None and norm is not None and norm.activation not in GATE_ACTIVATIONS:
+        reason = f"a norm with the activation {norm.activation!r}"
+    if reason is not None:
+        return reason
+    count = m.num_actual_tokens
+    x, g, beta = (row[:count] for row in rows)
+    out = out[:count]
+    if norm is None:
+        _run(core, m, x, g, beta, out)
+        return None
+    o = torch.empty_like(out)
+    _run(core, m, x, g, beta, o)
+    activation: Any = "sigmoid" if norm.activation == "sigmoid" else "silu"
+    plain_rms_norm(o, norm.weight, z[:count], norm.eps, activation, out=out)
+    return None
+
+
 def make_head_core(module: Any) -> Callable[[Any, str], Any]:
     def make(original: Any, name: str) -> Any:
         @torch.no_grad()
-        def _forward_core(
-            self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor
-        ) -> Any:
+        def run(self: Any, mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor) -> Any:
             m = _metadata(module, self)
             if m is None:  # nothing to warm up: there is nothing to compile or to tune
                 return None
-            core, count = _head_core(module, self), m.num_actual_tokens
-            reason = core.refusal(mixed_qkv)
-            if reason is not None:
-                say_once(f"{type(self).__name__}.{name}", reason)
-                return original(self, mixed_qkv, b, a, core_attn_out)
-            _run(core, m, mixed_qkv[:count], a[:count], b[:count], core_attn_out[:count])
-            return None
+            rows = (mixed_qkv, a, b)
+            reason = _step(_head_core(module, self), m, rows, core_attn_out, None, None)
+            if reason is None:
+                return None
+            say_once(f"{type(self).__name__}.{name}", reason)
+            return original(self, mixed_qkv, b, a, core_attn_out)
 
-        return named(_forward_core, original, name)
+        return named(run, original, name)
 
     return make
-
-
-def _norm(x: Tensor, norm: Any, z: Tensor, out: Tensor) -> None:
-    """A layer's gated norm into its output."""
-    activation: Any = "sigmoid" if norm.activation == "sigmoid" else "silu"
-    plain_rms_norm(x, norm.weight, z, norm.eps, activation, out=out)
 
 
 def make_normed_core(module: Any) -> Callable[[Any, str], Any]:
     def make(original: Any, name: str) -> Any:
         @torch.no_grad()
-        def _forward_core_fused_norm(
+        def run(
             self: Any,
             mixed_qkv: Tensor,
             b: Tensor,
@@ -288,19 +304,14 @@ def make_normed_core(module: Any) -> Callable[[Any, str], Any]:
             m = _metadata(module, self)
             if m is None:
                 return None
-            core, count = _head_core(module, self), m.num_actual_tokens
-            reason = core.refusal(mixed_qkv)
-            if reason is None and self.norm.activation not in GATE_ACTIVATIONS:
-                reason = f"a norm with the activation {self.norm.activation!r}"
-            if reason is not None:
-                say_once(f"{type(self).__name__}.{name}", reason)
-                return original(self, mixed_qkv, b, a, output_gate, core_attn_out)
-            o = torch.empty_like(core_attn_out[:count])
-            _run(core, m, mixed_qkv[:count], a[:count], b[:count], o)
-            _norm(o, self.norm, output_gate[:count], core_attn_out[:count])
-            return None
+            core, rows = _head_core(module, self), (mixed_qkv, a, b)
+            reason = _step(core, m, rows, core_attn_out, self.norm, output_gate)
+            if reason is None:
+                return None
+            say_once(f"{type(self).__name__}.{name}", reason)
+            return original(self, mixed_qkv, b, a, output_gate, core_attn_out)
 
-        return named(_forward_core_fused_norm, original, name)
+        return named(run, original, name)
 
     return make
 
@@ -319,18 +330,12 @@ def make_channel_core(module: Any) -> Callable[[Any, str], Any]:
             m = _metadata(module, self)
             if m is None:
                 return None
-            core, count = _channel_core(module, self), m.num_actual_tokens
-            reason = core.refusal(mixed_qkv)
-            if reason is None and self.o_norm.activation not in GATE_ACTIVATIONS:
-                reason = f"a norm with the activation {self.o_norm.activation!r}"
-            if reason is not None:
-                say_once(f"{type(self).__name__}.{name}", reason)
-                return original(self, mixed_qkv, g1, g2, beta, core_attn_out)
-            out = core_attn_out[0, :count]
-            o = torch.empty_like(out)
-            _run(core, m, mixed_qkv[:count], g1[0, :count], beta[0, :count], o)
-            _norm(o, self.o_norm, g2[:count], out)
-            return None
+            core, rows = _channel_core(module, self), (mixed_qkv, g1[0], beta[0])
+            reason = _step(core, m, rows, core_attn_out[0], self.o_norm, g2)
+            if reason is None:
+                return None
+            say_once(f"{type(self).__name__}.{name}", reason)
+            return original(self, mixed_qkv, g1, g2, beta, core_attn_out)
 
         # Where vLLM divides its graphs around a layer, it does so around ours.
         around = getattr(module, "eager_break_during_capture", None)

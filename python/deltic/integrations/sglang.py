@@ -24,15 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._late import Watch
-from ._patch import Report, Switch, Target, named
+from ._patch import Report, Target, named
+from ._plugin import Plugin
 from ._serving import (
     conv_prefill,
     conv_refusal,
     conv_step,
-    find_module,
     gate_options,
-    numbers_of,
     other_arguments,
     with_fallback,
 )
@@ -41,9 +39,7 @@ from ._sglang_kernel import GDN, KDA, Raw, kernel, kernel_class, settings
 __all__ = ["NAME", "disable", "enable", "register"]
 
 NAME = "deltic"
-_switch = Switch()
-_log = logging.getLogger("deltic.integrations")
-_OLDEST = (0, 5, 23)
+_log = logging.getLogger("sglang.deltic")
 
 
 # ---- Dispatchers ---------------------------------------------------------------------------------
@@ -95,7 +91,7 @@ def _make_dispatcher(module: Any, per_channel: bool) -> Callable[[Any, str], Any
                 self.verify_kernel = self.tree_verify_kernel = made
             phases = ", ".join(phase for phase in _PHASES if ours[phase])
             _log.info("%s: deltic for %s", "KDA" if per_channel else "GDN", phases)
-            _switch.turn_on(_title(), _conv_target(module), {})
+            _plugin.switch.turn_on(_plugin.title(), _conv_target(module), {})
 
         return named(__init__, original, name)
 
@@ -147,7 +143,7 @@ def _conv_target(module: Any) -> list[Target]:
     """The step of the convolution, where a dispatcher has this backend."""
     name = "causal_conv1d_update"
     found = vars(module).get(name)
-    if found is None or _switch.held(module, name) is not None:
+    if found is None or _plugin.switch.held(module, name) is not None:
         return []
     if other_arguments(found, _CONV_ARGUMENTS) is not None:
         return []
@@ -273,17 +269,16 @@ _DISPATCHER = ("self", "decode_backend", "prefill_backend", "verify_backend")
 _CONVOLVE = ("self", "layer", "forward_batch", "mixed_qkv", "conv_states", "cache_indices")
 
 
-def _class_targets(
-    module: Any, dispatcher: str, backend: str, per_channel: bool, left: dict[str, str]
-) -> list[Target]:
+def _targets_of(module: Any, left: dict[str, str]) -> list[Target]:
     """Of a module: its dispatcher's making, and the backend's class."""
+    dispatcher, backend, per_channel = _PLACES[module.__name__]
     targets = []
     owner = getattr(module, dispatcher, None)
     title = f"{dispatcher}.__init__"
     if owner is None or "__init__" not in vars(owner):
         left[title] = "not in this version"
         return []
-    put = _switch.held(owner, "__init__")
+    put = _plugin.switch.held(owner, "__init__")
     if put is None:
         reason = other_arguments(vars(owner)["__init__"], _DISPATCHER)
         if reason is not None:
@@ -291,7 +286,7 @@ def _class_targets(
             return []
         put = _make_dispatcher(module, per_channel)(vars(owner)["__init__"], "__init__")
     targets.append(Target(owner, "__init__", put, title, "the backend 'deltic'"))
-    held = _switch.held(module, backend)
+    held = _plugin.switch.held(module, backend)
     base = getattr(module, backend, None) if held is None else None
     if held is not None:
         targets.append(Target(module, backend, held, backend, "deltic", ("sglang",)))
@@ -318,20 +313,6 @@ _PLACES = {
 }
 
 
-def _title() -> str:
-    return f"SGLang {getattr(importlib.import_module('sglang'), '__version__', 'of no version')}"
-
-
-def _check_version(version: str) -> None:
-    numbers = numbers_of(version)
-    # A checkout of no version says 0.0.0: its names are looked at instead.
-    if numbers and numbers >= (0, 1) and numbers < _OLDEST:
-        raise ImportError(
-            "deltic.integrations.sglang: SGLang: expected 0.5.23 or later, whose dispatchers are "
-            f"in {GDN}, got {version}"
-        )
-
-
 def _choice_target(left: dict[str, str]) -> list[Target]:
     title = "--linear-attn-backend"
     try:
@@ -340,6 +321,18 @@ def _choice_target(left: dict[str, str]) -> list[Target]:
     except (ImportError, AttributeError) as error:
         left[title] = f"not in this version: {error}"
         return []
+
+
+_plugin = Plugin(
+    package="sglang",
+    product="SGLang",
+    oldest="0.5.23",
+    parts="dispatchers",
+    logger="sglang.deltic",
+    modules=tuple(_PLACES),
+    targets=_targets_of,
+    always=_choice_target,
+)
 
 
 def enable() -> Report:
@@ -352,30 +345,7 @@ def enable() -> Report:
     Raises:
         ImportError: SGLang is not installed, or a version without these dispatchers.
     """
-    try:
-        sglang = importlib.import_module("sglang")
-    except ImportError as error:
-        raise ImportError(
-            "deltic.integrations.sglang: SGLang: expected an installed package (pip install "
-            f"sglang), got: {error}"
-        ) from error
-    _check_version(str(getattr(sglang, "__version__", "")))
-    left: dict[str, str] = {}
-    targets = []
-    for name, (dispatcher, backend, per_channel) in _PLACES.items():
-        module, reason = find_module(name)
-        if module is None:
-            left[name] = reason
-        else:
-            targets += _class_targets(module, dispatcher, backend, per_channel, left)
-    if not targets:
-        raise ImportError(
-            "deltic.integrations.sglang: SGLang: expected one of the dispatchers that are known "
-            + f"here, got {_title()}: "
-            + "; ".join(f"{name}: {reason}" for name, reason in left.items())
-        )
-    targets += _choice_target(left)
-    return _switch.turn_on(_title(), targets, left)
+    return _plugin.enable()
 
 
 def disable() -> Report:
@@ -386,22 +356,7 @@ def disable() -> Report:
     Returns:
         A report of what was put back. As a context manager it replaces that again at its end.
     """
-    _watch.end()
-    return _switch.turn_off("SGLang")
-
-
-def _on_import(name: str) -> None:
-    """Replaces what is in a module that has just been imported, and says so in one line."""
-    left: dict[str, str] = {}
-    targets = _class_targets(importlib.import_module(name), *_PLACES[name], left)
-    report = _switch.turn_on(_title(), targets, left)
-    if report.done:
-        _log.info("%s", report.line())
-    for title, reason in left.items():
-        _log.warning("%s: not replaced: %s: %s", _title(), title, reason)
-
-
-_watch = Watch(tuple(_PLACES), _on_import)
+    return _plugin.disable()
 
 
 def register() -> None:
@@ -409,13 +364,4 @@ def register() -> None:
 
     An SGLang that is too old is left as it is, with a line in the log.
     """
-    left: dict[str, str] = {}
-    try:
-        _check_version(str(getattr(importlib.import_module("sglang"), "__version__", "")))
-        report = _switch.turn_on(_title(), _choice_target(left), left)
-    except ImportError as error:
-        _log.warning("%s", error)
-        return
-    for title, reason in left.items():
-        _log.warning("%s: not replaced: %s: %s", report.title, title, reason)
-    _watch.begin()
+    _plugin.register()

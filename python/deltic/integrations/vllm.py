@@ -14,14 +14,13 @@ What deltic does not take goes to what was there before, and a line in the log s
 """
 
 import importlib
-import logging
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from ._late import Watch
-from ._patch import Report, Switch, Target
-from ._serving import find_module, numbers_of, other_arguments
+from ._patch import Report, Target
+from ._plugin import Plugin
+from ._serving import other_arguments
 from ._vllm_core import (
     lacking,
     make_channel_core,
@@ -34,9 +33,6 @@ from ._vllm_functions import FUNCTIONS
 
 __all__ = ["disable", "enable", "register"]
 
-_switch = Switch()
-_log = logging.getLogger("deltic.integrations")
-_OLDEST = (0, 32)
 
 _LAYERS = "vllm.model_executor.layers.mamba.gdn"
 _QWEN = f"{_LAYERS}.qwen_gdn_linear_attn"
@@ -69,12 +65,11 @@ _METHODS: tuple[tuple[str, str, str, tuple[str, ...], Callable[[Any], Any]], ...
     (_OLMO, "OlmoHybridGatedDeltaNetAttention", "_forward_core", _HEAD_ARGUMENTS, make_head_core),
     (_KIMI, "KimiGatedDeltaNetAttention", "_forward", _CHANNEL_ARGUMENTS, make_channel_core),
 )
-_MODULES = (_QWEN, _OLMO, _KIMI, *FUNCTIONS)
 
 
 def _made(owner: Any, name: str, make: Callable[[Any, str], Any]) -> Any:
     """What was put there before, or a new replacement."""
-    put = _switch.held(owner, name)
+    put = _plugin.switch.held(owner, name)
     return make(vars(owner)[name], name) if put is None else put
 
 
@@ -89,7 +84,7 @@ def _method_targets(module: Any, left: dict[str, str]) -> list[Target]:
             left[title] = "not in this version"
             continue
         reason = lacking(module)
-        if reason is None and _switch.held(owner, name) is None:
+        if reason is None and _plugin.switch.held(owner, name) is None:
             reason = other_arguments(method, arguments) if len(arguments) > 1 else None
         if reason is not None:
             left[title] = reason
@@ -131,18 +126,15 @@ def _targets_of(module: Any, left: dict[str, str]) -> list[Target]:
     return targets
 
 
-def _title() -> str:
-    return f"vLLM {getattr(importlib.import_module('vllm'), '__version__', 'of no version')}"
-
-
-def _check_version(version: str) -> None:
-    numbers = numbers_of(version)
-    # A checkout of no version says 0.x.y.dev or 0.0.0: its names are looked at instead.
-    if numbers and numbers >= (0, 1) and numbers < _OLDEST:
-        raise ImportError(
-            "deltic.integrations.vllm: vLLM: expected 0.32 or later, whose layers are in "
-            f"{_LAYERS}, got {version}"
-        )
+_plugin = Plugin(
+    package="vllm",
+    product="vLLM",
+    oldest="0.32",
+    parts="layers",
+    logger="vllm.deltic",  # vLLM shows what its own loggers say
+    modules=(_QWEN, _OLMO, _KIMI, *FUNCTIONS),
+    targets=_targets_of,
+)
 
 
 def enable() -> Report:
@@ -157,29 +149,7 @@ def enable() -> Report:
     Raises:
         ImportError: vLLM is not installed, or a version without these layers.
     """
-    try:
-        vllm = importlib.import_module("vllm")
-    except ImportError as error:
-        raise ImportError(
-            "deltic.integrations.vllm: vLLM: expected an installed package (pip install vllm), "
-            f"got: {error}"
-        ) from error
-    _check_version(str(getattr(vllm, "__version__", "")))
-    left: dict[str, str] = {}
-    targets: list[Target] = []
-    for name in _MODULES:
-        module, reason = find_module(name)
-        if module is None:
-            left[name] = reason
-        else:
-            targets += _targets_of(module, left)
-    if not targets:
-        raise ImportError(
-            "deltic.integrations.vllm: vLLM: expected one of the layers that are known here, got "
-            + f"{_title()}: "
-            + "; ".join(f"{name}: {reason}" for name, reason in left.items())
-        )
-    return _switch.turn_on(_title(), targets, left)
+    return _plugin.enable()
 
 
 def disable() -> Report:
@@ -190,23 +160,7 @@ def disable() -> Report:
     Returns:
         A report of what was put back. As a context manager it replaces that again at its end.
     """
-    _watch.end()
-    return _switch.turn_off("vLLM")
-
-
-def _on_import(name: str) -> None:
-    """Replaces what is in a module that has just been imported, and says so in one line."""
-    left: dict[str, str] = {}
-    module = importlib.import_module(name)
-    targets = _targets_of(module, left)
-    report = _switch.turn_on(_title(), targets, left)
-    if report.done:
-        _log.info("%s", report.line())
-    for title, reason in left.items():
-        _log.warning("%s: not replaced: %s: %s", _title(), title, reason)
-
-
-_watch = Watch(_MODULES, _on_import)
+    return _plugin.disable()
 
 
 def register() -> None:
@@ -214,9 +168,4 @@ def register() -> None:
 
     A vLLM that is too old is left as it is, with a line in the log.
     """
-    try:
-        _check_version(str(getattr(importlib.import_module("vllm"), "__version__", "")))
-    except ImportError as error:
-        _log.warning("%s", error)
-        return
-    _watch.begin()
+    _plugin.register()
