@@ -273,16 +273,30 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
   if (fn == nullptr)
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": fn: expected a function, got null");
   const int count = implementation_count(p.op, p.device);
+  // Of a call in two forms somebody takes the rest too, or nobody takes the call.
+  std::string behind, nobody;
+  if (has_two_forms(call.problem)) {
+    try {
+      behind = name_behind(call.problem, call.named, call.options.impl);
+    } catch (const Failure& failure) {
+      if (failure.status() != DELTIC_UNSUPPORTED) throw;
+      nobody = failure.what();
+    }
+  }
+  const auto refusal_of = [&](const Implementation& candidate) {
+    const char* sentence = refusal(candidate, p);
+    return sentence == nullptr && !nobody.empty() ? nobody.c_str() : sentence;
+  };
   int chosen = -1;
   for (int i = 0; i < count && chosen < 0; ++i) {
     const Implementation& candidate = implementation_at(p.op, p.device, i);
     const bool eligible =
         call.named != nullptr ? &candidate == call.named : !candidate.only_when_named;
-    if (eligible && refusal(candidate, p) == nullptr) chosen = i;
+    if (eligible && refusal_of(candidate) == nullptr) chosen = i;
   }
   const auto say = [&](int i, const char* yes) {
     const Implementation& candidate = implementation_at(p.op, p.device, i);
-    const char* sentence = refusal(candidate, p);
+    const char* sentence = refusal_of(candidate);
     const std::string named_in_vain =
         sentence != nullptr && &candidate == call.named
             ? cat("named (impl or DELTIC_IMPL), but does not take the call: ", sentence)
@@ -294,9 +308,7 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
   if (chosen >= 0) {
     std::string why =
         call.named != nullptr ? "named by the caller" : "the first in the list that takes the call";
-    if (const Implementation* second = call.work().second) {
-      why += cat("; ", second->name, " runs the tokens from recurrent_from on");
-    }
+    if (!behind.empty()) why += cat("; ", behind, " runs the tokens from recurrent_from on");
     say(chosen, why.c_str());
   }
   for (int i = 0; i < count; ++i) {

@@ -17,6 +17,10 @@ bool is_divided(const Problem& p, const Implementation* named) {
   return has_two_forms(p) && named != &reference::implementation(DELTIC_FORWARD);
 }
 
+const Implementation& choose_behind(const Problem& after, const char* option) {
+  return choose(after, named_behind(after.op, after.device, option));
+}
+
 }  // namespace
 
 Problem asked_call(const Problem& p, const Implementation* named) {
@@ -24,12 +28,16 @@ Problem asked_call(const Problem& p, const Implementation* named) {
   return is_recurrent(p) && !p.recurrent_from ? as_decode(p) : p;
 }
 
+const char* name_behind(const Problem& p, const Implementation* named, const char* option) {
+  if (!is_divided(p, named)) return "";
+  return choose_behind(two_forms(p, nullptr).after, option).name;
+}
+
 Work choose_work(const Problem& p, const Implementation* named, const char* option) {
   if (!is_recurrent(p)) return {&choose(p, named)};
   if (!is_divided(p, named)) return {&choose(asked_call(p, named), named)};
   const TwoForms two = two_forms(p, nullptr);
-  return {&choose(two.before, named),
-          &choose(two.after, named_behind(DELTIC_DECODE, p.device, option))};
+  return {&choose(two.before, named), &choose_behind(two.after, option)};
 }
 
 size_t Work::bytes(const Problem& p) const {

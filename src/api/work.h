@@ -19,6 +19,10 @@ struct Work {
 // the one of that name, where decode has one. option: options.impl.
 Work choose_work(const Problem& p, const Implementation* named, const char* option);
 
+// The name of the one that runs the tokens in the recurrent form, of a call in two; empty where one
+// implementation runs all of it. Throws with every sentence if nobody does.
+const char* name_behind(const Problem& p, const Implementation* named, const char* option);
+
 // The call whose implementations are asked: the call, or the part of it that the first one runs.
 Problem asked_call(const Problem& p, const Implementation* named);
 
