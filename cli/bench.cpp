@@ -346,7 +346,7 @@ std::vector<SuiteRow> select(const BenchOptions& options, std::vector<LeftOut>& 
   });
   // As in verify: an operation that has no implementation of that name has no case here.
   std::erase_if(rows, [&](const SuiteRow& r) {
-    return !cases::may_run(r.spec.op, options.impl, options.common.device);
+    return !cases::may_run(r.spec.listed_op(), options.impl, options.common.device);
   });
   // What others are compared with comes first, and is measured once.
   std::stable_partition(rows.begin(), rows.end(), [](const SuiteRow& r) { return !r.other; });
