@@ -6,8 +6,8 @@
 namespace deltic::gpu {
 
 // c += a b, by a warp. c[n]: columns 8 n and up, as the matrix instruction lays them out. Pitches
-// that are 4 more than a multiple of 32 let b's reads, and those of a turned a, hit every bank once.
-// kTurnA, kTurnB: the transpose of the block in memory is the operand.
+// that are 4 more than a multiple of 32 let b's reads, and those of a turned a, hit every bank
+// once. kTurnA, kTurnB: the transpose of the block in memory is the operand.
 template <int kPitchA, int kPitchB, bool kTurnA = false, bool kTurnB = false>
 __device__ void multiply_blocks(const float* a, const float* b, int lane, float (&c)[2][4]) {
   const int g = lane / 4, t = lane % 4;

@@ -4,11 +4,11 @@
 //     y_i = sum_{j<i} D_ij E_ij k_j          z_j = sum_{i>j} D_ij E_ij f_i x_i
 //     dx_i = f_i y_i      dk_j = z_j         dbeta_i = x_i . y_i        dG = x dx - k dk
 //
-// E_ij = exp(G_i - G_j). For pairs of different blocks of 16 tokens the boundary between them at the
-// highest level at which they part, 32 or 16, is the reference: row i has exp(G_i - G_ref), column j
-// exp(G_ref - G_j), neither above 1 for gates <= 0, and the sums are products of matrices. At a
-// level a block has either rows or columns, hence one operand and one result. Inside of a block a
-// lane walks over the pairs of its channel.
+// E_ij = exp(G_i - G_j). For pairs of different blocks of 16 tokens the boundary between them at
+// the highest level at which they part, 32 or 16, is the reference: row i has exp(G_i - G_ref),
+// column j exp(G_ref - G_j), neither above 1 for gates <= 0, and the sums are products of matrices.
+// At a level a block has either rows or columns, hence one operand and one result. Inside of a
+// block a lane walks over the pairs of its channel.
 #pragma once
 
 #include "cuda/ptx/numbers.cuh"

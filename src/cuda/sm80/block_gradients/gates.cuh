@@ -1,5 +1,5 @@
-// The gradients of gates and of their cumulative sums: a thread has one head's channel over tiles of
-// 64 tokens. Sums of parameters are in fp64 from the first token on and rounded once.
+// The gradients of gates and of their cumulative sums: a thread has one head's channel over tiles
+// of 64 tokens. Sums of parameters are in fp64 from the first token on and rounded once.
 #pragma once
 
 #include "cuda/sm80/block_gradients/params.h"
@@ -53,8 +53,7 @@ __device__ inline void run_gate_tile(const GateParams& p, const TokenTile& tile,
         dy = static_cast<float>(static_cast<double>(p.scale) * sum);
         if (log_decay(p.form, p.lower_bound, g[i], rate, bias) < kMinLogDecay) dy = 0;
       }
-      const GateGradient gradient =
-          log_decay_gradient(p.form, p.lower_bound, g[i], rate, bias, dy);
+      const GateGradient gradient = log_decay_gradient(p.form, p.lower_bound, g[i], rate, bias, dy);
       A_sum += static_cast<double>(gradient.A_log);
       bias_sum += static_cast<double>(gradient.g);
       if (p.dg.present) store(p.dg.data, p.dg.dtype, to + row(i) * p.dg.st, gradient.g);

@@ -1,4 +1,5 @@
-// The door of the building blocks' gradients: how a call is divided, scratch, and which kernels run.
+// The door of the building blocks' gradients: how a call is divided, scratch, and which kernels
+// run.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -157,8 +158,7 @@ void run_products(const Problem& p, const Params& x, cudaStream_t stream) {
   launch(is_scores ? channels_kernel<true> : channels_kernel<false>, p, x, p.H, x.key_slices,
          stream, "kernel of a product's gradients");
   if (!has_parts(p)) return;
-  const unsigned ctas =
-      checked_ctas((checked_product(x.num_rows, p.HV) + kThreads - 1) / kThreads);
+  const unsigned ctas = checked_ctas((checked_product(x.num_rows, p.HV) + kThreads - 1) / kThreads);
   if (ctas == 0) return;
   beta_kernel<<<ctas, kThreads, 0, stream>>>(x);
   check_launch("kernel that sums dbeta");

@@ -78,8 +78,7 @@ __device__ void add_head(const Params& p, const Place& at, int64_t head, bool ha
                          PairShared& s, const Entries& S, Entries& M) {
   __syncthreads();  // the head before is done with the rows' numbers
   if (threadIdx.x < kTileTokens) {
-    s.factor[threadIdx.x] =
-        kIsScores ? p.scale : row_value(p.beta, at.tile, head, 1.0f);
+    s.factor[threadIdx.x] = kIsScores ? p.scale : row_value(p.beta, at.tile, head, 1.0f);
     s.G[threadIdx.x] = row_value<Past::last_row>(p.g, at.tile, head, 0.0f);
   }
   Entries D;

@@ -23,11 +23,11 @@ struct Params {
   bool has_beta;
   float scale;
 
-  Rows q, k;            // [B,T,H,K]
-  Rows v, d_u;          // [B,T,HV,V]
-  Rows g, beta;         // cumulative [B,T,HV] or [B,T,HV,K]; [B,T,HV]
-  Rows a, out;          // [B,T,HV,W]; inverse: one of them, out is the result
-  Rows d_out;           // [B,T,HV,W]
+  Rows q, k;             // [B,T,H,K]
+  Rows v, d_u;           // [B,T,HV,V]
+  Rows g, beta;          // cumulative [B,T,HV] or [B,T,HV,K]; [B,T,HV]
+  Rows a, out;           // [B,T,HV,W]; inverse: one of them, out is the result
+  Rows d_out;            // [B,T,HV,W]
   Rows d_w, d_kg, d_qg;  // [B,T,HV,K]
   Rows dq, dk, dv, dg, dbeta, da, dx;
   float* parts;  // [key slice][row][HV], of dbeta
@@ -40,8 +40,8 @@ struct Place {
   int64_t head;
   unsigned slice;
 };
-// Of the CTA, into shared memory: in registers it would be a tenth of them. A barrier inside; false:
-// there is no such tile.
+// Of the CTA, into shared memory: in registers it would be a tenth of them. A barrier inside;
+// false: there is no such tile.
 __device__ inline bool find_place(const Params& p, int64_t heads, Place& at) {
   if (threadIdx.x == 0) {
     const unsigned index = blockIdx.x, job = index / p.num_slices;

@@ -33,8 +33,8 @@ __device__ void load_channel(const Rows& x, const TokenTile& tile, int64_t head,
     using E = std::remove_pointer_t<decltype(tag)>;
     // From row to row by a step: sixteen addresses of their own would take 32 registers.
     const int from = kPast == Past::last_row ? min(first, tile.length - 1) : first;
-    const E* at = static_cast<const E*>(x.data) +
-                  offset(x, tile.batch, tile.begin + from, head) + channel;
+    const E* at =
+        static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin + from, head) + channel;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const bool is_there = kPast == Past::last_row || first + i < tile.length;
@@ -105,7 +105,8 @@ __device__ inline void turn_rows(const Products& c, float* slice, float (&rows)[
 // Blocks of the 64 x 64 products x y^T of two slices: the warp's block row, columns of its chunk up
 // to the diagonal.
 using Triangle = Triangles<kTileTokens, kLowerPitch>;
-__device__ inline void multiply_slices(const float* x, const float* y, int W, float (&c)[kWarps][2][4]) {
+__device__ inline void multiply_slices(const float* x, const float* y, int W,
+                                       float (&c)[kWarps][2][4]) {
   const int w = this_warp(), first = first_block(w, W);
 #pragma unroll
   for (int j = 0; j < kWarps; ++j) {

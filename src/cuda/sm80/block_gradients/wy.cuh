@@ -1,9 +1,10 @@
-// The gradients of the WY pair, w = A K' and u = A V' with K' = beta k exp(G) and V' = beta v, and of
-// kg = k exp(G_last - G), qg = q exp(G). Two kernels:
+// The gradients of the WY pair, w = A K' and u = A V' with K' = beta k exp(G) and V' = beta v, and
+// of kg = k exp(G_last - G), qg = q exp(G). Two kernels:
 //
 //   triangles, a tile of a value head: T = d_w (k exp(G))^T + d_u v^T, lower;
 //       dA_ij = beta_j T_ij      dbeta_j = sum_i A_ij T_ij
-//       one gate per head: dG_j = beta_j sum_i A_ij T^w_ij + exp(G_j) q_j . d_qg_j - k_j . d_kg_j exp(..)
+//       one gate per head: dG_j = beta_j sum_i A_ij T^w_ij + exp(G_j) q_j . d_qg_j - k_j . d_kg_j
+//       exp(..)
 //   columns, a tile of a q/k head and 32 columns of keys or of values, value head after value head:
 //       dK' = A^T d_w      dk += beta exp(G) dK' + exp(G_last - G) d_kg      dq += exp(G) d_qg
 //       one gate per channel: dG = K' dK' + qg d_qg - kg d_kg
