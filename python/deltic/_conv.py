@@ -33,12 +33,13 @@ Activation = Literal["silu"] | None
 MOST_TAPS = 8
 
 
+_CUDA = 1  # the library's number for it
 _GPUS: dict[int, bool] = {}
 
 
 def _has_kernels(index: int) -> bool:
     if index not in _GPUS:
-        _GPUS[index] = bool(LIBRARY.deltic_torch_runs_on_gpu(index))
+        _GPUS[index] = bool(LIBRARY.deltic_torch_runs_on(_CUDA, index))
     return _GPUS[index]
 
 

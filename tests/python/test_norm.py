@@ -243,3 +243,15 @@ def test_errors_of_out():
     args = (heads, None, None, torch.empty_like(heads), 1e-5)
     operator = torch.ops.deltic.rmsnorm_out_.default
     torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_the_library_says_what_runs_where():
+    """Layers ask it before they take convolution and norm, of GPUs of every age."""
+    from deltic._library import LIBRARY
+
+    cpu, cuda = 0, 1
+    assert LIBRARY.deltic_torch_runs_on(cpu, 0) == 1
+    assert LIBRARY.deltic_torch_runs_on(cuda, torch.cuda.device_count()) == 0
+    assert LIBRARY.deltic_torch_runs_on(cuda, -1) == 0
+    if torch.cuda.is_available():
+        assert LIBRARY.deltic_torch_runs_on(cuda, 0) == 1

@@ -355,4 +355,4 @@ def test_layers_ask_the_library_for_kernels():
 
     x = torch.zeros(1, device="cuda")
     assert has_kernels(x) and _GPUS[x.device.index]
-    assert LIBRARY.deltic_torch_runs_on_gpu(torch.cuda.device_count()) == 0
+    assert LIBRARY.deltic_torch_runs_on(1, torch.cuda.device_count()) == 0
