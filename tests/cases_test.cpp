@@ -145,6 +145,7 @@ void expect_same_gradients(const Case& c, size_t turn) {
   std::map<std::string, std::map<std::string, std::vector<std::byte>>> first;  // by implementation
   for (const auto [save, threads] :
        {Run{Save::none, 1}, {Save::none, 2}, {Save::states, 2}, {Save::all, 1}}) {
+    if ((c.betavec || c.gv) && save != Save::none) continue;  // decode keeps nothing
     Case one = c;
     one.save = save;
     cases::Instance instance(one);
@@ -245,8 +246,7 @@ const std::map<std::string_view, std::set<std::string_view>>& not_taken() {
        without_delta_rule({"convolution", "  its gradient", "V-first states", "16-bit states",
                            "pools", "  null slots", "  a second one to write",
                            "  read by accepted tokens", "has_initial_state", "checkpoints"})},
-      {"cuda.general",
-       {"  their gradients", "convolution", "  its gradient", "gated norm", "  its gradients"}}};
+      {"cuda.general", {"convolution", "  its gradient", "gated norm", "  its gradients"}}};
   return all;
 }
 

@@ -611,6 +611,32 @@ const char* const kBackwardLines[] = {
     "backward gate=none seqs=65,300 H=2 HV=4 K=128 V=64 dtype=bf16 l2norm=1",
 };
 
+// Of building blocks: every operation, gates of every kind.
+const char* const kBlockGradientLines[] = {
+    "cumsum_backward gate=channel form=softplus seqs=130,0,64,200 pad=9 HV=3 K=40",
+    "gate_backward gate=head form=bounded seqs=130,0,64,200 pad=9 HV=3",
+    "l2norm_backward seqs=130,0,64,200 pad=9 H=3 K=40 dtype=bf16",
+    "kkt_backward gate=head seqs=130,0,64,200 pad=9 H=2 HV=4 K=40 dtype=bf16",
+    "kkt_backward gate=channel chunk=32 seqs=130,0,64,200 pad=9 H=2 HV=4 K=70",
+    "scores_backward gate=none chunk=16 seqs=130,0,64,200 pad=9 H=2 HV=4 K=40",
+    "scores_backward gate=channel seqs=130,0,64,200 pad=9 H=2 HV=4 K=70 dtype=f16",
+    "inverse_backward seqs=130,0,64,200 pad=9 HV=3 chunk=32 result=0",
+    "inverse_backward seqs=130,0,64,200 pad=9 HV=3 chunk=16 dtype=bf16 result=1",
+    "wy_backward gate=head seqs=130,0,64,200 pad=9 H=2 HV=4 K=40 V=70 parts=u,kg,qg",
+    "wy_backward gate=channel chunk=16 seqs=130,0,64,200 pad=9 H=2 HV=4 K=70 V=40 parts=u,kg,qg",
+};
+
+TEST_F(Gpu, GradientsOfBlocksHaveTheSameBits) {
+  for (const char* line : kBlockGradientLines) {
+    Instance a(cases::parse(line), true, kGpu), b(cases::parse(line), true, kGpu);
+    a.run({.impl = "cuda.general"});
+    b.run({.impl = "cuda.general"});
+    for (const std::string& name : a.outputs()) {
+      EXPECT_TRUE(a.bytes(name) == b.bytes(name)) << name << "\n  " << line;
+    }
+  }
+}
+
 // What was kept decides nothing: all memory modes, and every run, give the same bits.
 TEST_F(Gpu, GradientsHaveTheSameBits) {
   for (const char* line : kBackwardLines) {
@@ -629,13 +655,15 @@ TEST_F(Gpu, GradientsHaveTheSameBits) {
 }
 
 // The last sequence's inputs and what came back for it spoiled: the first one's gradients stay.
-TEST_F(Gpu, GradientsOfASequenceDoNotSeeItsNeighbours) {
-  for (const char* line : kBackwardLines) {
+template <size_t N>
+void expect_sequences_apart(const char* const (&lines)[N]) {
+  for (const char* line : lines) {
     const Case c = cases::parse(line);
     const int64_t length = c.sequence_length(0), from = c.sequence_begin(c.num_sequences() - 1);
     for (const std::string& impl : takers(c)) {
       Instance a(c, true, kGpu), b(c, true, kGpu);
-      for (const char* name : {"q", "k", "v", "beta", "g", "d_o"}) {
+      for (const char* name : {"q", "k", "v", "x", "a", "beta", "g", "d_o", "d_out", "d_w", "d_u",
+                               "d_kg", "d_qg"}) {
         if (!b.has(name)) continue;
         auto values = b.values(name);
         for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i) {
@@ -645,7 +673,7 @@ TEST_F(Gpu, GradientsOfASequenceDoNotSeeItsNeighbours) {
       }
       a.run({.impl = impl});
       b.run({.impl = impl});
-      for (const char* name : {"dq", "dk", "dv", "dbeta", "dg"}) {
+      for (const char* name : {"dq", "dk", "dv", "dx", "da", "dbeta", "dg"}) {
         if (!a.has(name)) continue;
         const int64_t unit =
             per_token(a, name) * cases::size_of(static_cast<DType>(a.tensor(name).view.dtype));
@@ -655,6 +683,10 @@ TEST_F(Gpu, GradientsOfASequenceDoNotSeeItsNeighbours) {
       }
     }
   }
+}
+TEST_F(Gpu, GradientsOfASequenceDoNotSeeItsNeighbours) {
+  expect_sequences_apart(kBackwardLines);
+  expect_sequences_apart(kBlockGradientLines);
 }
 
 // dq of a token is a matter of what came before it.
