@@ -662,8 +662,8 @@ void expect_sequences_apart(const char* const (&lines)[N]) {
     const int64_t length = c.sequence_length(0), from = c.sequence_begin(c.num_sequences() - 1);
     for (const std::string& impl : takers(c)) {
       Instance a(c, true, kGpu), b(c, true, kGpu);
-      for (const char* name : {"q", "k", "v", "x", "a", "beta", "g", "d_o", "d_out", "d_w", "d_u",
-                               "d_kg", "d_qg"}) {
+      for (const char* name :
+           {"q", "k", "v", "x", "a", "beta", "g", "d_o", "d_out", "d_w", "d_u", "d_kg", "d_qg"}) {
         if (!b.has(name)) continue;
         auto values = b.values(name);
         for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i) {

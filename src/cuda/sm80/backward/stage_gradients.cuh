@@ -87,7 +87,7 @@ __device__ void solve_back(Shared<Tr>& s, const Lane<Tr>& at, const float (&d_o)
   if constexpr (Tr::kHasGv) {
     solve_decayed<Tr>(s, at, d_o, beta, e, de, dbeta, dy);
   } else {
-      // Row by row of P and L: a row comes in four loads.
+    // Row by row of P and L: a row comes in four loads.
 #pragma unroll
     for (int l = 0; l < kChunk; ++l) add_row(s.P[l], l + 1, d_o[l], dy);
 #pragma unroll
