@@ -89,8 +89,8 @@ struct Case {
 
   // Options
   Beta beta = Beta::value;
-  bool betavec = false;  // decode: beta per value column
-  bool gv = false;       // decode: value-wise log decay
+  bool betavec = false;  // decode and its gradient: beta per value column
+  bool gv = false;       // likewise: value-wise log decay
   bool l2norm = false;
   std::optional<double> scale;
   int chunk = 64;

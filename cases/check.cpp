@@ -26,7 +26,7 @@ Budget contract(const std::string& name) {
   if (is_any(name, {"dq", "dk", "dv", "dx", "dz", "da", "dweight", "dbias", "d_initial_state"}))
     return {8e-3, 1e-4};
   if (name == "dbeta") return {1.5e-2, 1e-4};
-  if (name == "dg") return {2e-2, 2e-4};
+  if (name == "dg" || name == "dgv") return {2e-2, 2e-4};
   if (name == "dA_log" || name == "ddt_bias") return {1e-2, 2e-4};
   return {6e-3, 1e-4};
 }

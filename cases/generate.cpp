@@ -398,7 +398,7 @@ void Instance::add_backward() {
     draw(add("d_o", Role::input, c.dtype, {c.num_batches(), c.num_tokens(), c.HV, c.V}, true),
          [&](int64_t i) { return random.normal(i); });
   }
-  add_gradients_of({"q", "k", "v", "beta", "g", "A_log", "dt_bias", "initial_state"});
+  add_gradients_of({"q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_state"});
 }
 
 // Outputs of the inputs' shapes. backward: of their dtypes, but fp32 of the initial state.

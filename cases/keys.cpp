@@ -303,6 +303,10 @@ constexpr auto kStateOp = only<Op::forward, Op::decode, Op::backward, Op::conv>;
 constexpr auto kForward = only<Op::forward>;
 constexpr auto kDecode = only<Op::decode>;
 constexpr auto kBackward = only<Op::backward>;
+std::string by_tokens(C c) {
+  return need(c.op == Op::decode || c.save == Save::none, "decode, or backward with save=none");
+}
+constexpr auto kByTokens = both<only<Op::decode, Op::backward>, by_tokens>;
 constexpr auto kConv = only<Op::conv>;
 constexpr auto kNorm = only<Op::rmsnorm>;
 constexpr auto kPoolOp = both<only<Op::forward, Op::decode, Op::conv>, no_gradient>;
@@ -418,9 +422,10 @@ constexpr Key kKeys[] = {
     {"beta", one_of<&Case::beta, kBetas>(), "value",
      "absent (1), as given, through a sigmoid, twice that (blocks: none|value; inverse: its data)",
      only<Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::inverse, Op::wy>},
-    {"betavec", flag<&Case::betavec>(), "0", "decode: beta per value column",
-     both<kDecode, a_beta>},
-    {"gv", flag<&Case::gv>(), "0", "decode: a value-wise log decay", kDecode},
+    {"betavec", flag<&Case::betavec>(), "0",
+     "decode, and backward with save=none: beta per value column", both<kByTokens, a_beta>},
+    {"gv", flag<&Case::gv>(), "0", "decode, and backward with save=none: a value-wise log decay",
+     kByTokens},
     {"l2norm", flag<&Case::l2norm>(), "0", "q and k are normalised inside", kSequenceOp},
     {"scale", kScale, "default", "K^-1/2 unless given (cumsum: 1)",
      only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::scores, Op::scores_inverse>},

@@ -321,7 +321,10 @@ std::vector<SuiteRow> select(const BenchOptions& options, std::vector<LeftOut>& 
       const bool known =
           std::any_of(all.begin(), all.end(), [&](const auto& r) { return r.suite == suite; });
       if (!known)
-        throw UsageError("--suite: expected a name that --list prints, got '" + suite + "'");
+        throw UsageError("--suite: expected a name that --list prints, got '" + suite + "'" +
+                         (options.anchors.empty() && options.common.device == DeviceType::cuda
+                              ? " (--anchors FILE adds the suites of a file, in --list too)"
+                              : ""));
     }
     for (const SuiteRow& r : all) {
       if (suites.empty() || std::find(suites.begin(), suites.end(), r.suite) != suites.end())

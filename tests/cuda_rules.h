@@ -25,10 +25,9 @@ inline bool sm90_backward_takes(const cases::Case& c) {
          c.strided != cases::Layout::wide;
 }
 
-// cuda.general: everything but the convolution, the gated norm and the gradients of building
-// blocks.
+// cuda.general: everything but the convolution and the gated norm.
 inline bool cuda_general_takes(const cases::Case& c) {
-  return !c.gradient && c.op != Op::conv && c.op != Op::rmsnorm;
+  return c.op != Op::conv && c.op != Op::rmsnorm;
 }
 
 // cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
