@@ -316,13 +316,15 @@ def training_plot(run: dict[str, Any], theme: dict[str, str]) -> str:
         loss for model in models.values() for r in model.values() for loss in r.get("losses", [])
     ]
     low, high = math.floor(min(everything)), math.ceil(max(everything))
-    steps = run["sizes"]["steps"]
+    sizes = run["sizes"]
+    steps = sizes["steps"]
     on = run["machine"].get("gpu", run["machine"]["cpu"])
     title = "Loss of a small Qwen3-Next in training, nats per byte"
     canvas.text(12, 24, title, size=16, bold=True)
-    canvas.text(
-        12, 44, f"The same weights and batches everywhere; bf16 products; {on}.", color="quiet"
-    )
+    how = f"The same weights and batches everywhere; bf16 products; {on}."
+    if sizes["timed_width"]:
+        how += f" tokens/s: a step of {sizes['timed_length']}, width {sizes['timed_width']}."
+    canvas.text(12, 44, how, color="quiet")
     lines = 0
     for number, (model, results) in enumerate(models.items()):
         left = 40 + number * (wide + gap)
@@ -350,8 +352,8 @@ def training_plot(run: dict[str, Any], theme: dict[str, str]) -> str:
                     [place(*x) for x in enumerate(found["losses"])], color=color, dash=dash
                 )
                 rate = found.get("tokens_per_second")
-                said = f"ends at {found['losses'][-1]:.3f}"
-                said += f"; {rate:,.0f} tokens/s in a larger step" if rate else ""
+                said = f"{found['losses'][-1]:.3f} at the end"
+                said += f", {rate:,.0f} tokens/s" if rate else ""
             canvas.curve([(left, y - 4), (left + 34, y - 4)], color=color, dash=dash)
             canvas.text(left + 42, y, f"{name}: {said}", size=12)
             lines = max(lines, line + 1)
