@@ -383,6 +383,10 @@ void Instance::generate_sequence_op() {
   add_lengths();
   add_states();
   add_checkpoints();
+  if (!c.from.empty()) {
+    draw(add("recurrent_from", Role::input, c.idx, {c.num_sequences()}, false),
+         [&](int64_t n) { return static_cast<double>(c.recurrent_from(n)); });
+  }
   if (c.op == Op::backward) add_backward();
 }
 

@@ -166,6 +166,15 @@ constexpr Value kCheckpoints = {
     [] { return std::string("offsets a,b,end or none"); },
     [](const Case& c) { return list_text(c.ckpt); },
     [](Case& c, const char* key, Text text) { c.ckpt = to_list(key, text, true); }};
+constexpr Value kRecurrent = {
+    [] { return std::string("none|all|offsets a,b,end"); },
+    [](const Case& c) {
+      return !c.recurrent ? "none" : c.from.empty() ? "all" : list_text(c.from);
+    },
+    [](Case& c, const char* key, Text text) {
+      c.recurrent = text != "none";
+      c.from = c.recurrent && text != "all" ? to_list(key, text, true) : std::vector<int64_t>();
+    }};
 constexpr Value kDense = {
     [] { return std::string("BxT"); },
     [](const Case& c) { return std::to_string(c.batch) + "x" + std::to_string(c.length); },
@@ -345,6 +354,7 @@ std::string index_lists(C c) {
   return need((c.pool != Pool::none && c.pool != Pool::identity) || !c.ckpt.empty(),
               "a pool with lists or ckpt");
 }
+std::string any_lists(C c) { return c.from.empty() ? index_lists(c) : ""; }
 std::string two_lists(C c) {
   const bool has_one = c.pool == Pool::none || c.pool == Pool::inplace ||
                        c.pool == Pool::writelist || c.pool == Pool::drafts;
@@ -451,8 +461,8 @@ constexpr Key kKeys[] = {
     {"hasinit", flag<&Case::has_init>(), "0",
      "has_initial_state is given: every third sequence starts from zero",
      both<kPoolOp, initial_state>},
-    {"idx", index_dtype<&Case::idx>(), "i32", "dtype of the index lists of pool and checkpoints",
-     both<kPoolOp, index_lists>},
+    {"idx", index_dtype<&Case::idx>(), "i32",
+     "dtype of the index lists of pool and checkpoints, and of offsets", both<kPoolOp, any_lists>},
     {"ckpt", kCheckpoints, "none",
      "states kept after so many tokens of every sequence that is long enough", kPoolOp},
     {"ckptskip", flag<&Case::ckptskip>(), "0", "every second checkpoint has slot -1",
@@ -461,6 +471,8 @@ constexpr Key kKeys[] = {
      only<Op::forward, Op::backward, Op::cumsum, Op::kkt, Op::scores, Op::scores_inverse,
           Op::inverse, Op::wy>},
     {"split", kSplit, "auto", "how a sequence may be cut", kForward},
+    {"recurrent", kRecurrent, "none",
+     "tokens in the recurrent form: from so many on, by turns for the sequences", kForward},
     {"reverse", flag<&Case::reverse>(), "0", "sums from the chunk's end", only<Op::cumsum>},
     {"rstd", flag<&Case::rstd>(), "0", "1 / norm is asked for",
      both<only<Op::l2norm>, no_gradient>},
