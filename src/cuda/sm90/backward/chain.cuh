@@ -25,31 +25,37 @@ struct ChainStage {
 };
 
 template <class Tr>
-__device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                                 uint64_t* full) {
+__device__ void load_stage(const Params& p, const Maps& maps, const ChainItem<Tr>& at, int c,
+                           ChainStage<Tr>& s, uint64_t* full) {
   constexpr int kBytes =
       (Tr::kPerChannel ? 3 * Tr::kKeyBytes : 0) + 2 * Tr::kSquareBytes + Tr::kNumberBytes;
-  const ChunkCopy<Tr> copy(p, at, c, kBytes, full);
-  const int64_t token = at.token(c);
+  ChunkLoad<Tr> load(p, at, c, full);
+  load.expect(kBytes +
+              (Tr::kPerChannel ? 0 : load.bytes_of(maps.k, Tr::K) + load.bytes_of(maps.q, Tr::K)) +
+              load.bytes_of(maps.d_o, Tr::kColumns));
+  load.values(s.values, maps.d_o, p.d_o);
   if constexpr (Tr::kPerChannel) {
-    copy.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
-    copy.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
-    copy.image(s.keys[2], p.work.qE, Tr::kKeyBytes);
+    load.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
   } else {
-    copy.keys(s.keys[0], p.k, token);
-    copy.keys(s.keys[1], p.q, token);
+    load.keys(s.keys[0], maps.k, p.k);
   }
-  copy.image(s.T, p.work.T, Tr::kSquareBytes);
-  copy.image(s.P, p.work.P, Tr::kSquareBytes);
-  copy.values(s.values, p.d_o, token);
-  copy.numbers(s.last, s.rows);
+  load.image(s.P, p.work.P, Tr::kSquareBytes);
+  load.image(s.T, p.work.T, Tr::kSquareBytes);
+  load.numbers(s.last, s.rows);
+  if constexpr (Tr::kPerChannel) {
+    load.image(s.keys[2], p.work.qE, Tr::kKeyBytes);
+    load.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
+  } else {
+    load.keys(s.keys[1], maps.q, p.q);
+  }
+  load.done();
 }
 
-// dy = P^T do + (k R) dS of the warpgroup's columns, and dS decays. dS goes to the workspace; then
-// load_next() (see step_states).
+// dy = P^T do + (k R) dS of the warpgroup's columns, and dS decays. dS goes to the workspace.
+// release: see step_states.
 template <class Tr, class F>
 __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                               ChainOut<Tr>& out, F&& load_next, const uint32_t (&d_o)[4][4],
+                               ChainOut<Tr>& out, F&& release, const uint32_t (&d_o)[4][4],
                                State<Tr>& dS, float (&dy)[8][4]) {
   using E = typename Tr::E;
   const int lane = thread_index() % 32;
@@ -68,10 +74,10 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
     multiply_square<Tr, Major::mn>(smem_u32(s.P), d_o, false, scores);
   }
   wgmma_commit();
+  release();
   const int64_t item = at.item(p, c);
   send_operands<Tr>(at, a, out.staging[thread_index() / 32],
                     static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
-  load_next();
   if (c + 1 == at.num_chunks()) multiply_rest<Tr>(s.k_end(), dS, a, dy);
   decay_state<Tr>(s.last, dS);
   end_product<0>(dy);
@@ -145,7 +151,7 @@ __device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, 
 // One chunk by a warpgroup.
 template <class Tr, class F>
 __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                           ChainOut<Tr>& out, F&& load_next, State<Tr>& dS) {
+                           ChainOut<Tr>& out, F&& release, State<Tr>& dS) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   float dy[8][4];
@@ -154,7 +160,7 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   for (int k = 0; k < 4; ++k) {
     load_left_turned<64>(smem_u32(s.values), 16 * k, 16 * warp, lane, d_o[k]);
   }
-  multiply_chain<Tr>(p, at, c, s, out, load_next, d_o, dS, dy);
+  multiply_chain<Tr>(p, at, c, s, out, release, d_o, dS, dy);
 #pragma unroll
   for (int k = 0; k < 4; ++k) to_left<E>(&dy[2 * k], a[k]);
   float(&dz)[8][4] = dy;
@@ -200,36 +206,62 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
 }
 
 template <class Tr>
-__device__ void go_back(const Params& p, unsigned index, unsigned char* smem) {
-  auto& s = *reinterpret_cast<ChainShared<Tr, ChainStage<Tr>>*>(smem);
-  begin_chain(p, index, s);
-  const ChainItem<Tr>& at = s.at;
+__device__ void go_back(const Params& p, ChainShared<Tr, ChainStage<Tr>>& s) {
+  const ChainItem<Tr>& at = s.head.at;
   const int chunks = at.num_chunks();
-  if (chunks > 0) load_chain_stage<Tr>(p, at, chunks - 1, s.stages[0], &s.full[0]);
   State<Tr> dS;
   load_given<Tr>(at, p.d_final, dS);
-  for (int i = 0; i < chunks; ++i) {
-    wait_stage(s.full, i);
-    const int c = chunks - 1 - i, next = (i + 1) % 2;
-    const auto load_next = [&] {
-      if (c > 0) load_chain_stage<Tr>(p, at, c - 1, s.stages[next], &s.full[next]);
+  RingPlace<Tr, ChainStage<Tr>> place;
+  for (int c = chunks - 1; c >= 0; --c, place.next()) {
+    const auto release = [&] {
+      if (c + 1 < chunks) place.release_last(s);
     };
-    step_chain<Tr>(p, at, c, s.stages[i % 2], s.out, load_next, dS);
+    step_chain<Tr>(p, at, c, place.wait_full(s), s.out, release, dS);
   }
   store_given<Tr>(at, p.d_initial, dS);
   bulk_store_wait();
 }
+template <class Tr>
+__device__ void load_back(const Params& p, const Maps& maps, ChainShared<Tr, ChainStage<Tr>>& s) {
+  const ChainItem<Tr>& at = s.head.at;
+  RingPlace<Tr, ChainStage<Tr>> place;
+  for (int c = at.num_chunks() - 1; c >= 0; --c, place.next()) {
+    place.wait_empty(s);
+    load_stage<Tr>(p, maps, at, c, s.stages[place.stage], &s.head.full[place.stage]);
+  }
+}
+
+template <class Tr>
+inline constexpr int kChainBytes = static_cast<int>(sizeof(ChainShared<Tr, ChainStage<Tr>>) >
+                                                            sizeof(ChainShared<Tr, StatesStage<Tr>>)
+                                                        ? sizeof(ChainShared<Tr, ChainStage<Tr>>)
+                                                        : sizeof(ChainShared<Tr, StatesStage<Tr>>));
 
 // CTAs of the chain backward, which takes longer, then those of the one forward.
 template <class Tr>
-__global__ void __launch_bounds__(Tr::kThreads, 1) chains_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char stages[];
-  static_assert(sizeof(ChainShared<Tr, ChainStage<Tr>>) <= 232448, "shared memory of a CTA");
+__global__ void __launch_bounds__(Tr::kThreads, 1)
+    chains_kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  using Back = ChainShared<Tr, ChainStage<Tr>>;
+  using Forward = ChainShared<Tr, StatesStage<Tr>>;
+  static_assert(sizeof(Forward) <= kChainBytes<Tr> && sizeof(Back) <= kChainBytes<Tr>);
   begin_launch();
   if (is_wrong(p.tokens)) return;
   const unsigned half = gridDim.x / 2;
-  blockIdx.x < half ? go_back<Tr>(p, blockIdx.x, stages)
-                    : go_forward<Tr>(p, blockIdx.x - half, stages);
+  const bool is_back = blockIdx.x < half;
+  begin_chain<Tr>(p, is_back ? blockIdx.x : blockIdx.x - half,
+                  *reinterpret_cast<ChainHead<Tr>*>(smem));
+  auto& back = *reinterpret_cast<Back*>(smem);
+  auto& forward = *reinterpret_cast<Forward*>(smem);
+  if (thread_index() < 32 * Tr::kWarps) {
+    more_registers<240>();
+    is_back ? go_back<Tr>(p, back) : go_forward<Tr>(p, forward);
+  } else {
+    fewer_registers<24>();
+    if (thread_index() < 32 * Tr::kWarps + 32) {
+      is_back ? load_back<Tr>(p, maps, back) : load_forward<Tr>(p, maps, forward);
+    }
+  }
 }
 
 }  // namespace deltic::gpu::gradient

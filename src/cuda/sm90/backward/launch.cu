@@ -10,6 +10,7 @@
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/launch.h"
+#include "cuda/tensor_map.h"
 #include "cuda/tile/call.h"
 #include "cuda/tile/vectors.cuh"
 
@@ -91,6 +92,14 @@ Params params_of(const Problem& p, const Workspace& work) {
   return x;
 }
 
+Maps maps_of(const Problem& p, void* fallback) {
+  const auto map = [&](const Rows& x, int64_t heads, int64_t width) -> RowsMap {
+    if (!x.present || !is_16_bytes(x, heads, p.T, p.B)) return {};
+    return {make_map("backward", x, p.B, p.T, heads, width, fallback), true};
+  };
+  return {map(p.q, p.H, p.K), map(p.k, p.H, p.K), map(p.v, p.HV, p.V), map(p.d_o, p.HV, p.V)};
+}
+
 // Zero in the gradients of rows that belong to no sequence.
 __global__ void __launch_bounds__(kThreads) clear_padding(const __grid_constant__ Params p) {
   if (is_wrong(p.tokens)) return;
@@ -120,14 +129,15 @@ __global__ void __launch_bounds__(kThreads) add_parameters(const __grid_constant
 }
 
 template <class E>
-void launch_instance(const Problem& p, const Params& x, cudaStream_t stream) {
+void launch_instance(const Problem& p, const Params& x, const Maps& maps, cudaStream_t stream) {
   if constexpr (kFullSet) {
     if (p.gate == Gate::channel) {
-      return p.K == 64 ? launch<E, 64, true>(x, stream) : launch<E, 128, true>(x, stream);
+      return p.K == 64 ? launch<E, 64, true>(x, maps, stream)
+                       : launch<E, 128, true>(x, maps, stream);
     }
-    p.K == 64 ? launch<E, 64, false>(x, stream) : launch<E, 128, false>(x, stream);
+    p.K == 64 ? launch<E, 64, false>(x, maps, stream) : launch<E, 128, false>(x, maps, stream);
   } else {
-    launch<__nv_bfloat16, 128, true>(x, stream);
+    launch<__nv_bfloat16, 128, true>(x, maps, stream);
   }
 }
 
@@ -142,6 +152,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   checked_ctas(checked_product(std::max(tiles_of(p), 2 * p.N), p.HV), kName);
   size_t bytes = 0;
   const Params x = params_of(p, lay_out(p, workspace.data(), bytes));
+  const Maps maps = maps_of(p, workspace.data());
   if (p.packed && p.T > 0) {
     clear_padding<<<kPaddingCtas, kThreads, 0, stream>>>(x);
     check_launch("kernel that clears padding");
@@ -153,8 +164,8 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
                  "clearing the sums of parameters");
     }
   }
-  p.q.dtype == DType::bf16 ? launch_instance<__nv_bfloat16>(p, x, stream)
-                           : launch_instance<__half>(p, x, stream);
+  p.q.dtype == DType::bf16 ? launch_instance<__nv_bfloat16>(p, x, maps, stream)
+                           : launch_instance<__half>(p, x, maps, stream);
   if (x.wants_sums) {
     const int64_t parameters = p.HV * (1 + x.gate_width);
     add_parameters<<<static_cast<unsigned>((parameters + kThreads - 1) / kThreads), kThreads, 0,

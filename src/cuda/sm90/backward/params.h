@@ -1,6 +1,8 @@
 // What the kernels of the backward on Hopper get: the call's tensors, and where workspace lies.
 #pragma once
 
+#include <cuda.h>
+
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/scores/params.h"
 #include "cuda/tile/chunks.cuh"
@@ -66,6 +68,15 @@ struct Params {
   Param A_log, dt_bias, dA_log, ddt_bias;
   States initial, d_final, d_initial;  // by strides, K-first or V-first
   Workspace work;
+};
+
+// Rows of whole chunks go by themselves, where a tensor's strides allow it.
+struct RowsMap {
+  CUtensorMap map;
+  bool is_there;
+};
+struct Maps {
+  RowsMap q, k, v, d_o;
 };
 
 // First in every kernel: the next one's CTAs may take the SMs that this one's leave; what the one

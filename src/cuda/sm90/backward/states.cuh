@@ -17,27 +17,29 @@ struct StatesStage {
 };
 
 template <class Tr>
-__device__ void load_states_stage(const Params& p, const ChainItem<Tr>& at, int c,
-                                  StatesStage<Tr>& s, uint64_t* full) {
+__device__ void load_stage(const Params& p, const Maps& maps, const ChainItem<Tr>& at, int c,
+                           StatesStage<Tr>& s, uint64_t* full) {
   constexpr int kBytes =
       (Tr::kPerChannel ? 2 * Tr::kKeyBytes : 0) + Tr::kSquareBytes + Tr::kNumberBytes;
-  const ChunkCopy<Tr> copy(p, at, c, kBytes, full);
+  ChunkLoad<Tr> load(p, at, c, full);
+  load.expect(kBytes + (Tr::kPerChannel ? 0 : load.bytes_of(maps.k, Tr::K)) +
+              load.bytes_of(maps.v, Tr::kColumns));
   if constexpr (Tr::kPerChannel) {
-    copy.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
-    copy.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
+    load.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
   } else {
-    copy.keys(s.keys[0], p.k, at.token(c));
+    load.keys(s.keys[0], maps.k, p.k);
   }
-  copy.image(s.T, p.work.T, Tr::kSquareBytes);
-  copy.values(s.values, p.v, at.token(c));
-  copy.numbers(s.last, s.rows);
+  load.values(s.values, maps.v, p.v);
+  load.image(s.T, p.work.T, Tr::kSquareBytes);
+  load.numbers(s.last, s.rows);
+  if constexpr (Tr::kPerChannel) load.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
+  load.done();
 }
 
-// One chunk by a warpgroup. load_next: the next chunk's copies, after the fence of what is sent
-// first, which would wait for them.
+// One chunk by a warpgroup. release: of the stage before, when the first product is under way.
 template <class Tr, class F>
 __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, StatesStage<Tr>& s,
-                            ChainOut<Tr>& out, F&& load_next, State<Tr>& S) {
+                            ChainOut<Tr>& out, F&& release, State<Tr>& S) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int64_t item = at.item(p, c);
@@ -49,8 +51,8 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
     begin_product(x);
     multiply_keys<Tr>(smem_u32(s.keys[0]), a, false, x);
     wgmma_commit();
+    release();
     send_operands<Tr>(at, a, out.staging[warp], static_cast<E*>(p.work.S) + item * (Tr::V * Tr::K));
-    load_next();
     if (c == 0) multiply_rest<Tr>(smem_u32(s.keys[0]), S, a, x);
     decay_state<Tr>(s.last, S);
 #pragma unroll
@@ -110,26 +112,33 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
   end_product<0>(S);
 }
 
-// A CTA's columns through a sequence.
+// A CTA's columns through a sequence: those that multiply, and the warp that loads.
 template <class Tr>
-__device__ void go_forward(const Params& p, unsigned index, unsigned char* smem) {
-  auto& s = *reinterpret_cast<ChainShared<Tr, StatesStage<Tr>>*>(smem);
-  begin_chain(p, index, s);
-  const ChainItem<Tr>& at = s.at;
+__device__ void go_forward(const Params& p, ChainShared<Tr, StatesStage<Tr>>& s) {
+  const ChainItem<Tr>& at = s.head.at;
   const int chunks = at.num_chunks();
   if (chunks == 0) return;
-  load_states_stage<Tr>(p, at, 0, s.stages[0], &s.full[0]);
   State<Tr> S;
   load_given<Tr>(at, p.initial, S);
-  for (int c = 0; c < chunks; ++c) {
-    wait_stage(s.full, c);
-    const int next = (c + 1) % 2;
-    const auto load_next = [&] {
-      if (c + 1 < chunks) load_states_stage<Tr>(p, at, c + 1, s.stages[next], &s.full[next]);
+  RingPlace<Tr, StatesStage<Tr>> place;
+  for (int c = 0; c < chunks; ++c, place.next()) {
+    const auto release = [&] {
+      if (c > 0) place.release_last(s);
     };
-    step_states<Tr>(p, at, c, s.stages[c % 2], s.out, load_next, S);
+    step_states<Tr>(p, at, c, place.wait_full(s), s.out, release, S);
   }
   bulk_store_wait();
+}
+template <class Tr>
+__device__ void load_forward(const Params& p, const Maps& maps,
+                             ChainShared<Tr, StatesStage<Tr>>& s) {
+  const ChainItem<Tr>& at = s.head.at;
+  const int chunks = at.num_chunks();
+  RingPlace<Tr, StatesStage<Tr>> place;
+  for (int c = 0; c < chunks; ++c, place.next()) {
+    place.wait_empty(s);
+    load_stage<Tr>(p, maps, at, c, s.stages[place.stage], &s.head.full[place.stage]);
+  }
 }
 
 }  // namespace deltic::gpu::gradient
