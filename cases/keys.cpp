@@ -291,7 +291,7 @@ std::string no_gradient(C c) { return need(!c.is_gradient(), "an operation that 
 
 constexpr auto kSequenceOp = only<Op::forward, Op::decode, Op::backward>;
 constexpr auto kStateOp = only<Op::forward, Op::decode, Op::backward, Op::conv>;
-constexpr auto kForward = only<Op::forward>;
+constexpr auto kSplitOp = only<Op::forward, Op::backward>;
 constexpr auto kDecode = only<Op::decode>;
 constexpr auto kBackward = only<Op::backward>;
 constexpr auto kConv = only<Op::conv>;
@@ -455,7 +455,7 @@ constexpr Key kKeys[] = {
     {"chunk", kChunk, "64", "chunk length (inverse: width of A)",
      only<Op::forward, Op::backward, Op::cumsum, Op::kkt, Op::scores, Op::scores_inverse,
           Op::inverse, Op::wy>},
-    {"split", kSplit, "auto", "how a sequence may be cut", kForward},
+    {"split", kSplit, "auto", "how a sequence may be cut", kSplitOp},
     {"reverse", flag<&Case::reverse>(), "0", "sums from the chunk's end", only<Op::cumsum>},
     {"rstd", flag<&Case::rstd>(), "0", "1 / norm is asked for",
      both<only<Op::l2norm>, no_gradient>},

@@ -55,8 +55,8 @@ __device__ void load_stage(const Params& p, const Maps& maps, const ChainItem<Tr
 // release: see step_states.
 template <class Tr, class F>
 __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                               ChainOut<Tr>& out, F&& release, const uint32_t (&d_o)[4][4],
-                               State<Tr>& dS, float (&dy)[8][4]) {
+                               ChainOut<Tr>& out, F&& release, StepKind kind,
+                               const uint32_t (&d_o)[4][4], State<Tr>& dS, float (&dy)[8][4]) {
   using E = typename Tr::E;
   const int lane = thread_index() % 32;
   uint32_t a[Tr::K / 16][4];
@@ -76,8 +76,10 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   wgmma_commit();
   release();
   const int64_t item = at.item(p, c);
-  send_operands<Tr>(at, a, out.staging[thread_index() / 32],
-                    static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
+  if (kind.has_outputs) {
+    send_operands<Tr>(at, a, out.staging[thread_index() / 32],
+                      static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
+  }
   if (c + 1 == at.num_chunks()) multiply_rest<Tr>(s.k_end(), dS, a, dy);
   decay_state<Tr>(s.last, dS);
   end_product<0>(dy);
@@ -151,7 +153,7 @@ __device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, 
 // One chunk by a warpgroup.
 template <class Tr, class F>
 __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                           ChainOut<Tr>& out, F&& release, State<Tr>& dS) {
+                           ChainOut<Tr>& out, F&& release, StepKind kind, State<Tr>& dS) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   float dy[8][4];
@@ -160,7 +162,7 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   for (int k = 0; k < 4; ++k) {
     load_left_turned<64>(smem_u32(s.values), 16 * k, 16 * warp, lane, d_o[k]);
   }
-  multiply_chain<Tr>(p, at, c, s, out, release, d_o, dS, dy);
+  multiply_chain<Tr>(p, at, c, s, out, release, kind, d_o, dS, dy);
 #pragma unroll
   for (int k = 0; k < 4; ++k) to_left<E>(&dy[2 * k], a[k]);
   float(&dz)[8][4] = dy;
@@ -201,34 +203,43 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   begin_product(dS);
   add_outer<Tr>(s.k_start(), az, dS);
   wgmma_commit();
-  send_gradients<Tr>(p, at, c, s, out, dz);
+  if (kind.has_outputs) send_gradients<Tr>(p, at, c, s, out, dz);
   end_product<0>(dS);
 }
 
+// Chunks of the chain backward, from end_chunk - 1 on: those that lead up to a piece, and its own.
 template <class Tr>
-__device__ void go_back(const Params& p, ChainShared<Tr, ChainStage<Tr>>& s) {
+__device__ int end_chunk(const ChainItem<Tr>& at) {
+  return at.end + max(at.ahead, 0);
+}
+template <class Tr, bool kTransfer>
+__device__ void go_back(const Params& p, ChainShared<Tr, ChainStage<Tr>>& s, State<Tr>& dS) {
   const ChainItem<Tr>& at = s.head.at;
-  const int chunks = at.num_chunks();
-  State<Tr> dS;
-  load_given<Tr>(at, p.d_final, dS);
+  const int end = end_chunk(at), begin = at.begin;
   RingPlace<Tr, ChainStage<Tr>> place;
-  for (int c = chunks - 1; c >= 0; --c, place.next()) {
+  for (int c = end - 1; c >= begin; --c, place.next()) {
     const auto release = [&] {
-      if (c + 1 < chunks) place.release_last(s);
+      if (c + 1 < end) place.release_last(s);
     };
-    step_chain<Tr>(p, at, c, place.wait_full(s), s.out, release, dS);
+    const StepKind kind{!kTransfer && c < at.end};
+    step_chain<Tr>(p, at, c, place.wait_full(s), s.out, release, kind, dS);
   }
-  store_given<Tr>(at, p.d_initial, dS);
-  bulk_store_wait();
 }
 template <class Tr>
 __device__ void load_back(const Params& p, const Maps& maps, ChainShared<Tr, ChainStage<Tr>>& s) {
   const ChainItem<Tr>& at = s.head.at;
+  const int begin = at.begin;
   RingPlace<Tr, ChainStage<Tr>> place;
-  for (int c = at.num_chunks() - 1; c >= 0; --c, place.next()) {
+  for (int c = end_chunk(at) - 1; c >= begin; --c, place.next()) {
     place.wait_empty(s);
     load_stage<Tr>(p, maps, at, c, s.stages[place.stage], &s.head.full[place.stage]);
   }
+}
+template <class Tr>
+__device__ void begin_back(const Params& p, const ChainItem<Tr>& at, State<Tr>& dS) {
+  States given = p.d_final;
+  given.present = given.present && at.ahead >= 0 && end_chunk(at) == at.num_chunks();
+  load_given<Tr>(at, given, dS);
 }
 
 template <class Tr>
@@ -242,24 +253,46 @@ template <class Tr>
 __global__ void __launch_bounds__(Tr::kThreads, 1)
     chains_kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) unsigned char smem[];
-  using Back = ChainShared<Tr, ChainStage<Tr>>;
-  using Forward = ChainShared<Tr, StatesStage<Tr>>;
-  static_assert(sizeof(Forward) <= kChainBytes<Tr> && sizeof(Back) <= kChainBytes<Tr>);
+  auto& back = *reinterpret_cast<ChainShared<Tr, ChainStage<Tr>>*>(smem);
+  auto& forward = *reinterpret_cast<ChainShared<Tr, StatesStage<Tr>>*>(smem);
+  static_assert(kChainBytes<Tr> <= kCtaBytes);
   begin_launch();
   if (is_wrong(p.tokens)) return;
+  constexpr unsigned kSlices = Tr::V / Tr::kColumns;
   const unsigned half = gridDim.x / 2;
   const bool is_back = blockIdx.x < half;
-  begin_chain<Tr>(p, is_back ? blockIdx.x : blockIdx.x - half,
-                  *reinterpret_cast<ChainHead<Tr>*>(smem));
-  auto& back = *reinterpret_cast<Back*>(smem);
-  auto& forward = *reinterpret_cast<Forward*>(smem);
+  const unsigned index = is_back ? blockIdx.x : blockIdx.x - half;
+  auto& head = *reinterpret_cast<ChainHead<Tr>*>(smem);
+  begin_chain<Tr>(p, index / kSlices, index % kSlices, head);
+  if (!head.at.is_there()) return;
+  if (p.segment > 0) {
+    if (thread_index() < 32) {
+      const ChainItem<Tr>& at = head.at;
+      const int ahead = chunks_ahead(p, at.first_tile, at.head, is_back ? at.end : at.begin,
+                                     at.num_chunks(), is_back);
+      if (thread_index() == 0) head.at.ahead = ahead;
+    }
+    __syncthreads();  // what leads up to the piece
+  }
   if (thread_index() < 32 * Tr::kWarps) {
     more_registers<240>();
-    is_back ? go_back<Tr>(p, back) : go_forward<Tr>(p, forward);
+    const ChainItem<Tr>& at = head.at;
+    State<Tr> S;
+    if (is_back) {
+      at.ahead < 0 ? load_stash<Tr>(stash_of<Tr>(at, p.work.before, at.piece_item(p, 1)), S)
+                   : begin_back<Tr>(p, at, S);
+      go_back<Tr, false>(p, back, S);
+      if (at.begin == 0) store_given<Tr>(at, p.d_initial, S);
+    } else {
+      at.ahead < 0 ? load_stash<Tr>(stash_of<Tr>(at, p.work.after, at.piece_item(p, -1)), S)
+                   : begin_forward<Tr>(p, at, S);
+      go_forward<Tr, false>(p, forward, true, S);
+    }
+    bulk_store_wait();
   } else {
     fewer_registers<24>();
     if (thread_index() < 32 * Tr::kWarps + 32) {
-      is_back ? load_back<Tr>(p, maps, back) : load_forward<Tr>(p, maps, forward);
+      is_back ? load_back<Tr>(p, maps, back) : load_forward<Tr>(p, maps, true, forward);
     }
   }
 }

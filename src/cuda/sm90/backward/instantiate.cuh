@@ -6,6 +6,7 @@
 #include "cuda/sm90/backward/gradients.cuh"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/prepare.cuh"
+#include "cuda/sm90/backward/transfers.cuh"
 #include "cuda/tile/launch.h"
 
 namespace deltic::gpu::gradient {
@@ -23,18 +24,30 @@ void launch_kernel(void (*kernel)(Parameters...), int64_t ctas, int threads, siz
              what);
 }
 
-// A state's value columns as 64 to a CTA, or all of them where that many CTAs do not fit at once:
-// the tiles of keys are then read once. The bits are the same.
+// A state's value columns as 64 to a CTA, or all of them: the tiles of keys are then read once. The
+// bits are the same.
 template <class E, int K, int V, int kColumns, bool kPerChannel>
 void launch_chains(const Params& p, const Maps& maps, cudaStream_t stream) {
   using Tr = ChainTraits<E, K, V, kColumns, kPerChannel>;
-  launch_kernel(chains_kernel<Tr>, 2 * int64_t{p.N} * p.HV * (V / kColumns), Tr::kThreads,
+  launch_kernel(chains_kernel<Tr>, 2 * p.num_pieces * p.HV * (V / kColumns), Tr::kThreads,
                 kChainBytes<Tr>, stream, "kernel of the backward's chains", p, maps);
+}
+// The states at the borders of segments.
+template <class E, int K, int V, bool kPerChannel>
+void launch_transfers(const Params& p, const Maps& maps, cudaStream_t stream) {
+  constexpr int kColumns = K == V ? V : 64;
+  using Tr = ChainTraits<E, K, V, kColumns, kPerChannel>;
+  launch_kernel(transfers_kernel<Tr>, p.num_pieces * p.HV * ((2 * V + K) / kColumns), Tr::kThreads,
+                kChainBytes<Tr>, stream, "kernel of the backward's transfers", p, maps);
+  using Merge = MergeTraits<E, K, V>;
+  launch_kernel(merge_kernel<Merge>, int64_t{p.N} * p.HV * (2 * V / 64), kWarpgroup,
+                sizeof(MergeShared<Merge>), stream, "kernel of the states between segments", p);
 }
 
 template <class E, int K, int V, bool kPerChannel>
 void launch_values(const Params& p, const Maps& maps, cudaStream_t stream) {
-  if (V > 64 && 2 * int64_t{p.N} * p.HV * (V / 64) > kGradientCtas) {
+  if (p.segment > 0) launch_transfers<E, K, V, kPerChannel>(p, maps, stream);
+  if (p.columns == V) {
     launch_chains<E, K, V, V, kPerChannel>(p, maps, stream);
   } else {
     launch_chains<E, K, V, 64, kPerChannel>(p, maps, stream);

@@ -5,7 +5,9 @@
 #include <span>
 
 #include "core/scratch.h"
+#include "cuda/cuda.h"
 #include "cuda/device.h"
+#include "cuda/schedule/chains.h"
 #include "cuda/set.h"
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/sm90/backward/instantiate.h"
@@ -43,9 +45,10 @@ const char* refuse(const Problem& p) {
   return nullptr;
 }
 
+int segment_of(const Problem& p) { return schedule::chain_segment(p, num_sms(p)); }
 int64_t tiles_of(const Problem& p) { return num_tiles(p.packed, p.N, p.T); }
 
-Workspace lay_out(const Problem& p, std::byte* base, size_t& bytes) {
+Workspace lay_out(const Problem& p, int segment, std::byte* base, size_t& bytes) {
   deltic::Scratch scratch(base);
   const int64_t items = checked_product(tiles_of(p), p.HV);
   const bool per_channel = p.gate == Gate::channel;
@@ -63,6 +66,13 @@ Workspace lay_out(const Problem& p, std::byte* base, size_t& bytes) {
   if (p.dbeta.present) w.dz_rest = tile(kChunk, p.V);
   w.group_sums = scratch.take<float>(p.HV > p.H ? kGradientCtas : 0, 2 * kChunk, p.K);
   w.sums = scratch.take<float>(wants_sums(p) ? items : 0, 1 + gate_width_of(p));
+  if (segment > 0) {
+    const int64_t pieces = checked_product(num_pieces(p.packed, p.N, p.T, segment), p.HV);
+    w.bound = scratch.take<float>(items);
+    w.M = scratch.take<uint16_t>(pieces, 2, p.K, p.K);
+    w.after = scratch.take<float>(pieces, p.V, p.K);
+    w.before = scratch.take<float>(pieces, p.V, p.K);
+  }
   bytes = scratch.used();
   return w;
 }
@@ -81,13 +91,25 @@ scores::Params scores_params(const Problem& p) {
   return x;
 }
 
-Params params_of(const Problem& p, const Workspace& work) {
+// Value columns of a CTA of the chains. Whole sequences: 64 where all CTAs run at once.
+int columns_of(const Problem& p, int segment) {
+  if (p.V == 64) return 64;
+  if (segment == 0) return 2 * p.N * p.HV * (p.V / 64) > kGradientCtas ? int(p.V) : 64;
+  const schedule::ChainWork work = schedule::chain_work_of(p, num_sms(p));
+  const int n = (work.longest + segment - 1) / segment;
+  return schedule::chain_time(schedule::chain_costs_of(schedule::kind_of(p)), work, n, segment)
+      .columns;
+}
+
+Params params_of(const Problem& p, int segment, const Workspace& work) {
   Params x{};
   set_call(p, x), set_gradients(p, x);
   x.scores = scores_params(p), x.num_tiles = tiles_of(p);
   x.N = static_cast<uint32_t>(p.N), x.V = static_cast<int32_t>(p.V);
   x.dq_vectors = is_vectorizable(p.dq, p.K), x.dk_vectors = is_vectorizable(p.dk, p.K);
   x.g_tiles = p.gate == Gate::channel && size_of(p.g.dtype) == 2 && is_vectorizable(p.g, p.K);
+  x.segment = segment, x.num_pieces = num_pieces(p.packed, p.N, p.T, segment);
+  x.columns = columns_of(p, segment);
   x.work = work;
   return x;
 }
@@ -143,15 +165,17 @@ void launch_instance(const Problem& p, const Params& x, const Maps& maps, cudaSt
 
 size_t workspace_bytes(const Problem& p) {
   size_t bytes = 0;
-  lay_out(p, nullptr, bytes);
+  lay_out(p, segment_of(p), nullptr, bytes);
   return bytes;
 }
 
 void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
-  checked_ctas(checked_product(std::max(tiles_of(p), 2 * p.N), p.HV), kName);
+  const int segment = segment_of(p);
+  const int64_t pieces = checked_product(num_pieces(p.packed, p.N, p.T, segment), 6);
+  checked_ctas(checked_product(std::max(tiles_of(p), pieces), p.HV), kName);
   size_t bytes = 0;
-  const Params x = params_of(p, lay_out(p, workspace.data(), bytes));
+  const Params x = params_of(p, segment, lay_out(p, segment, workspace.data(), bytes));
   const Maps maps = maps_of(p, workspace.data());
   if (p.packed && p.T > 0) {
     clear_padding<<<kPaddingCtas, kThreads, 0, stream>>>(x);

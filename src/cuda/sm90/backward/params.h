@@ -42,6 +42,13 @@ struct Workspace {
   // What rounding left of dz and, [N][HV][64][V], of first chunks' e: for dbeta.
   void *dz_rest, *e_rest;
   float* sums;  // [tile][HV][1 + gate width]: of A_log and dt_bias
+  // Sequences in segments. bound: [tile][HV], log2 of the most that a chunk leaves of a state.
+  // Of each piece and value head [piece][HV]: M, as [K][K] and what rounding left of it; then, in
+  // blocks of 64 value columns as threads have them, the state after the piece and the gradient of
+  // the one before it, fp32: from 0, and after the merge as they are.
+  float* bound;
+  void* M;
+  float *after, *before;
 };
 
 struct Params {
@@ -65,6 +72,9 @@ struct Params {
   Rows beta, g;  // [B,T,HV]; [B,T,HV] or [B,T,HV,K]
   Rows dq, dk, dv, dbeta, dg;
   int32_t V;
+  int32_t segment;     // chunks of a piece; 0: sequences stay whole
+  int64_t num_pieces;  // an upper bound
+  int32_t columns;     // value columns of a CTA of the chains
   Param A_log, dt_bias, dA_log, ddt_bias;
   States initial, d_final, d_initial;  // by strides, K-first or V-first
   Workspace work;
@@ -84,6 +94,15 @@ struct Maps {
 __device__ inline void begin_launch() {
   grid_release();
   grid_wait();
+}
+
+// Numbers of pieces: as those of tiles, sequence n has them from its first tile / segment + n on.
+inline int64_t num_pieces(bool packed, int64_t N, int64_t T, int64_t segment) {
+  const int64_t tiles = num_tiles(packed, N, T);
+  if (segment == 0) return N;
+  if (packed) return tiles / segment + N;
+  const int64_t each = N > 0 ? tiles / N : 0;
+  return each == 0 ? N : N * ((each + segment - 1) / segment);
 }
 
 // The q/k head of a value head; in 32 bits, as a division of 64 is a hundred instructions.

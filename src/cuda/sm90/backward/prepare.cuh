@@ -16,6 +16,7 @@ __device__ inline float exp_of(float x) { return exp2_approx(x * kLog2e); }
 struct PrepareShared {
   float k_norm[kChunk], q_norm[kChunk];  // 1 / |k|, 1 / |q|; 1 without norm
   float log_decay[kChunk];               // gates per head
+  float bounds[4];                       // of a warp's tokens (lay_bounds)
 };
 
 // The place of G of a token and channel in the shared memory of scores.
@@ -124,6 +125,42 @@ __device__ void lay_rows(const Params& p, unsigned char* smem, PrepareShared& s,
   }
 }
 
+// Of a chunk in segments: log2 of the most that its tokens leave of a state, or of its gradient,
+// in warps' parts. A token leaves what its slowest channel does, as the delta step mixes them,
+// times the most by which I - beta k k^T lengthens a vector. NaN or infinity: nothing is forgotten.
+// Rows with norms and numbers of rows are visible; a barrier must follow.
+template <class E, int K, bool kPerChannel>
+__device__ void lay_bounds(const Params& p, unsigned char* smem, PrepareShared& s) {
+  const float *beta = reinterpret_cast<const float*>(smem + p.scores.rows_at), *G = beta + kChunk;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
+  float sum = 0;
+  if (!kPerChannel && warp == 0) sum = p.gate == Gate::none ? 0.0f : G[kChunk - 1] * kLog2e;
+#pragma unroll 1
+  for (int r = warp; r < kChunk; r += 4) {
+    float square = 0, most = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < K / 32; ++i) {
+      const int d = lane + 32 * i;
+      const float k = to_float(reinterpret_cast<const E*>(smem + r * scores::row_bytes(K, 2))[d]);
+      square += k * k;
+      if constexpr (kPerChannel) {
+        const float g =
+            *gate_place<K>(p, smem, r, d) - (r > 0 ? *gate_place<K>(p, smem, r - 1, d) : 0.0f);
+        most = isnan(g) ? INFINITY : fmaxf(most, g);
+      }
+    }
+    square = warp_sum(square);
+    if constexpr (kPerChannel) {
+#pragma unroll
+      for (int m = 16; m > 0; m /= 2) most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, m));
+      sum += most * kLog2e;
+    }
+    const float growth = fabsf(1 - beta[r] * square);
+    sum += growth <= 1 ? 0.0f : log2f(growth);
+  }
+  if (lane == 0) s.bounds[warp] = sum;
+}
+
 // A result as a tile of the workspace: what lies above the diagonal is zero, and without kDiagonal
 // what lies on it.
 template <class E, bool kDiagonal>
@@ -216,6 +253,13 @@ __global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
     lay_rows<K, kPerChannel>(p, smem, s, tile, head, item);
     lay_operands<E, K, kPerChannel>(p, smem, s, item);
     __syncthreads();  // rows with norms
+    if (p.segment > 0) {
+      lay_bounds<E, K, kPerChannel>(p, smem, s);
+      __syncthreads();  // bounds
+      if (threadIdx.x == 0) {
+        p.work.bound[item] = (s.bounds[0] + s.bounds[1]) + (s.bounds[2] + s.bounds[3]);
+      }
+    }
   }
   const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const scores::Products<Tr> products(p.scores, smem, lane);

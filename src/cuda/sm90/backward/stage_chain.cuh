@@ -10,7 +10,7 @@
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/backward/pieces.cuh"
 #include "cuda/sm90/backward/tiles.cuh"
 
 namespace deltic::gpu::gradient {
@@ -33,17 +33,24 @@ struct ChainTraits {
 // Whose state it is, its columns and tokens.
 template <class Tr>
 struct ChainItem {
-  int64_t n, head, first_tile;
+  int64_t n, head, first_tile, piece;
   int slice;
+  int begin, end;  // chunks of the piece
+  int ahead;       // chunks that lead up to it (chunks_ahead); -1: the state comes from elsewhere
   Span span;
-  __device__ ChainItem(const Params& p, unsigned index) {
-    constexpr unsigned kSlices = Tr::V / Tr::kColumns;
-    const unsigned job = index / kSlices;
-    slice = static_cast<int>(index % kSlices);
-    n = job / p.HV, head = job % p.HV;
+  __device__ ChainItem(const Params& p, unsigned job, unsigned columns) {
+    slice = static_cast<int>(columns);
+    piece = job / p.HV, head = job % p.HV;
+    n = sequence_of_piece(p, piece);
     span = span_of(p.tokens, n);
     first_tile = first_tile_of(p.tokens, n);
+    begin = static_cast<int>(piece - first_piece_of(p, n)) * p.segment;
+    end = p.segment > 0 ? min(begin + p.segment, num_chunks()) : num_chunks();
+    ahead = 0;
   }
+  // A number may be none of a piece; a sequence without tokens has one.
+  __device__ bool is_there() const { return begin == 0 || (begin > 0 && begin < end); }
+  __device__ bool is_last() const { return end == num_chunks(); }
   __device__ int num_chunks() const {
     return static_cast<int>((span.length + kChunk - 1) / kChunk);
   }
@@ -53,6 +60,10 @@ struct ChainItem {
   __device__ int64_t token(int c) const { return span.begin + int64_t{kChunk} * c; }
   // Of the first chunk's e_rest.
   __device__ int64_t sequence_item(const Params& p) const { return n * p.HV + head; }
+  // Of the piece's, or another's of the sequence.
+  __device__ int64_t piece_item(const Params& p, int further = 0) const {
+    return (piece + further) * p.HV + head;
+  }
   // Of a chunk's tiles in the workspace.
   __device__ int64_t item(const Params& p, int c) const { return (first_tile + c) * p.HV + head; }
 };
@@ -153,6 +164,8 @@ template <class Tr>
 struct ChainHead {
   uint64_t full[kMostStages], empty[kMostStages];
   ChainItem<Tr> at;
+  // Of transfers: chunks_ahead at the piece's two borders, of the state and of its gradient.
+  int state_ahead[2], gradient_ahead[2];
 };
 template <class Tr, class Stage>
 struct ChainShared {
@@ -168,9 +181,9 @@ struct ChainShared {
 };
 // Before anything else; a barrier inside.
 template <class Tr>
-__device__ void begin_chain(const Params& p, unsigned index, ChainHead<Tr>& s) {
+__device__ void begin_chain(const Params& p, unsigned job, unsigned slice, ChainHead<Tr>& s) {
   if (thread_index() == 0) {
-    s.at = ChainItem<Tr>(p, index);
+    s.at = ChainItem<Tr>(p, job, slice);
     for (int i = 0; i < kMostStages; ++i) {
       barrier_init(&s.full[i], 32), barrier_init(&s.empty[i], Tr::kGroups);
     }
@@ -221,6 +234,28 @@ __device__ void for_state(const ChainItem<Tr>& at, State<Tr>& S, F&& f) {
     for (int e = 0; e < 4; ++e) f(value + e / 2 * 8, key + 8 * n + e % 2, S[n][e]);
   }
 }
+// A state from piece to piece, fp32: blocks of 64 value columns as threads have them.
+template <class Tr>
+__device__ float4* stash_of(const ChainItem<Tr>& at, float* states, int64_t item) {
+  const int block = at.slice * Tr::kGroups + thread_index() / kWarpgroup;
+  return reinterpret_cast<float4*>(states) + item * (Tr::V * Tr::K / 4) + block * (16 * Tr::K) +
+         thread_index() % kWarpgroup;
+}
+template <class Tr>
+__device__ void load_stash(const float4* from, State<Tr>& S) {
+#pragma unroll
+  for (int n = 0; n < Tr::K / 8; ++n) {
+    const float4 x = from[n * kWarpgroup];
+    S[n][0] = x.x, S[n][1] = x.y, S[n][2] = x.z, S[n][3] = x.w;
+  }
+}
+template <class Tr>
+__device__ void store_stash(float4* to, const State<Tr>& S) {
+#pragma unroll
+  for (int n = 0; n < Tr::K / 8; ++n) {
+    to[n * kWarpgroup] = {S[n][0], S[n][1], S[n][2], S[n][3]};
+  }
+}
 // A state of the call, any strides and dtype; absent: zeros.
 template <class Tr>
 __device__ void load_given(const ChainItem<Tr>& at, const States& x, State<Tr>& S) {
@@ -244,9 +279,9 @@ __device__ void to_operands(const State<Tr>& S, uint32_t (&a)[Tr::K / 16][4]) {
 #pragma unroll
   for (int k = 0; k < Tr::K / 16; ++k) to_left<typename Tr::E>(&S[2 * k], a[k]);
 }
-// They go to the workspace: [V][K] at `to`. staging: 32 K bytes of the warp's own, which are free;
-// its first lane sends them.
-template <class Tr>
+// They go to the workspace: [kRows][K] at `to`. staging: 32 K bytes of the warp's own, which are
+// free; its first lane sends them.
+template <class Tr, int kRows = Tr::V>
 __device__ void send_operands(const ChainItem<Tr>& at, const uint32_t (&a)[Tr::K / 16][4],
                               unsigned char* staging, void* to) {
   const int warp = thread_index() / 32, lane = thread_index() % 32;
@@ -259,7 +294,7 @@ __device__ void send_operands(const ChainItem<Tr>& at, const uint32_t (&a)[Tr::K
     auto* rows = static_cast<unsigned char*>(to) + (at.slice * Tr::kColumns + 16 * warp) * 128;
 #pragma unroll
     for (int part = 0; part < Tr::K / 64; ++part) {
-      bulk_store<kEvictNormal>(rows + part * Tr::V * 128, staging + part * 2048, 2048);
+      bulk_store<kEvictNormal>(rows + part * kRows * 128, staging + part * 2048, 2048);
     }
   }
 }
