@@ -19,7 +19,7 @@ bool is_16_bytes(const Rows& rows, int64_t heads, int64_t tokens, int64_t batche
 }
 
 CUtensorMap make_map(const char* op, const Rows& rows, int64_t batches, int64_t tokens,
-                     int64_t heads, int64_t width, void* fallback) {
+                     int64_t heads, int64_t width, void* fallback, Box channels) {
   static const auto encode = [] {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -36,14 +36,14 @@ CUtensorMap make_map(const char* op, const Rows& rows, int64_t batches, int64_t 
   const cuuint64_t dims[4] = {cuuint64_t(width), size(heads), size(tokens), size(batches)};
   const cuuint64_t strides[3] = {stride(rows.sh, heads), stride(rows.st, tokens),
                                  stride(rows.sb, batches)};
-  const cuuint32_t box[4] = {64, 1, 64, 1}, ones[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {cuuint32_t(channels), 1, 64, 1}, ones[4] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult error = encode(
       &map,
       rows.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
       4, is_empty ? fallback : rows.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      channels == Box::wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) {
     fail(DELTIC_RUNTIME_ERROR, op, ": cuTensorMapEncodeTiled failed with error ", int(error));
   }

@@ -26,18 +26,20 @@ ChainTime chain_time(ChainCosts c, const ChainWork& w, int n, int chunks) {
   const int steps = chunks > 0 ? chunks : w.longest;
   // Pieces of all sequences: as many as whole ones, or more where lengths differ.
   const int64_t pieces = std::max<int64_t>((int64_t{w.total} + steps - 1) / steps, w.jobs);
-  const float narrow = waves(2 * pieces * (w.values / 64), w.sms) * c.narrow;
-  const float wide = w.values > 64 ? waves(2 * pieces, w.sms) * c.wide : narrow;
+  const auto time_of = [&](int64_t ctas, float step) {
+    return waves(ctas, w.sms) * (step * float(steps) + kChainStartUs);
+  };
+  const float narrow = time_of(2 * pieces * (w.values / 64), c.narrow);
+  const float wide = w.values > 64 ? time_of(2 * pieces, c.wide) : narrow;
   ChainTime time{};
   time.columns = w.values > 64 && wide <= narrow ? w.values : 64;
-  time.chains = std::min(narrow, wide) * float(steps);
+  time.chains = std::min(narrow, wide);
   if (chunks == 0) return time;
   const int columns = w.keys == w.values ? w.values : 64;
   const int64_t jobs = 2 * (pieces - pieces / n) * (w.values / columns) +
                        std::max<int64_t>(pieces - 2 * (pieces / n), 0) * (w.keys / columns);
   const auto needed = int64_t(float(jobs) * w.remembered) + 1;
-  time.transfer = waves(needed, w.sms) *
-                      (columns > 64 ? c.transfer : c.transfer * c.narrow / c.wide) * float(steps) +
+  time.transfer = time_of(needed, columns > 64 ? c.transfer : c.transfer * c.narrow / c.wide) +
                   float(n) * kChainMergeUs + kChainLaunchesUs;
   return time;
 }

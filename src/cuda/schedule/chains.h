@@ -11,13 +11,14 @@ namespace deltic::gpu::schedule {
 struct ChainCosts {
   float narrow, wide, transfer;
 };
-constexpr ChainCosts kHeadChain = {2.6f, 3.6f, 3.0f};
-constexpr ChainCosts kChannelChain = {3.0f, 4.0f, 3.4f};
+constexpr ChainCosts kHeadChain = {2.4f, 3.3f, 3.3f};
+constexpr ChainCosts kChannelChain = {2.8f, 3.9f, 3.6f};
 constexpr const ChainCosts& chain_costs_of(GateKind gate) {
   return gate == GateKind::kChannel ? kChannelChain : kHeadChain;
 }
-// A step of the merge of transfers; two launches more.
-constexpr float kChainMergeUs = 1.5f, kChainLaunchesUs = 10.f;
+// Until a CTA takes its first step, with a chunk that leads up to it; a step of the merge of
+// transfers; two launches more.
+constexpr float kChainStartUs = 10.f, kChainMergeUs = 1.5f, kChainLaunchesUs = 10.f;
 
 // What both chains have to do. jobs: states, one per sequence and value head; total: their chunks.
 // remembered: the part of the jobs whose gates do not forget a state within a segment, so that

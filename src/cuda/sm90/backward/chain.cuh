@@ -17,7 +17,7 @@ struct ChainStage {
   alignas(1024) unsigned char keys[Tr::kPerChannel ? 3 : 2][Tr::kKeyBytes];
   unsigned char T[Tr::kSquareBytes], P[Tr::kSquareBytes];
   unsigned char values[Tr::kValueBytes];  // do, then dz, its rest, then dv
-  float last[Tr::K], rows[kRowKinds * kChunk];
+  float last[Tr::K], rows[kChainKinds * kChunk];
 
   __device__ uint32_t k_start() const { return smem_u32(keys[0]); }
   __device__ uint32_t k_end() const { return smem_u32(keys[Tr::kPerChannel ? 1 : 0]); }
@@ -102,46 +102,69 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   }
 }
 
-// A warp's columns of dv, through its columns of a tile.
+// A warp's columns of dv, as rows of 32 bytes in its staging, whose last copy has been read. They
+// go by themselves, as stores of threads would be waited for by the fences of the next step; those
+// of a partial chunk do not. A fence and __syncwarp() are between the two functions.
 template <class Tr>
-__device__ void store_values(const Params& p, const ChainItem<Tr>& at, int c, unsigned char* tile,
-                             const float* rows, const float (&dz)[8][4]) {
-  using E = typename Tr::E;
+__device__ void put_dv(unsigned char* staging, const float* rows, const float (&dz)[8][4]) {
   const int lane = thread_index() % 32;
-  float dv[8][4];
+  // Blocks of eight tokens and eight columns, in the order of put_values.
+  const uint32_t at = smem_u32(staging) + (lane % 8 + lane / 16 * 8) * 32 + lane / 8 % 2 * 16;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
+  for (int i = 0; i < 4; ++i) {
+    float dv[2][4];
+    uint32_t r[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) dv[n][e] = dz[n][e];
-    scale_columns(dv[n], factors_of(rows, kBeta, n, lane));
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dv[n][e] = dz[2 * i + n][e];
+      scale_columns(dv[n], factors_of(rows, kBeta, 2 * i + n, lane));
+    }
+    to_left<typename Tr::E>(dv, r);
+    stmatrix_x4_trans(at + i * 512, r);
   }
-  put_values<Tr>(tile, dv);
-  __syncwarp();
-  const int row = lane / 2, column = thread_index() / 32 * 16 + lane % 2 * 8, count = at.count(c);
-  const unsigned char* from = tile + place<64>(row, column);
+}
+template <class Tr>
+__device__ void send_dv(const Params& p, const RowsMap& map, const ChainItem<Tr>& at, int c,
+                        const unsigned char* staging) {
+  using E = typename Tr::E;
+  const int lane = thread_index() % 32, count = at.count(c);
+  const int column = at.slice * Tr::kColumns + thread_index() / 32 * 16;
+  if (count == kChunk && map.is_there) {
+    if (lane == 0) {
+      tensor_store(&map.map, staging, column, static_cast<int>(at.head),
+                   static_cast<int>(at.token(c)), static_cast<int>(at.span.batch));
+    }
+    return;
+  }
+  const int row = lane / 2;
   E* to = static_cast<E*>(p.dv.data) + offset(p.dv, at.span.batch, at.token(c) + row, at.head) +
-          at.slice * Tr::kColumns + column;
-#pragma unroll
-  for (int i = 0; i < 4; ++i, to += 16 * p.dv.st) {
-    if (row + 16 * i >= count) continue;
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + 2048 * i);
+          column + lane % 2 * 8;
+#pragma unroll 1
+  for (int r = row; r < count; r += 16, to += 16 * p.dv.st) {
+    *reinterpret_cast<uint4*>(to) =
+        *reinterpret_cast<const uint4*>(staging + r * 32 + lane % 2 * 16);
   }
-  __syncwarp();  // dv has been read
 }
 
 // dz and dv of the warp's columns. do has been read.
 template <class Tr>
-__device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                               ChainOut<Tr>& out, float (&dz)[8][4]) {
+__device__ void send_gradients(const Params& p, const RowsMap& map, const ChainItem<Tr>& at, int c,
+                               ChainStage<Tr>& s, ChainOut<Tr>& out, float (&dz)[8][4]) {
   using E = typename Tr::E;
   const int64_t item = at.item(p, c);
-  __syncwarp();  // do has been read by all lanes
+  unsigned char* const staging = out.staging[thread_index() / 32];
+  bulk_store_wait_read();
+  __syncwarp();  // do has been read by all lanes, and the staging
   put_values<Tr>(s.values, dz);
-  if (p.dv.present) store_values<Tr>(p, at, c, out.rests, s.rows, dz);
+  if (p.dv.present) put_dv<Tr>(staging, s.rows, dz);
   if (p.dbeta.present) {
     to_rests<E>(dz);
     put_values<Tr>(out.rests, dz);
   }
+  fence_async_proxy();
+  __syncwarp();
+  if (p.dv.present) send_dv<Tr>(p, map, at, c, staging);
   send_values<Tr>(at, [&](auto send) {
     send(s.values, static_cast<E*>(p.work.dz) + item * (kChunk * Tr::V));
     if (p.dbeta.present) {
@@ -152,8 +175,9 @@ __device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, 
 
 // One chunk by a warpgroup.
 template <class Tr, class F>
-__device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                           ChainOut<Tr>& out, F&& release, StepKind kind, State<Tr>& dS) {
+__device__ void step_chain(const Params& p, const RowsMap& map, const ChainItem<Tr>& at, int c,
+                           ChainStage<Tr>& s, ChainOut<Tr>& out, F&& release, StepKind kind,
+                           State<Tr>& dS) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   float dy[8][4];
@@ -203,7 +227,7 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   begin_product(dS);
   add_outer<Tr>(s.k_start(), az, dS);
   wgmma_commit();
-  if (kind.has_outputs) send_gradients<Tr>(p, at, c, s, out, dz);
+  if (kind.has_outputs) send_gradients<Tr>(p, map, at, c, s, out, dz);
   end_product<0>(dS);
 }
 
@@ -213,16 +237,16 @@ __device__ int end_chunk(const ChainItem<Tr>& at) {
   return at.end + max(at.ahead, 0);
 }
 template <class Tr, bool kTransfer>
-__device__ void go_back(const Params& p, ChainShared<Tr, ChainStage<Tr>>& s, State<Tr>& dS) {
+__device__ void go_back(const Params& p, const RowsMap& map, ChainShared<Tr, ChainStage<Tr>>& s,
+                        State<Tr>& dS) {
   const ChainItem<Tr>& at = s.head.at;
-  const int end = end_chunk(at), begin = at.begin;
   RingPlace<Tr, ChainStage<Tr>> place;
-  for (int c = end - 1; c >= begin; --c, place.next()) {
+  for (int c = end_chunk(at) - 1; c >= at.begin; --c, place.next()) {
     const auto release = [&] {
-      if (c + 1 < end) place.release_last(s);
+      if (c + 1 < end_chunk(at)) place.release_last(s);
     };
     const StepKind kind{!kTransfer && c < at.end};
-    step_chain<Tr>(p, at, c, place.wait_full(s), s.out, release, kind, dS);
+    step_chain<Tr>(p, map, at, c, place.wait_full(s), s.out, release, kind, dS);
   }
 }
 template <class Tr>
@@ -281,7 +305,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     if (is_back) {
       at.ahead < 0 ? load_stash<Tr>(stash_of<Tr>(at, p.work.before, at.piece_item(p, 1)), S)
                    : begin_back<Tr>(p, at, S);
-      go_back<Tr, false>(p, back, S);
+      go_back<Tr, false>(p, maps.dv, back, S);
       if (at.begin == 0) store_given<Tr>(at, p.d_initial, S);
     } else {
       at.ahead < 0 ? load_stash<Tr>(stash_of<Tr>(at, p.work.after, at.piece_item(p, -1)), S)

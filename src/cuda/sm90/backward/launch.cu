@@ -107,7 +107,8 @@ Params params_of(const Problem& p, int segment, const Workspace& work) {
   x.scores = scores_params(p), x.num_tiles = tiles_of(p);
   x.N = static_cast<uint32_t>(p.N), x.V = static_cast<int32_t>(p.V);
   x.dq_vectors = is_vectorizable(p.dq, p.K), x.dk_vectors = is_vectorizable(p.dk, p.K);
-  x.g_tiles = p.gate == Gate::channel && size_of(p.g.dtype) == 2 && is_vectorizable(p.g, p.K);
+  const bool has_rows = p.gate == Gate::channel && is_vectorizable(p.g, p.K);
+  x.g_bytes = has_rows ? static_cast<int32_t>(size_of(p.g.dtype)) : 0;
   x.segment = segment, x.num_pieces = num_pieces(p.packed, p.N, p.T, segment);
   x.columns = columns_of(p, segment);
   x.work = work;
@@ -115,11 +116,13 @@ Params params_of(const Problem& p, int segment, const Workspace& work) {
 }
 
 Maps maps_of(const Problem& p, void* fallback) {
-  const auto map = [&](const Rows& x, int64_t heads, int64_t width) -> RowsMap {
+  const auto map = [&](const Rows& x, int64_t heads, int64_t width, Box box) -> RowsMap {
     if (!x.present || !is_16_bytes(x, heads, p.T, p.B)) return {};
-    return {make_map("backward", x, p.B, p.T, heads, width, fallback), true};
+    return {make_map("backward", x, p.B, p.T, heads, width, fallback, box), true};
   };
-  return {map(p.q, p.H, p.K), map(p.k, p.H, p.K), map(p.v, p.HV, p.V), map(p.d_o, p.HV, p.V)};
+  return {map(p.q, p.H, p.K, Box::wide), map(p.k, p.H, p.K, Box::wide),
+          map(p.v, p.HV, p.V, Box::wide), map(p.d_o, p.HV, p.V, Box::wide),
+          map(p.dv, p.HV, p.V, Box::narrow)};
 }
 
 // Zero in the gradients of rows that belong to no sequence.

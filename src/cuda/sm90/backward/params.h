@@ -10,16 +10,20 @@
 namespace deltic::gpu::gradient {
 
 inline constexpr int kChunk = kTileTokens;
-// Numbers of a token that its head's kernels share.
+// Numbers of a token that its head's kernels share: the chains take those up to beta, the gradients
+// beta and those behind it, per channel the first two.
 enum Row : int {
-  kBeta,     // at least kLeastBeta
   kInverse,  // 1 / beta
   kStart,    // gates per head: exp(G) / |k|
   kEnd,      // gates per head: exp(G_last - G) / |k|
   kQuery,    // gates per head: scale exp(G) / |q|
+  kBeta,     // at least kLeastBeta
+  kRawBeta,  // as the call has it
   kSum,      // gates per head: G
+  kRawGate,  // gates per head: as the call has it
   kRowKinds
 };
+inline constexpr int kChainKinds = kBeta + 1;
 // A beta of 0 has a gradient that 0 times something does not show. With 2^-40 in its place the
 // error e = y / beta is there, and nothing else moves by more than 1e-12 of itself.
 inline constexpr float kLeastBeta = 0x1p-40f;
@@ -64,7 +68,7 @@ struct Params {
   deltic_beta_form beta_form;
   bool l2norm, wants_sums;
   bool dq_vectors, dk_vectors;  // may rows be stored sixteen bytes at a time?
-  bool g_tiles;                 // are gates per channel of two bytes, in rows of sixteen?
+  int32_t g_bytes;              // of a gate per channel, where rows are copied by sixteen; else 0
   float scale, lower_bound;
 
   Rows q, k;     // [B,T,H,K]
@@ -86,7 +90,7 @@ struct RowsMap {
   bool is_there;
 };
 struct Maps {
-  RowsMap q, k, v, d_o;
+  RowsMap q, k, v, d_o, dv;  // dv: boxes of sixteen columns, a warp's
 };
 
 // First in every kernel: the next one's CTAs may take the SMs that this one's leave; what the one

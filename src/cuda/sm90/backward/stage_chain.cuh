@@ -26,7 +26,7 @@ struct ChainTraits {
   static_assert(kGroups <= 2);
   static constexpr int kKeyBytes = kChunk * K * 2, kSquareBytes = kChunk * kChunk * 2;
   static constexpr int kValueBytes = kChunk * kColumns * 2;
-  static constexpr int kNumberBytes = (K + kRowKinds * kChunk) * 4;
+  static constexpr int kNumberBytes = (K + kChainKinds * kChunk) * 4;
   static_assert(kColumns % 64 == 0 && V % kColumns == 0 && K % 64 == 0);
 };
 
@@ -98,9 +98,12 @@ struct ChunkLoad {
   __device__ int bytes_of(const RowsMap& map, int columns) const {
     return goes_by_itself(map) ? kChunk * columns * 2 : 0;
   }
-  // A tile, or numbers, of the workspace.
-  __device__ void image(void* to, const void* from, int bytes) const {
-    if (lane == 0) bulk_load(to, static_cast<const char*>(from) + item * bytes, bytes, full);
+  // A tile, or numbers, of the workspace; stride: bytes from one item's to the next one's.
+  __device__ void image(void* to, const void* from, int bytes, int stride = 0) const {
+    if (lane == 0) {
+      bulk_load(to, static_cast<const char*>(from) + item * (stride > 0 ? stride : bytes), bytes,
+                full);
+    }
   }
   // Of the call's tensors, from the chunk's first token on.
   template <int kWidth>
@@ -136,7 +139,7 @@ struct ChunkLoad {
   // Decays and factors.
   __device__ void numbers(float* last, float* rows) const {
     image(last, p.work.last, Tr::K * 4);
-    image(rows, p.work.rows, kRowKinds * kChunk * 4);
+    image(rows, p.work.rows, kChainKinds * kChunk * 4, kRowKinds * kChunk * 4);
   }
   // Last. Products do not see copies of lanes by themselves.
   __device__ void done() const {
@@ -150,7 +153,7 @@ struct ChunkLoad {
   }
 };
 
-// What leaves a chain: a warp's sixteen rows of a state; rests of values, and dv on its way.
+// What leaves a chain: a warp's sixteen rows of a state, then its columns of dv; rests of values.
 template <class Tr>
 struct ChainOut {
   alignas(128) unsigned char staging[Tr::kWarps][32 * Tr::K];
@@ -326,12 +329,12 @@ __device__ void put_values(unsigned char* tile, const float (&c)[8][4]) {
     stmatrix_x4_trans(place + i * 2048, r);
   }
 }
-// Tiles that the warpgroup has put leave for the workspace, its 64 columns by one thread: f(send)
-// calls send(tile, its place in the workspace). The tiles are free after release_last.
+// Tiles that the warpgroup has put leave for the workspace, its 64 columns by one thread, behind
+// fences of all: f(send) calls send(tile, its place in the workspace). The tiles are free after
+// release_last.
 template <class Tr, class F>
 __device__ void send_values(const ChainItem<Tr>& at, F&& f) {
   const int group = thread_index() / kWarpgroup;
-  fence_async_proxy();
   named_sync(1 + group, kWarpgroup);
   if (thread_index() % kWarpgroup == 0) {
     constexpr int kBytes = kChunk * 128;

@@ -87,7 +87,7 @@ __device__ void apply_decays(const Params& p, GradientShared<Tr>& s, Fragment<Tr
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = at.row + 8 * half, c = at.column + 8 * n;
-      const float beta = s.beta[r];
+      const float beta = s.rows[s.turn][0][r];
       const float2 k = load_pair<E>(s.k + at.pair(n, half));
       const float2 q = load_pair<E>(s.q + at.pair(n, half));
 #pragma unroll
@@ -97,7 +97,7 @@ __device__ void apply_decays(const Params& p, GradientShared<Tr>& s, Fragment<Tr
         if constexpr (Tr::kPerChannel) {
           G = s.G[r][c + x], last = s.G[kChunk - 1][c + x];
         } else {
-          G = s.G[0][r], last = s.G[0][kChunk - 1];
+          G = s.rows_of(kSum)[r], last = s.rows_of(kSum)[kChunk - 1];
         }
         const float from_start = decay_between(G), to_end = decay_between(last - G);
         const float key = x == 0 ? k.x : k.y, query = x == 0 ? q.x : q.y;

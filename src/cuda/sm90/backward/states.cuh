@@ -13,7 +13,7 @@ struct StatesStage {
   alignas(1024) unsigned char keys[Tr::kPerChannel ? 2 : 1][Tr::kKeyBytes];
   unsigned char T[Tr::kSquareBytes];
   unsigned char values[Tr::kValueBytes];  // v, then e
-  float last[Tr::K], rows[kRowKinds * kChunk];
+  float last[Tr::K], rows[kChainKinds * kChunk];
 };
 
 template <class Tr>
@@ -116,6 +116,7 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
       to_rests<E>(y);
       put_values<Tr>(out.rests, y);
     }
+    fence_async_proxy();
     send_values<Tr>(at, [&](auto send) {
       send(s.values, static_cast<E*>(p.work.e) + item * (kChunk * Tr::V));
       if (has_rest) {
@@ -136,11 +137,10 @@ template <class Tr, bool kTransfer>
 __device__ void go_forward(const Params& p, ChainShared<Tr, StatesStage<Tr>>& s, bool has_values,
                            State<Tr>& S) {
   const ChainItem<Tr>& at = s.head.at;
-  const int first = first_chunk(at), end = at.end;
   RingPlace<Tr, StatesStage<Tr>> place;
-  for (int c = first; c < end; ++c, place.next()) {
+  for (int c = first_chunk(at); c < at.end; ++c, place.next()) {
     const auto release = [&] {
-      if (c > first) place.release_last(s);
+      if (c > first_chunk(at)) place.release_last(s);
     };
     const StepKind kind{!kTransfer && c >= at.begin, !kTransfer || has_values};
     step_states<Tr>(p, at, c, place.wait_full(s), s.out, release, kind, S);

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     State<Tr> S;
     if (what == Transfer::before) {
       begin_back<Tr>(p, at, S);
-      go_back<Tr, true>(p, back, S);
+      go_back<Tr, true>(p, maps.dv, back, S);
       store_stash<Tr>(stash_of<Tr>(at, p.work.before, at.piece_item(p)), S);
     } else {
       if (is_matrix) {
@@ -124,19 +124,21 @@ __device__ void multiply_matrix(uint32_t tile, const uint32_t (&a)[Tr::K / 16][4
                                                         desc_at(m, static_cast<uint32_t>(byte)));
   }
 }
-// M S + what `stash` has, for S as two operands of 16 bits and M as well; S: in and out.
-template <class Tr, bool kBack>
-__device__ void apply_matrix(const unsigned char* M, const float4* stash, State<Tr>& S) {
+// E + M S, for S as two operands of 16 bits and M as well; S: in, and out in the place of E.
+// load_next: while products are under way.
+template <class Tr, bool kBack, class F>
+__device__ void apply_matrix(const unsigned char* M, const State<Tr>& S, State<Tr>& E,
+                             F&& load_next) {
   uint32_t a[Tr::K / 16][4], rest[Tr::K / 16][4];
   to_operands<Tr>(S, a), to_operands<Tr>(S, rest);
   to_residuals<Tr>(S, rest);
-  load_stash<Tr>(stash, S);
-  begin_product(S);
-  multiply_matrix<Tr, kBack>(smem_u32(M), a, S);
-  multiply_matrix<Tr, kBack>(smem_u32(M), rest, S);
-  multiply_matrix<Tr, kBack>(smem_u32(M) + Tr::kSide, a, S);
+  begin_product(E);
+  multiply_matrix<Tr, kBack>(smem_u32(M), a, E);
+  multiply_matrix<Tr, kBack>(smem_u32(M), rest, E);
+  multiply_matrix<Tr, kBack>(smem_u32(M) + Tr::kSide, a, E);
   wgmma_commit();
-  end_product<0>(S);
+  load_next();
+  end_product<0>(E);
 }
 
 template <class Tr, bool kBack>
@@ -153,10 +155,16 @@ __device__ void merge_sequence(const Params& p, int64_t n, int64_t head, int sli
     bulk_load(s.M[turn % 2], static_cast<const char*>(p.work.M) + item(i) * (2 * Tr::kSide),
               2 * Tr::kSide, &s.full[turn % 2]);
   };
-  State<Tr> S;
-  // Matrices so far; the number of the one that was asked for ahead, -1: none. The state before
-  // piece i follows from elsewhere: 0 at first, as the sequence begins there.
-  int turn = 0, asked = -1, in = 0;
+  const auto stash = [&](int i) {
+    float* const states = kBack ? p.work.before : p.work.after;
+    return reinterpret_cast<float4*>(states) + item(i) * (Tr::V * Tr::K / 4) +
+           slice * (16 * Tr::K) + thread;
+  };
+  State<Tr> S, E;
+  // Matrices so far; whether the matrix and E of this piece were asked for ahead. in, out: what the
+  // states at the piece's two ends follow from; at first 0, as the sequence begins there.
+  int turn = 0, in = 0;
+  bool is_asked = false;
   for (int i = 0; i + 1 < pieces; ++i) {
     __syncthreads();  // starts and the matrix before have been read
     if (i % kBorders == 0) {
@@ -168,25 +176,28 @@ __device__ void merge_sequence(const Params& p, int64_t n, int64_t head, int sli
       __syncthreads();  // starts
     }
     const int out = s.starts[i % kBorders];
-    if (out < 0) {
-      float* const states = kBack ? p.work.before : p.work.after;
-      float4* const stash = reinterpret_cast<float4*>(states) + item(i) * (Tr::V * Tr::K / 4) +
-                            slice * (16 * Tr::K) + thread;
-      if (in >= 0) {
-        load_stash<Tr>(stash, S);
-      } else {
-        const bool has_next =
-            (i + 1) % kBorders != 0 && i + 2 < pieces && s.starts[(i + 1) % kBorders] < 0;
-        if (thread == 0) {
-          if (asked != i) load(i, turn);
-          if (has_next) load(i + 1, turn + 1);
-        }
-        if (has_next) asked = i + 1;
-        barrier_wait(&s.full[turn % 2], turn / 2 & 1);
-        apply_matrix<Tr, kBack>(s.M[turn % 2], stash, S);
-        store_stash<Tr>(stash, S);
-        ++turn;
+    if (out < 0 && in >= 0) {
+      load_stash<Tr>(stash(i), S);
+    } else if (out < 0) {
+      const bool has_next =
+          (i + 1) % kBorders != 0 && i + 2 < pieces && s.starts[(i + 1) % kBorders] < 0;
+      if (thread == 0) {
+        if (!is_asked) load(i, turn);
+        if (has_next) load(i + 1, turn + 1);
       }
+      if (!is_asked) load_stash<Tr>(stash(i), E);
+      barrier_wait(&s.full[turn % 2], turn / 2 & 1);
+      State<Tr> next;
+      apply_matrix<Tr, kBack>(s.M[turn % 2], S, E, [&] {
+        if (has_next) load_stash<Tr>(stash(i + 1), next);
+      });
+      store_stash<Tr>(stash(i), E);
+#pragma unroll
+      for (int n = 0; n < Tr::K / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) S[n][e] = E[n][e], E[n][e] = next[n][e];
+      }
+      is_asked = has_next, ++turn;
     }
     in = out;
   }
