@@ -276,14 +276,16 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   }
   lay_pairs<Tr>(p, s);
   copies_wait<0>();
-  __syncthreads();  // states; dP, dM
+  fence_async_proxy();  // what this thread wrote, or copied, of operands
+  __syncthreads();      // states; dP, dM
   if (thread_index() == 0) {
     if (s.has_next) prefetch_tiles<Tr>(p, s.next_item);
     find_next<Tr>(p, s);
   }
   Fragment<Tr> dq = {}, dk = {}, dG = {};
+  begin_states<Tr>(s, dq, dk, dG);
   lay_last<Tr>(p, s, tile, s.head);
-  multiply_states<Tr>(s, dq, dk, dG);
+  end_states<Tr>(dq, dk, dG);
   apply_decays<Tr>(p, s, dq, dk, dG);
   __syncthreads();  // operands have been read; the next tile
   if constexpr (Tr::kPerChannel) {
@@ -343,7 +345,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
 template <class Tr>
 __global__ void __launch_bounds__(Tr::kThreads, 1)
     gradients_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(128) unsigned char smem[];
+  extern __shared__ __align__(1024) unsigned char smem[];
   auto& s = *reinterpret_cast<GradientShared<Tr>*>(smem);
   begin_launch();
   if (is_wrong(p.tokens)) return;
@@ -351,6 +353,11 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   if (thread_index() == 0) {
     s.next_tile = find_tile(p.tokens, blockIdx.x / p.H), s.is_next_loaded = false;
     s.turn = 0;
+  }
+  if constexpr (!Tr::kPerChannel) {  // blocks above the diagonals stay so
+    auto* to = reinterpret_cast<uint4*>(s.dP);
+    static_assert(sizeof(s.dP) + sizeof(s.dM) == 2 * Tr::kThreads * 16);
+    to[thread_index()] = to[Tr::kThreads + thread_index()] = {0, 0, 0, 0};
   }
   for (unsigned index = blockIdx.x; index < num_items; index += gridDim.x) {
     for (unsigned i = 0; i < p.group; ++i) {

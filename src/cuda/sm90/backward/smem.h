@@ -59,11 +59,11 @@ union Exchange {
 
 template <class Tr>
 struct GradientShared {
-  alignas(128) Exchange<Tr> x;
-  alignas(128) unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes];  // with norms
+  alignas(1024) Exchange<Tr> x;
+  alignas(1024) unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes];  // with norms
   // Gradients of scores and of k k^T: [i][j], times scale and betas; per channel those across
   // blocks, else all with decays.
-  alignas(128) unsigned char dP[kChunk * kChunk * 2], dM[kChunk * kChunk * 2];
+  alignas(1024) unsigned char dP[kChunk * kChunk * 2], dM[kChunk * kChunk * 2];
   float G[Tr::kPerChannel ? kChunk : 1][Tr::kPerChannel ? Tr::kPitch : 1];
   // The same inside of eight tokens: (dP, dM) of [i][i - j], zeros where no token is so far back.
   alignas(16) float2 inside[Tr::kPerChannel ? kChunk : 1][8];

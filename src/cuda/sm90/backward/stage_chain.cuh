@@ -9,7 +9,6 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/registers.cuh"
-#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward/pieces.cuh"
 #include "cuda/sm90/backward/tiles.cuh"
 
@@ -374,25 +373,6 @@ __device__ void to_rests(float (&c)[8][4]) {
       c[n][i] -= rounded.x, c[n][i + 1] -= rounded.y;
     }
   }
-}
-
-// Products of a warpgroup are under way until wgmma_wait. Their accumulators of 16 x 8 N, as they
-// have them:
-template <int N>
-__device__ inline float (&flat(float (&c)[N][4]))[4 * N] {
-  return reinterpret_cast<float(&)[4 * N]>(c);
-}
-// From here on products may use what shared memory and registers hold.
-template <int N>
-__device__ inline void begin_product(float (&c)[N][4]) {
-  fence_operands(flat(c));
-  wgmma_arrive();
-}
-// All but kPending groups are done, and c is one of theirs.
-template <int kPending, int N>
-__device__ inline void end_product(float (&c)[N][4]) {
-  wgmma_wait<kPending>();
-  fence_operands(flat(c));
 }
 
 // S += a x for a tile x of [64][K]; a: (value x token) operands.

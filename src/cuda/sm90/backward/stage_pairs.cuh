@@ -53,7 +53,7 @@ __device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, int warp) {
   if (!p.dbeta.present) return;
   const int64_t item = s.item, first = s.tile.sequence * p.HV + s.head;
   const bool is_first = s.tile.is_first;
-#pragma unroll 1
+#pragma unroll 2
   for (int byte = (32 * warp + thread_index() % 32) * 16; byte < Tr::kValueBytes;
        byte += Tr::kIdleWarps * 32 * 16) {
     float z[8], e[8], x[8], sum = 0;
@@ -313,40 +313,6 @@ __device__ void add_middle(GradientShared<Tr>& s, Fragment<Tr>& dk, Fragment<Tr>
       dG[n][e] -= (e == 0 ? y0.x : y0.y) * columns[e];
       dk[n][2 + e] += after[e] * rows[2 + e];
       dG[n][2 + e] += (e == 0 ? z1.x : z1.y) * rows[e] + (e == 0 ? y1.x : y1.y) * rows[2 + e];
-    }
-  }
-}
-
-// Without decays per channel: all pairs.
-template <class Tr>
-__device__ void add_pairs(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragment<Tr>& dk) {
-  using E = typename Tr::E;
-  const Part<Tr> at;
-  const uint32_t tile_k = smem_u32(s.k), tile_q = smem_u32(s.q);
-  for (int j = 0; j < 4; ++j) {
-    const bool is_row = j <= at.block, is_column = j >= at.block;
-    uint32_t aP[4], aM[4], turned_P[4], turned_M[4];
-    if (is_row) {
-      load_left<64>(smem_u32(s.dP), 16 * at.block, 16 * j, at.lane, aP);
-      load_left<64>(smem_u32(s.dM), 16 * at.block, 16 * j, at.lane, aM);
-    }
-    if (is_column) {
-      load_left_turned<64>(smem_u32(s.dP), 16 * j, 16 * at.block, at.lane, turned_P);
-      load_left_turned<64>(smem_u32(s.dM), 16 * j, 16 * at.block, at.lane, turned_M);
-    }
-#pragma unroll
-    for (int n = 0; n < Tr::kTiles; n += 2) {
-      uint32_t bk[4], bq[4];
-      load_right_turned<64>(tile_k, 16 * j, at.first_column() + 8 * n, at.lane, bk);
-      load_right_turned<64>(tile_q, 16 * j, at.first_column() + 8 * n, at.lane, bq);
-      if (is_row) {
-        multiply_pair<E>(&dq[n], aP, bk);
-        multiply_pair<E>(&dk[n], aM, bk);
-      }
-      if (is_column) {
-        multiply_pair<E>(&dk[n], turned_P, bq);
-        multiply_pair<E>(&dk[n], turned_M, bk);
-      }
     }
   }
 }
