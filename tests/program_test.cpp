@@ -208,7 +208,11 @@ TEST_F(Program, WrongSettingsAndCasesAreNamed) {
 // Wrong arguments are named first, on a machine without a GPU too; then that there is none.
 TEST_F(Program, ArgumentsComeBeforeTheMachine) {
   const std::string on_gpu = " --device cuda ";
-  expect_usage_error("bench" + on_gpu + "--suite nosuch",
+  expect_usage_error(
+      "bench" + on_gpu + "--suite nosuch",
+      "--suite: expected a name that --list prints, got 'nosuch' (--anchors FILE adds "
+      "the suites of a file, in --list too)");
+  expect_usage_error("bench --suite nosuch",
                      "--suite: expected a name that --list prints, got 'nosuch'");
   expect_usage_error(
       "bench" + on_gpu,
