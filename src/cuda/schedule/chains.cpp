@@ -23,7 +23,7 @@ ChainWork chain_work_of(const Problem& p, int num_sms) {
 }
 
 ChainTime chain_time(ChainCosts c, const ChainWork& w, int n, int chunks) {
-  const int steps = chunks > 0 ? chunks : w.longest;
+  const int steps = std::max(chunks > 0 ? chunks : w.longest, 1);
   // Pieces of all sequences: as many as whole ones, or more where lengths differ.
   const int64_t pieces = std::max<int64_t>((int64_t{w.total} + steps - 1) / steps, w.jobs);
   const auto time_of = [&](int64_t ctas, float step) {

@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "core/scratch.h"
 #include "cuda/cuda.h"
 #include "cuda/device.h"
 #include "cuda/schedule/chains.h"
+#include "cuda/schedule/explain.h"
 #include "cuda/set.h"
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/sm90/backward/instantiate.h"
@@ -24,7 +27,6 @@ constexpr unsigned kThreads = 256;  // of the kernels beside the products
 
 const char* refuse(const Problem& p) {
   if (const char* sentence = refuse_fp64(p)) return sentence;
-  if (const char* sentence = refuse_before_sm90(p)) return sentence;
   if (p.gv) return "a decay per value column has no gradient here";
   if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "q, k and v are not bf16 or fp16";
   if ((p.K != 64 && p.K != 128) || (p.V != 64 && p.V != 128)) {
@@ -42,7 +44,7 @@ const char* refuse(const Problem& p) {
   if (!kFullSet && !(p.q.dtype == DType::bf16 && p.K == 128 && p.gate == Gate::channel)) {
     return kNotInThisBuild;
   }
-  return nullptr;
+  return refuse_before_sm90(p);
 }
 
 int segment_of(const Problem& p) { return schedule::chain_segment(p, num_sms(p)); }
@@ -201,10 +203,19 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   }
 }
 
+std::vector<Division> divisions(const Problem& p, int sms) {
+  // Neither this machine's GPU nor this build's set of kernels matters here.
+  const char* sentence = refuse(p);
+  const bool is_taken = sentence == nullptr || sentence == refuse_before_sm90(p) ||
+                        std::string_view(sentence) == kNotInThisBuild;
+  return is_taken ? schedule::explain_chains(p, sms) : std::vector<Division>{};
+}
+
 }  // namespace
 
 const Implementation& implementation() {
-  static const Implementation entry{kName, missing_sm90, refuse, workspace_bytes, run};
+  static const Implementation entry{kName, missing_sm90, refuse,   workspace_bytes,
+                                    run,   false,        divisions};
   return entry;
 }
 
