@@ -10,7 +10,7 @@ bool has_value(C c, const char* key, const char* value) { return value_of(c, key
 
 // In the order of verify's table.
 constexpr Feature kFeatures[] = {
-    {"forward", [](C c) { return c.op == Op::forward; }},
+    {"forward", [](C c) { return c.listed_op() == Op::forward; }},
     {"decode", [](C c) { return c.op == Op::decode; }},
     {"recurrent form", [](C c) { return c.recurrent && c.from.empty(); }},
     {"  from a token on", [](C c) { return !c.from.empty(); }},

@@ -113,6 +113,52 @@ def test_prefill_into_the_pool():
     assert torch.equal(ours[[0, 2]].cpu(), pool[[0, 2]])
 
 
+@shapes
+def test_two_forms_are_two_calls(shape):
+    """Bits of a prefill and a decode, gradients of the chunked form, in a replayed graph too."""
+    case = make(T=100, B=2, **shape)
+    rows = {n: x for n, x in moved(case).items() if n != "initial_state"}
+    flat = ("A_log", "dt_bias")
+    kind = {**case.options, **{n: rows.pop(n) for n in flat if n in rows}, "split": "off"}
+    kind.pop("output_final_state", None)
+    from_ = torch.tensor([64, 30], device=DEVICE)
+
+    def call():
+        with torch.no_grad():
+            return deltic.delta_rule(**rows, **kind, recurrent_from=from_, output_final_state=True)
+
+    def check(o, state):
+        for n, first in enumerate(from_.tolist()):
+            part = {name: x[n : n + 1] for name, x in rows.items()}
+            with torch.no_grad():
+                before, pool = deltic.delta_rule(
+                    **{name: x[:, :first] for name, x in part.items()},
+                    **kind,
+                    output_final_state=True,
+                )
+                rest = {name: x[:, first:] for name, x in part.items()}
+                words = {name: x for name, x in kind.items() if name != "split"}
+                after = deltic.decode(**rest, **words, state_pool=pool)
+            assert torch.equal(o[n], torch.cat([before, after], 1)[0])
+            assert torch.equal(state[n], pool[0])
+
+    check(*call())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, state = call()
+    from_.copy_(torch.tensor([3, 100]))
+    graph.replay()
+    check(o, state)
+    if not HAS_CUDA_BACKWARD:
+        return
+    found = []
+    for form in ({}, {"recurrent_from": from_}):
+        given = {name: x.detach().requires_grad_() for name, x in rows.items()}
+        o, _ = deltic.delta_rule(**given, **kind, **form)
+        found.append(torch.autograd.grad(o.float().sum(), tuple(given.values())))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_strided_views():
     """Views that no tensor copy of the GPU takes as they are: heads first, one element off."""
     case = make(T=100, K=64, V=64, dtype=torch.bfloat16)
