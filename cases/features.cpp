@@ -46,6 +46,7 @@ constexpr Feature kFeatures[] = {
     {"checkpoints", [](C c) { return !c.ckpt.empty(); }},
     {"strides", [](C c) { return c.strided != Layout::packed; }},
     {"chunks of 16 and 32", [](C c) { return c.chunk != 64; }},
+    {"in segments", [](C c) { return c.split == Split::by_length || c.split == Split::segments; }},
     {"vector beta, gv", [](C c) { return c.betavec || c.gv; }},
     {"standard inputs", [](C c) { return is_standard(c); }},
     {"adversarial inputs", [](C c) { return !is_standard(c); }},

@@ -301,6 +301,7 @@ std::string no_gradient(C c) { return need(!c.is_gradient(), "an operation that 
 constexpr auto kSequenceOp = only<Op::forward, Op::decode, Op::backward>;
 constexpr auto kStateOp = only<Op::forward, Op::decode, Op::backward, Op::conv>;
 constexpr auto kForward = only<Op::forward>;
+constexpr auto kSplitOp = only<Op::forward, Op::backward>;
 constexpr auto kDecode = only<Op::decode>;
 constexpr auto kBackward = only<Op::backward>;
 std::string by_tokens(C c) {
@@ -470,7 +471,7 @@ constexpr Key kKeys[] = {
     {"chunk", kChunk, "64", "chunk length (inverse: width of A)",
      only<Op::forward, Op::backward, Op::cumsum, Op::kkt, Op::scores, Op::scores_inverse,
           Op::inverse, Op::wy>},
-    {"split", kSplit, "auto", "how a sequence may be cut", kForward},
+    {"split", kSplit, "auto", "how a sequence may be cut", kSplitOp},
     {"recurrent", kRecurrent, "none",
      "tokens in the recurrent form: from so many on, by turns for the sequences", kForward},
     {"reverse", flag<&Case::reverse>(), "0", "sums from the chunk's end", only<Op::cumsum>},

@@ -624,6 +624,12 @@ const char* const kBackwardLines[] = {
     "backward gate=head form=softplus gates=softplus seqs=130,0,64,457 H=2 HV=4 K=64 V=128 "
     "dtype=f16 init=1",
     "backward gate=none seqs=65,300 H=2 HV=4 K=128 V=64 dtype=bf16 l2norm=1",
+    // In segments.
+    "backward gate=head gates=slow seqs=400,0,65,700 H=2 HV=4 K=64 V=64 dtype=bf16 init=1 "
+    "split=128",
+    "backward gate=channel gates=slow seqs=300,700 H=2 K=128 V=128 dtype=bf16 l2norm=1 init=1 "
+    "split=192",
+    "backward gate=none seqs=65,500 H=1 HV=2 K=64 V=128 dtype=f16 split=128",
 };
 
 // Of building blocks: every operation, gates of every kind.

@@ -484,6 +484,12 @@ typedef void (*deltic_division_fn)(void* user, const char* impl, const char* wha
 DELTIC_API deltic_status deltic_explain_division(const deltic_options* options,
                                                  const deltic_tensors* tensors, int32_t num_sms,
                                                  void* stream, deltic_division_fn fn, void* user);
+/* The same for a backward: whether the chains of its states are cut into segments. The times are
+ * those of the chains alone. */
+DELTIC_API deltic_status deltic_backward_explain_division(const deltic_options* options,
+                                                          const deltic_backward_tensors* tensors,
+                                                          int32_t num_sms, void* stream,
+                                                          deltic_division_fn fn, void* user);
 DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                               const deltic_block_tensors* tensors,
                                               deltic_explain_fn fn, void* user);

@@ -619,7 +619,7 @@ std::vector<Choice> choices(F function, const Call&... of_call) {
 inline std::vector<Choice> explain(Op op, const Options& options, const Tensors& tensors) {
   return detail::choices(deltic_explain, op, options, tensors);
 }
-// One way to divide a forward's work over a GPU; with `what` empty, why there is none.
+// One way to divide a call's work over a GPU; with `what` empty, why there is none.
 struct Division {
   std::string impl, what;
   double predicted_us = 0;
@@ -628,15 +628,28 @@ struct Division {
 };
 // The chosen way first, then the others; num_sms 0: those that the stream may use on the call's
 // device.
-inline std::vector<Division> explain_division(const Options& options, const Tensors& tensors,
-                                              int32_t num_sms = 0, void* stream = nullptr) {
+namespace detail {
+template <class Function, class Any>
+std::vector<Division> divisions(Function function, const Options& options, const Any& tensors,
+                                int32_t num_sms, void* stream) {
   std::vector<Division> found;
   const deltic_division_fn collect = [](void* user, const char* impl, const char* what, double us,
                                         int32_t chosen, const char* reason) {
     static_cast<std::vector<Division>*>(user)->push_back({impl, what, us, chosen != 0, reason});
   };
-  detail::call(deltic_explain_division, options, tensors, num_sms, stream, collect, &found);
+  call(function, options, tensors, num_sms, stream, collect, &found);
   return found;
+}
+}  // namespace detail
+inline std::vector<Division> explain_division(const Options& options, const Tensors& tensors,
+                                              int32_t num_sms = 0, void* stream = nullptr) {
+  return detail::divisions(deltic_explain_division, options, tensors, num_sms, stream);
+}
+// Of the chains of a backward's states.
+inline std::vector<Division> explain_division(const Options& options,
+                                              const BackwardTensors& tensors, int32_t num_sms = 0,
+                                              void* stream = nullptr) {
+  return detail::divisions(deltic_backward_explain_division, options, tensors, num_sms, stream);
 }
 inline std::vector<Choice> explain(Op op, const Options& options, const BlockTensors& tensors) {
   return detail::choices(deltic_block_explain, op, options, tensors);
