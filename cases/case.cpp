@@ -41,7 +41,8 @@ std::string key_names() {
 // Defaults that depend on other keys. `given` holds the keys of the line.
 void apply_defaults(Case& c, const std::set<std::string, std::less<>>& given) {
   const auto is_given = [&](const char* key) { return given.find(key) != given.end(); };
-  if (is_any(c.op, {Op::cumsum, Op::gate, Op::inverse})) {
+  if (c.op == Op::move && !is_given("pool")) c.pool = Pool::move;
+  if (is_any(c.op, {Op::cumsum, Op::gate, Op::inverse, Op::move})) {
     c.H = c.HV;
   } else if (!is_given("HV")) {
     c.HV = c.H;
@@ -90,6 +91,20 @@ void check_conv(const Case& c) {
   }
 }
 
+void check_move(const Case& c) {
+  const bool has_two_lists = c.pool == Pool::move || c.pool == Pool::start ||
+                             c.pool == Pool::peek || c.pool == Pool::mixed || c.pool == Pool::fork;
+  if (!has_two_lists) {
+    fail("pool: expected move, start, peek, mixed or fork for move, got '" + *value_of(c, "pool") +
+         "'");
+  }
+  const int64_t apart = std::abs(c.read_head - c.write_head);
+  if (!c.write_pool && apart > 0 && apart < c.HV) {
+    fail("whead: expected the heads that are read, or none of them, without writepool=1, got " +
+         std::to_string(c.write_head));
+  }
+}
+
 // Conflicts between keys that each have a good value.
 void check_conflicts(const Case& c) {
   if (c.HV % c.H != 0) {
@@ -108,9 +123,8 @@ void check_conflicts(const Case& c) {
   if (c.pool == Pool::tokens && c.op != Op::decode) {
     fail("pool: expected decode as the operation for tokens, got '" + op_name(c) + "'");
   }
-  if (c.op == Op::conv) {
-    check_conv(c);
-  }
+  if (c.op == Op::conv) check_conv(c);
+  if (c.op == Op::move) check_move(c);
   constexpr int64_t kMostDrafts = 16;
   if (c.tree && c.longest() > kMostDrafts) {
     fail("tree: expected lengths up to " + std::to_string(kMostDrafts) + ", got " +

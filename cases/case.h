@@ -75,6 +75,8 @@ struct Case {
   // Sizes
   int64_t H = 2, HV = 2, K = 64, V = 64;
   int64_t D = 64, W = 4, S = 3;  // conv: channels, taps, inputs in a state
+  int64_t layers = 0;            // move: of the pools; 0: they have no such dimension
+  int64_t read_head = 0, write_head = 0;  // move: the first of HV heads
 
   // Dtypes
   DType dtype = DType::f32;      // q k v o; of a building block all inputs that are not named below
@@ -85,7 +87,8 @@ struct Case {
   DType sdtype = DType::f32;     // initial and final state, pool
   DType cdtype = DType::f32;     // checkpoints
   DType odtype =
-      DType::f32;  // outputs of a building block; gradients of one, of parameters of conv
+      DType::f32;  // outputs of a building block; gradients of one, of parameters of conv; move:
+                   // the pool that is written
 
   // Options
   Beta beta = Beta::value;
@@ -113,6 +116,7 @@ struct Case {
   bool write_pool = false;    // a second pool is written instead
   int64_t null_slot = -1;     // slots up to this one are none
   bool tree = false;          // decode: parents are given
+  bool transpose = false;     // move: the pool that is written has the other layout
   bool has_init = false;      // has_initial_state is given, 0 for every third sequence
   DType idx = DType::i32;     // index lists of pool and checkpoints
   std::vector<int64_t> ckpt;  // token offsets, each for every sequence that is long enough
@@ -134,7 +138,7 @@ struct Case {
 
   // forward, decode, backward: the operations with states.
   bool is_sequence() const { return op == Op::forward || op == Op::decode || op == Op::backward; }
-  bool is_block() const { return !is_sequence() && op != Op::conv; }
+  bool is_block() const { return !is_sequence() && op != Op::conv && op != Op::move; }
   bool is_gradient() const { return gradient || op == Op::backward; }
   // Lists of servers beside the pool's own two, and those with another meaning.
   bool has_servers_lists() const {

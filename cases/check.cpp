@@ -182,12 +182,10 @@ Values reference(const Instance& instance) {
   for (const std::string& name : oracle.outputs()) {
     std::vector<double> list = oracle.values(name);
     if (is_any(name, {"state_pool", "write_pool", "ckpt_states"})) {
-      const auto& written = oracle.written_slots(name);
-      const int64_t slots = oracle.tensor(name).view.shape[0];
-      const int64_t per_slot = slots > 0 ? static_cast<int64_t>(list.size()) / slots : 0;
-      for (int64_t slot = 0; slot < slots; ++slot) {
-        if (std::binary_search(written.begin(), written.end(), slot)) continue;
-        std::fill_n(list.begin() + slot * per_slot, per_slot, NAN);
+      const Tensor& t = oracle.tensor(name);
+      const int64_t width = t.view.shape[t.view.rank - 1];
+      for (int64_t i = 0; i < static_cast<int64_t>(list.size()); i += width) {
+        if (!oracle.is_written(t, i)) std::fill_n(list.begin() + i, width, NAN);
       }
     }
     all[name] = std::move(list);

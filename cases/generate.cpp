@@ -558,6 +558,56 @@ void Instance::generate_conv() {
   add_gradients_of({"x", "weight", "bias", "initial_state"});
 }
 
+// Heads of a pool of move: those before the first one that counts, HV, and then one more.
+int64_t Instance::pool_heads(int64_t first) const { return first + spec_.HV + (first > 0 ? 1 : 0); }
+
+void Instance::generate_move() {
+  const Case& c = spec_;
+  const int64_t slots = assign_pool_slots(0);
+  const auto shape = [&](int64_t heads, bool v_first) {
+    std::vector<int64_t> sizes = {slots, heads, v_first ? c.V : c.K, v_first ? c.K : c.V};
+    if (c.layers > 0) sizes.insert(sizes.begin(), c.layers);
+    return sizes;
+  };
+  const bool v_first = c.state == StateLayout::vk;
+  // Within one pool it has the heads of both.
+  const int64_t from = pool_heads(c.write_pool ? c.read_head : std::max(c.read_head, c.write_head));
+  const Random random(c.seed, "state");
+  const Role role = c.write_pool ? Role::input : Role::inout;
+  Tensor& pool = add("state_pool", role, c.sdtype, shape(from, v_first), false);
+  const int64_t state = c.K * c.V, per_slot = from * state;
+  std::vector<char> is_read(static_cast<size_t>(slots), 0);
+  for (const int64_t slot : read_slots_) {
+    if (slot >= 0) is_read[static_cast<size_t>(slot)] = 1;
+  }
+  // What nobody reads stays NaN.
+  draw(pool, [&](int64_t i) {
+    const int64_t slot = i / per_slot % slots, head = i / state % from;
+    const bool counts = is_read[static_cast<size_t>(slot)] != 0 && head >= c.read_head &&
+                        head < c.read_head + c.HV;
+    return counts ? 0.5 * random.normal(i) : NAN;
+  });
+  if (c.write_pool) {
+    add("write_pool", Role::output, c.odtype,
+        shape(pool_heads(c.write_head), v_first != c.transpose), false);
+  }
+  const int64_t N = c.num_sequences();
+  draw(add("read_index", Role::input, c.idx, {N}, false), listed(read_slots_));
+  draw(add("write_index", Role::input, c.idx, {N}, false), listed(write_slots_));
+}
+
+// Whether an element of a pool or of checkpoints (row-major index) is one that the call writes.
+bool Instance::is_written(const Tensor& t, int64_t index) const {
+  const bool has_layers = t.view.rank == 5;
+  const int64_t slots = t.view.shape[has_layers ? 1 : 0];
+  const int64_t per_slot = t.view.numel() / slots / (has_layers ? t.view.shape[0] : 1);
+  const std::vector<int64_t>& written = written_slots(t.name);
+  if (!std::binary_search(written.begin(), written.end(), index / per_slot % slots)) return false;
+  if (spec_.op != Op::move) return true;
+  const int64_t head = index % per_slot / (spec_.K * spec_.V);
+  return head >= spec_.write_head && head < spec_.write_head + spec_.HV;
+}
+
 // Input rows of padding and of skipped sequences must never be looked at: they hold NaN.
 void Instance::spoil_unread_rows() {
   for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "z", "a", "out", "d_o", "d_out",
@@ -581,7 +631,7 @@ std::vector<std::pair<int64_t, int64_t>> Instance::unread_tokens() const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
   const int64_t tokens = c.num_batches() * c.num_tokens();
   if (c.packed && c.pad > 0) ranges.emplace_back(tokens - c.pad, tokens);
-  if (c.pool == Pool::none) return ranges;
+  if (c.pool == Pool::none || c.op == Op::move) return ranges;
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
     if (!is_skipped(n)) continue;
     const int64_t first = c.packed ? c.sequence_begin(n) : n * c.length;
@@ -591,7 +641,9 @@ std::vector<std::pair<int64_t, int64_t>> Instance::unread_tokens() const {
 }
 
 void Instance::generate() {
-  if (spec_.op == Op::conv) {
+  if (spec_.op == Op::move) {
+    generate_move();
+  } else if (spec_.op == Op::conv) {
     generate_conv();
   } else if (spec_.is_block()) {
     generate_block();

@@ -328,6 +328,8 @@ Values plain_chunked(const Instance& instance) {
       return c.gradient ? plain::conv_gradient(instance) : plain::conv(instance);
     case Op::rmsnorm:
       return plain::norm(instance);
+    case Op::move:
+      return plain::move(instance);
     default:
       return c.gradient ? plain::block_gradient(instance) : plain::block(instance);
   }

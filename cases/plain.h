@@ -218,6 +218,7 @@ Values backward(const Instance& instance);
 Values block(const Instance& instance);
 Values block_gradient(const Instance& instance);
 Values norm(const Instance& instance);
+Values move(const Instance& instance);
 Values conv(const Instance& instance);
 Values conv_gradient(const Instance& instance);
 

@@ -1,6 +1,8 @@
 // Counting formulas; their derivation is in counts.h.
 #include "counts.h"
 
+#include <algorithm>
+
 #include "cases/instance.h"
 
 namespace deltic::cli {
@@ -18,6 +20,15 @@ double conv_bytes(const Case& c) {
   return 2 * static_cast<double>(c.num_real_tokens()) * D *
              static_cast<double>(cases::size_of(c.dtype)) +
          N * D * static_cast<double>(c.S * cases::size_of(c.sdtype)) * (reads + writes);
+}
+
+// A number read and a number written of every state; nothing is read where zeros are written.
+double move_bytes(const Case& c) {
+  const double numbers = static_cast<double>(c.num_sequences() * std::max<int64_t>(c.layers, 1)) *
+                         static_cast<double>(c.HV * c.K * c.V);
+  const bool reads = c.pool != cases::Pool::start, writes = c.pool != cases::Pool::peek;
+  return numbers * static_cast<double>((reads && writes ? cases::size_of(c.sdtype) : 0) +
+                                       (writes ? cases::size_of(c.write_pool ? c.odtype : c.sdtype) : 0));
 }
 
 }  // namespace
@@ -57,6 +68,8 @@ double count_flops(const Case& c) {
       return rows * C * (2 * K + C / 3);
     case Op::inverse:
       return rows * C * C / 3;
+    case Op::move:
+      return 0;
     case Op::conv:
       return static_cast<double>(c.num_real_tokens() * c.D * 2 * c.W) * (c.gradient ? 3 : 1);
     default:
@@ -67,6 +80,7 @@ double count_flops(const Case& c) {
 double count_bytes(const Case& c) {
   if (c.gradient) return cases::Instance::shapes_of(c).tensor_bytes();
   if (c.op == Op::conv) return conv_bytes(c);
+  if (c.op == Op::move) return move_bytes(c);
   const auto size = [](DType t) { return static_cast<double>(cases::size_of(t)); };
   const double K = static_cast<double>(c.K), V = static_cast<double>(c.V), C = c.chunk;
   const double tokens = static_cast<double>(c.num_real_tokens());

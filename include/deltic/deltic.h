@@ -101,7 +101,8 @@ typedef enum deltic_op {
   DELTIC_CONV = 10,    /* causal depthwise convolution of a few taps, in front of the delta rule */
   DELTIC_SCORES_INVERSE = 11, /* scores, and (I + A)^-1 of kkt's A, in one pass */
   DELTIC_RMSNORM = 12,        /* x / sqrt(mean x^2 + eps) * weight * activation(z) */
-  DELTIC_NUM_OPS = 13         /* in this header; a newer library has more */
+  DELTIC_MOVE = 13,           /* states from slots of one pool to slots of another */
+  DELTIC_NUM_OPS = 14         /* in this header; a newer library has more */
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -381,6 +382,24 @@ typedef struct deltic_conv_backward_tensors {
   deltic_tensor d_initial_state;
 } deltic_conv_backward_tensors;
 
+/* Tensors of a move: entry m copies slot read_index[m] of state_pool (-1: zeros) to slot
+ * write_index[m] of write_pool (-1: the entry is nothing), of every layer the value heads
+ * [read_head, read_head + num_heads) to those from write_head on; all else stays as it is. Within
+ * one pool no slot may be read by one entry and written by another. The same dtype moves the same
+ * bits; a narrower one is rounded to nearest even. */
+typedef struct deltic_move_tensors {
+  uint64_t size;            /* sizeof(deltic_move_tensors) */
+  deltic_tensor state_pool; /* [slots,HV,K,V] or [slots,HV,V,K], as options.state_layout says; fp32,
+                               bf16 or fp16; [layers,slots,...]: the same slots of all layers */
+  deltic_tensor write_pool; /* out: as many layers, slots, heads, dtype and strides of its own.
+                               Absent: within state_pool */
+  deltic_tensor read_index, write_index;    /* [M] int32 or int64, any stride */
+  int64_t read_head, write_head, num_heads; /* num_heads 0: all of state_pool from read_head on.
+                               Within one pool: the same heads, or others altogether */
+  int32_t transpose;        /* 1: write_pool has the other layout than state_pool */
+  int32_t reserved;         /* 0 */
+} deltic_move_tensors;
+
 typedef deltic_buffer deltic_workspace;
 
 /* What training costs in memory: sizes follow from shapes and options alone. Chunks and segments
@@ -440,6 +459,7 @@ DELTIC_API void deltic_memory_plan_init(deltic_memory_plan* plan, uint64_t size)
 DELTIC_API void deltic_conv_tensors_init(deltic_conv_tensors* tensors, uint64_t size);
 DELTIC_API void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors,
                                                   uint64_t size);
+DELTIC_API void deltic_move_tensors_init(deltic_move_tensors* tensors, uint64_t size);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -483,6 +503,9 @@ DELTIC_API deltic_status deltic_conv_explain(const deltic_options* options,
 DELTIC_API deltic_status deltic_conv_backward_explain(const deltic_options* options,
                                                       const deltic_conv_backward_tensors* tensors,
                                                       deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_move_explain(const deltic_options* options,
+                                             const deltic_move_tensors* tensors,
+                                             deltic_explain_fn fn, void* user);
 
 /* The memory that backward needs, and forward keeps for it, under a deltic_save. What the tensors
  * have of `saved` does not matter; `plan` comes with its size. */
@@ -547,6 +570,13 @@ DELTIC_API deltic_status deltic_conv_backward_workspace(const deltic_options* op
 DELTIC_API deltic_status deltic_conv_backward(const deltic_options* options,
                                               const deltic_conv_backward_tensors* tensors,
                                               const deltic_workspace* workspace, void* stream);
+/* States from slots of one pool to slots of another. */
+DELTIC_API deltic_status deltic_move_workspace(const deltic_options* options,
+                                               const deltic_move_tensors* tensors, void* stream,
+                                               uint64_t* bytes);
+DELTIC_API deltic_status deltic_move(const deltic_options* options,
+                                     const deltic_move_tensors* tensors,
+                                     const deltic_workspace* workspace, void* stream);
 
 /* Checked mode on a GPU. The host does not see the values of a call there, so checks run on the
  * stream before the work. If they find an error - lengths, slots, lists, an input that is not

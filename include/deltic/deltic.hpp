@@ -53,7 +53,8 @@ enum class Op : int32_t {
   backward = DELTIC_BACKWARD,
   conv = DELTIC_CONV,
   scores_inverse = DELTIC_SCORES_INVERSE,
-  rmsnorm = DELTIC_RMSNORM
+  rmsnorm = DELTIC_RMSNORM,
+  move = DELTIC_MOVE
 };
 enum class GateForm : int32_t {
   log_decay = DELTIC_GATE_LOG_DECAY,
@@ -397,6 +398,26 @@ struct ConvBackwardTensors {
   }
 };
 
+// Tensors of a move of states between slots; see deltic_move_tensors.
+struct MoveTensors {
+  TensorView state_pool{}, write_pool{}, read_index{}, write_index{};
+  int64_t read_head = 0, write_head = 0, num_heads = 0;  // 0 heads: all from read_head on
+  bool transpose = false;
+
+  deltic_move_tensors c() const {
+    return {sizeof(deltic_move_tensors),
+            state_pool,
+            write_pool,
+            read_index,
+            write_index,
+            read_head,
+            write_head,
+            num_heads,
+            transpose ? 1 : 0,
+            0};
+  }
+};
+
 // Scratch memory for run functions: 64-byte aligned, grows on demand, reusable from call to call.
 class Workspace {
  public:
@@ -488,6 +509,10 @@ inline size_t conv_backward_workspace_bytes(const Options& options,
                                             void* stream = nullptr) {
   return detail::bytes(deltic_conv_backward_workspace, options, tensors, stream);
 }
+inline size_t move_workspace_bytes(const Options& options, const MoveTensors& tensors,
+                                   void* stream = nullptr) {
+  return detail::bytes(deltic_move_workspace, options, tensors, stream);
+}
 
 inline void forward(const Options& options, const Tensors& tensors,
                     const deltic_workspace& workspace, void* stream = nullptr) {
@@ -517,6 +542,10 @@ inline void conv(const Options& options, const ConvTensors& tensors,
 inline void conv_backward(const Options& options, const ConvBackwardTensors& tensors,
                           const deltic_workspace& workspace, void* stream = nullptr) {
   detail::call(deltic_conv_backward, options, tensors, &workspace, stream);
+}
+inline void move(const Options& options, const MoveTensors& tensors,
+                 const deltic_workspace& workspace, void* stream = nullptr) {
+  detail::call(deltic_move, options, tensors, &workspace, stream);
 }
 
 // What checked mode found in the last call on a GPU with this workspace: waits for the stream, then
@@ -553,6 +582,10 @@ inline void conv(const Options& options, const ConvTensors& tensors) {
 inline void conv_backward(const Options& options, const ConvBackwardTensors& tensors) {
   const Workspace w(conv_backward_workspace_bytes(options, tensors));
   conv_backward(options, tensors, w.c());
+}
+inline void move(const Options& options, const MoveTensors& tensors) {
+  const Workspace w(move_workspace_bytes(options, tensors));
+  move(options, tensors, w.c());
 }
 inline void cumsum(const Options& o, const BlockTensors& t) { block(Op::cumsum, o, t); }
 inline void gate(const Options& o, const BlockTensors& t) { block(Op::gate, o, t); }
@@ -649,6 +682,9 @@ inline std::vector<Choice> explain(const Options& options, const ConvTensors& te
 }
 inline std::vector<Choice> explain(const Options& options, const ConvBackwardTensors& tensors) {
   return detail::choices(deltic_conv_backward_explain, options, tensors);
+}
+inline std::vector<Choice> explain(const Options& options, const MoveTensors& tensors) {
+  return detail::choices(deltic_move_explain, options, tensors);
 }
 // What backward needs, and forward keeps for it, under a Save; see deltic_memory_plan.
 inline deltic_memory_plan backward_memory(const Options& options, const BackwardTensors& tensors,

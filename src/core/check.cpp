@@ -8,7 +8,7 @@ namespace deltic {
 const char* name_of(deltic_op op) {
   constexpr const char* names[] = {"forward", "decode",         "cumsum",  "gate", "l2norm",
                                    "kkt",     "scores",         "inverse", "wy",   "backward",
-                                   "conv",    "scores_inverse", "rmsnorm"};
+                                   "conv",    "scores_inverse", "rmsnorm", "move"};
   return names[op];
 }
 

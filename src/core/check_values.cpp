@@ -256,14 +256,19 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
 void check_finite_state(const Problem& p, const States& states, Argument name, int64_t slot,
                         int64_t n, int64_t begin, int64_t end) {
   if (!states || slot < 0) return;
-  for (int64_t h = 0; h < p.HV; ++h) {
+  for (int64_t i = 0; i < p.layers * p.HV; ++i) {
+    const int64_t layer = i / p.HV, h = i % p.HV;
     for (int64_t d = 0; d < p.K; ++d) {
       for (int64_t v = begin; v < end; ++v) {
-        const int64_t at = states.at(slot, h) + d * states.s_k + v * states.s_v;
+        const int64_t at = states.at(layer, slot, h) + d * states.s_k + v * states.s_v;
         const double x = load_f64(states.data, states.dtype, at);
         if (!std::isfinite(x)) {
-          bad(p,
-              {.wrong = Wrong::not_finite, .argument = name, .sequence = n, .head = h, .value = x});
+          bad(p, {.wrong = Wrong::not_finite,
+                  .argument = name,
+                  .sequence = n,
+                  .head = h,
+                  .layer = p.layers > 1 ? layer : -1,
+                  .value = x});
         }
       }
     }

@@ -107,13 +107,16 @@ class Checker {
     }
     p_.eps = o.has_eps ? o.eps : kRmsEps;
     p_.activation = static_cast<deltic_activation>(o.activation);
-    if (p_.op == DELTIC_CONV) {
+    if (p_.op == DELTIC_CONV || p_.op == DELTIC_MOVE) {
       const auto unused = [&](const char* name, bool is_set) {
-        if (is_set)
-          bad(name, "expected the default (the delta rule's options are not conv's), got another");
+        if (is_set) {
+          bad(name, "expected the default (the delta rule's options are not ", op_,
+              "'s), got another");
+        }
       };
       unused("gate_form", o.gate_form != 0), unused("beta_form", o.beta_form != 0);
-      unused("qk_l2norm", o.qk_l2norm != 0), unused("state_layout", o.state_layout != 0);
+      unused("qk_l2norm", o.qk_l2norm != 0);
+      unused("state_layout", o.state_layout != 0 && p_.op == DELTIC_CONV);
       unused("scale", o.has_scale != 0), unused("split", o.split > DELTIC_SPLIT_OFF);
     }
     if (block) {
@@ -491,12 +494,13 @@ class Checker {
   // the states have, whether there are any or not.
   void sizes_together() const {
     const int64_t sizes[] = {p_.N, p_.HV, p_.K, p_.V};
-    int64_t numbers = 1;
+    int64_t numbers = std::max<int64_t>(p_.layers, 1);
     for (const int64_t n : sizes) {
       if (__builtin_mul_overflow(numbers, std::max<int64_t>(n, 1), &numbers) ||
           numbers > kMaxExtent) {
-        bad("tensors", "expected at most 2^", kMaxExtentLog2, " numbers N*HV*K*V, got ",
-            shape_text(sizes, 4));
+        bad("tensors", "expected at most 2^", kMaxExtentLog2, " numbers N*HV*K*V",
+            p_.layers == 1 ? "" : " of all layers", ", got ", shape_text(sizes, 4),
+            p_.layers == 1 ? "" : " of " + std::to_string(p_.layers));
       }
     }
   }

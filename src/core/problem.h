@@ -58,9 +58,13 @@ struct States {
   bool present = false;
   int64_t slots = 0, s_slot = 0, s_head = 0, s_k = 0,
           s_v = 0;  // s_v is 1 K-first, s_k is 1 V-first
+  int64_t s_layer = 0;
 
   explicit operator bool() const { return present; }
   int64_t at(int64_t slot, int64_t h) const { return slot * s_slot + h * s_head; }
+  int64_t at(int64_t layer, int64_t slot, int64_t h) const {
+    return layer * s_layer + at(slot, h);
+  }
 };
 
 // int32 or int64 indices, one or two dimensions.
@@ -119,6 +123,8 @@ struct Problem {
   States state_in, state_out, ckpt;
   bool is_pool = false, has_write_pool = false;
   bool is_ckpt_in_pool = false;  // `ckpt` is state_out
+  int64_t layers = 1;            // of the pools: the lists are those of every layer
+  bool transposes = false;       // state_out has the other layout than v_first says
   int64_t null_slot = -1;        // slots up to this one are none
   // read_index is a table [N,T'] with `accepted` (conv: never, there `accepted` moves the window).
   Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots, accepted;

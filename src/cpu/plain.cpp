@@ -9,6 +9,7 @@
 #include "cpu/block_gradients.h"
 #include "cpu/block_math.h"
 #include "cpu/conv_math.h"
+#include "cpu/move_math.h"
 #include "cpu/norm_math.h"
 #include "cpu/recurrence.h"
 #include "cpu/recurrence_backward.h"
@@ -138,7 +139,7 @@ bool is_recurrence(const Problem& p) { return p.op == DELTIC_FORWARD || p.op == 
 const char* nothing_missing() { return nullptr; }
 
 size_t workspace_bytes(const Problem& p) {
-  if (p.op == DELTIC_CONV) return 0;
+  if (p.op == DELTIC_CONV || p.op == DELTIC_MOVE) return 0;
   if (p.op == DELTIC_RMSNORM) return norm::Norm<norm::PlainMath>(p).workspace_bytes();
   if (p.op == DELTIC_BACKWARD) return recurrence_backward::workspace_bytes(p);
   if (p.is_gradient) return block_gradients::workspace_bytes(p);
@@ -149,6 +150,7 @@ size_t workspace_bytes(const Problem& p) {
 // Backward here starts from the first token, whatever was kept: the header is all it looks at.
 void run(const Problem& p, std::span<std::byte> workspace, void*) {
   if (p.op == DELTIC_CONV) return conv::run(p);
+  if (p.op == DELTIC_MOVE) return move::Move<move::PlainMath>(p).run();
   if (p.op == DELTIC_RMSNORM) return norm::Norm<norm::PlainMath>(p).run(workspace);
   if (p.op == DELTIC_BACKWARD) {
     check_saved_header(p, Arithmetic::recurrence);

@@ -27,4 +27,8 @@ void run_norm(const Problem& p, std::byte* workspace);
 size_t conv_bytes(const Problem& p);
 void run_conv(const Problem& p, std::byte* workspace);
 
+// States from slot to slot.
+size_t move_bytes(const Problem& p);
+void run_move(const Problem& p, std::byte* workspace);
+
 }  // namespace deltic::reference

@@ -24,6 +24,8 @@ Entry entry(const Problem& p) {
       return {conv_bytes, run_conv};
     case DELTIC_RMSNORM:
       return {norm_bytes, run_norm};
+    case DELTIC_MOVE:
+      return {move_bytes, run_move};
     default:
       return p.is_gradient ? Entry{block_gradients_bytes, run_block_gradients}
                            : Entry{blocks_bytes, run_blocks};
