@@ -22,7 +22,7 @@ class _Shapes:
     """The shapes of one call's tensors, and the sizes that they gave to letters."""
 
     def __init__(self, operator: str, function: str, given: dict[str, Any]) -> None:
-        self.operator, self.function = operator, function
+        self.operator, self.function, self.given = operator, function, given
         self.words = str(given.get("options", "")).split()
         self.shapes = {
             name: list(x.shape) or [1] * (name in ANY_SHAPE)
@@ -289,6 +289,36 @@ def _check_conv(c: _Shapes) -> None:
     take_states("d_final_state", "N")
 
 
+def _check_move(c: _Shapes) -> None:
+    """Two pools of states of one size, and their lists."""
+    is_v_first = "layout=vk" in c.words
+    layouts = {"state_pool": is_v_first, "write_pool": is_v_first != c.given.get("transpose", False)}
+    sizes = []
+    for name, v_first in layouts.items():
+        shape = c.shapes.get(name)
+        if shape is None:
+            continue
+        state = "HV,V,K" if v_first else "HV,K,V"
+        if len(shape) not in (4, 5):
+            c.refuse(name, f"shape [slots,{state}], or with layers before them, got {shape}")
+        if any(size == 0 for size in shape[-3:]):
+            text = f"at least one head, key channel and value column, got shape {shape}"
+            c.refuse(name, text)
+        sizes.append((shape[:-4], shape[-2:][:: -1 if v_first else 1]))
+    if len(sizes) == 2:
+        (layers, state_sizes), (other_layers, others) = sizes
+        if len(layers) != len(other_layers) or any(map(_differ, layers, other_layers)):
+            text = f"layers as state_pool has them, got shape {c.shapes['write_pool']} and "
+            c.refuse("write_pool", f"{text}{c.shapes['state_pool']}")
+        if any(map(_differ, state_sizes, others)):
+            text = f"states of K = {state_sizes[0]} and V = {state_sizes[1]} as state_pool has, got"
+            c.refuse("write_pool", f"{text} {others[0]} and {others[1]}")
+    c.index("read_index")
+    c.index("write_index")
+    c.sizes["M"] = c.shapes["read_index"][0]
+    c.take("write_index", "M")
+
+
 _CHECKS: dict[str, Callable[[_Shapes], None]] = {
     **dict.fromkeys(
         (
@@ -302,6 +332,7 @@ _CHECKS: dict[str, Callable[[_Shapes], None]] = {
         _check_block,
     ),
     "rmsnorm": _check_norm,
+    "move_": _check_move,
     **dict.fromkeys(("conv", "conv_", "conv_out_", "conv_backward"), _check_conv),
 }
 

@@ -29,7 +29,7 @@ Split = Literal["auto", "off", "by_length"] | int
 # Options as words of the operators' text.
 GATES = {"log_decay": "", "softplus": " gate=softplus", "bounded": " gate=bounded"}
 _BETA_FORMS = {"value": "", "sigmoid": " beta=sigmoid", "2sigmoid": " beta=2sigmoid"}
-_STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
+STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
 # The library's numbers are fp32: a larger one would become infinite.
 _MOST_FP32 = 3.4028234663852886e38
 _CHUNK = 64
@@ -194,11 +194,11 @@ def _words(
         except TypeError:
             is_plain = False  # something unhashable, which is said below
     try:
-        words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
+        words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + STATE_LAYOUTS[state_layout]
     except (KeyError, TypeError):
         words = f"as={op}" + word_for(op, "gate", gate, GATES)
         words += word_for(op, "beta_form", beta_form, _BETA_FORMS)
-        words += word_for(op, "state_layout", state_layout, _STATE_LAYOUTS)
+        words += word_for(op, "state_layout", state_layout, STATE_LAYOUTS)
     words += flag_word(op, "qk_l2norm", " qk_l2norm", qk_l2norm)
     words += flag_word(op, "output_final_state", " final", output_final_state)
     if is_plain:

@@ -249,6 +249,29 @@ static void run_conv(void) {
   free(w.data), free(x), free(weight), free(y), free(dy), free(dx), free(dweight);
 }
 
+/* What came after 0.2.0: nothing is printed, as the program of that header has none of it. */
+#ifdef DELTIC_TEST_AFTER_0_2
+static void run_move(void) {
+  float *from = numbers(2 * D * K, 1.0f), *to = numbers(D * K, 0.0f);
+  int32_t read[1] = {1}, write[1] = {0};
+  static const int64_t kSlots[] = {2, H, K, K}, kOne[] = {1};
+  uint64_t bytes = 0;
+  GUARDED(move_tensors);
+  move_tensors.s.state_pool = view(from, 4, kSlots);
+  move_tensors.s.write_pool = view(to, 4, kState);
+  move_tensors.s.read_index = tensor(read, DELTIC_I32, 1, kOne);
+  move_tensors.s.write_index = tensor(write, DELTIC_I32, 1, kOne);
+  EXPECT_OK(deltic_move_workspace(NULL, &move_tensors.s, NULL, &bytes));
+  deltic_workspace w = workspace(bytes);
+  EXPECT_OK(deltic_move(NULL, &move_tensors.s, &w, NULL));
+  EXPECT(memcmp(to, from + D * K, sizeof(float) * D * K) == 0);
+  WITH_FIELD(move_tensors.s, deltic_move(NULL, &move_tensors.s, &w, NULL),
+             "move: tensors.size: ");
+  EXPECT_GUARD(move_tensors);
+  free(w.data), free(from), free(to);
+}
+#endif
+
 /* Sizes that are none, and null. */
 static void run_init(void) {
   uint64_t words[2 + kGuard / 8];
@@ -275,5 +298,8 @@ int main(int count, char** arguments) {
   run_sequences();
   run_blocks();
   run_conv();
+#ifdef DELTIC_TEST_AFTER_0_2
+  run_move();
+#endif
   return failures == 0 ? 0 : 1;
 }

@@ -281,7 +281,8 @@ __device__ inline int64_t line_position(const Params& p, int64_t line) {
 __device__ inline float state_number(const Params& p, const States& x, int64_t slot, int64_t head,
                                      int64_t i) {
   return load(x.data, x.dtype,
-              slot * x.s_slot + head * x.s_head + i / p.V * x.s_k + i % p.V * x.s_v);
+              head / p.heads * x.s_layer + slot * x.s_slot + head % p.heads * x.s_head +
+                  i / p.V * x.s_k + i % p.V * x.s_v);
 }
 __device__ inline int64_t state_slot(const Params& p, int which, int64_t n) {
   const States& x = which == 0 ? p.state_in : p.d_final;
@@ -554,7 +555,8 @@ __device__ inline Finding describe_value(const Params& p, int64_t position) {
     f.argument = which == 1        ? Argument::d_final_state
                  : p.slots.is_pool ? Argument::state_pool
                                    : Argument::initial_state;
-    f.head = head, f.value = state_number(p, x, slot, head, min(i, p.K * p.V - 1));
+    f.head = head % p.heads, f.layer = p.HV > p.heads ? head / p.heads : -1;
+    f.value = state_number(p, x, slot, head, min(i, p.K * p.V - 1));
     return f;
   }
   const int64_t head = item / kPerHead;

@@ -26,9 +26,10 @@ check::Params params_of(const Problem& p, std::span<std::byte> memory) {
   return {.tokens = tokens_of(p),
           .op = p.op,
           .B = p.B,
-          .HV = p.HV,
+          .HV = p.HV * p.layers,
           .K = p.K,
           .V = p.V,
+          .heads = p.HV,
           .chunk = p.chunk,
           .inputs = checked_inputs(p),
           .g = p.g,
@@ -76,7 +77,7 @@ const uint64_t* check_on_device(const Problem& p, std::span<std::byte> memory,
   };
   check::check_lists<<<ctas(p.N), check::kThreads, 0, stream>>>(params);
   check_launch("checks of lists");
-  const int64_t warps = std::max(p.B * p.T, p.N) * p.HV;
+  const int64_t warps = std::max(p.B * p.T, p.N) * params.HV;
   check::check_values<<<ctas(32 * warps), check::kThreads, 0, stream>>>(params);
   check_launch("checks of values");
   check::describe<<<1, check::kThreads, 0, stream>>>(params);

@@ -22,7 +22,8 @@ static_assert(sizeof(Record) <= kRecordBytes);
 
 struct Params {
   Tokens tokens;
-  int64_t op, B, HV, K, V;
+  int64_t op, B, HV, K, V;  // HV: of all layers
+  int64_t heads;            // of one
   int32_t chunk;
   CheckedInputs inputs;
   Rows g;  // of the sums
