@@ -46,7 +46,7 @@ class Call {
  private:
   Op op_ = Op::forward;
   std::variant<Tensors, BackwardTensors, BlockTensors, BlockBackwardTensors, ConvTensors,
-               ConvBackwardTensors, MoveTensors>
+               ConvBackwardTensors, MoveTensors, CommitTensors>
       tensors_{};
 };
 

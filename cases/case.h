@@ -75,7 +75,7 @@ struct Case {
   // Sizes
   int64_t H = 2, HV = 2, K = 64, V = 64;
   int64_t D = 64, W = 4, S = 3;  // conv: channels, taps, inputs in a state
-  int64_t layers = 0;            // move: of the pools; 0: they have no such dimension
+  int64_t layers = 0;            // move, commit: of pools; 0: they have no such dimension
   int64_t read_head = 0, write_head = 0;  // move: the first of HV heads
 
   // Dtypes
@@ -116,6 +116,7 @@ struct Case {
   bool write_pool = false;    // a second pool is written instead
   int64_t null_slot = -1;     // slots up to this one are none
   bool tree = false;          // decode: parents are given
+  bool record = false;        // decode: tokens leave a record instead of states
   bool transpose = false;     // move: the pool that is written has the other layout
   bool has_init = false;      // has_initial_state is given, 0 for every third sequence
   DType idx = DType::i32;     // index lists of pool and checkpoints
@@ -138,7 +139,9 @@ struct Case {
 
   // forward, decode, backward: the operations with states.
   bool is_sequence() const { return op == Op::forward || op == Op::decode || op == Op::backward; }
-  bool is_block() const { return !is_sequence() && op != Op::conv && op != Op::move; }
+  bool is_block() const {
+    return !is_sequence() && op != Op::conv && op != Op::move && op != Op::commit;
+  }
   bool is_gradient() const { return gradient || op == Op::backward; }
   // Lists of servers beside the pool's own two, and those with another meaning.
   bool has_servers_lists() const {
@@ -151,6 +154,11 @@ struct Case {
   int64_t sequence_length(int64_t n) const;
   int64_t sequence_begin(int64_t n) const;  // in the T dimension
   int64_t longest() const;
+  // Of a record: numbers of a row, and tokens: one more than there are where it may have them.
+  int64_t record_width() const {
+    return K + V + (gate == Gate::none ? 0 : gate == Gate::head ? 1 : K);
+  }
+  int64_t record_tokens() const;
 };
 
 // As a line begins: forward, kkt, kkt_backward, ...

@@ -79,7 +79,11 @@ bool counts_from_rounded(const Case& c, const std::string& name, DType stored) {
 // Whether 16-bit operands may enter a product on the way to this output.
 bool has_half_products(const Case& c, const std::string& name) {
   // Such a state goes into the products of the next token, and a rounding may fall either way.
-  if (c.op == Op::decode && is_half(c.sdtype) && (name == "o" || is_state(name))) return true;
+  const bool goes_by_token = c.op == Op::decode || c.op == Op::commit;
+  if (goes_by_token && is_half(c.sdtype) &&
+      (name == "o" || name == "record" || is_state(name))) {
+    return true;
+  }
   if (!is_half(c.dtype)) return false;
   if (c.op == Op::forward || c.op == Op::backward) return true;
   if (c.op == Op::kkt || c.op == Op::scores || c.op == Op::scores_inverse) return true;

@@ -196,7 +196,8 @@ Instance Instance::widened(const Instance& other, DType wide) {
     const bool is_index = type == DType::i32 || type == DType::i64 || type == DType::u8;
     const std::vector<int64_t> shape(t->view.shape, t->view.shape + t->view.rank);
     // A state of 16 bits is rounded after every token of decode, by the oracle too.
-    const bool is_rounded = other.spec_.op == Op::decode && is_half(type) && is_carried(t->name);
+    const bool goes_by_token = other.spec_.op == Op::decode || other.spec_.op == Op::commit;
+    const bool is_rounded = goes_by_token && is_half(type) && is_carried(t->name);
     Tensor& twin = copy.add(t->name, t->role, is_index || is_rounded ? type : wide, shape, false);
     if (t->role == Role::output) continue;
     TensorView first_value = t->view;  // before any run
@@ -253,7 +254,7 @@ Options Instance::options(const RunOptions& run) const {
   o.activation = c.activation;
   if (c.eps) o.eps = static_cast<float>(*c.eps);
   if (c.null_slot >= 0) o.null_slot = static_cast<int32_t>(c.null_slot);
-  if (c.op == Op::move) o.state_layout = c.state;
+  if (c.op == Op::move || c.op == Op::commit) o.state_layout = c.state;
   if (!c.is_sequence()) return o;
   if (c.beta == Beta::sigmoid) o.beta_form = BetaForm::sigmoid;
   if (c.beta == Beta::two_sigmoid) o.beta_form = BetaForm::two_sigmoid;
@@ -508,7 +509,8 @@ std::vector<std::pair<int64_t, int64_t>> Instance::zero_ranges(std::string_view 
   std::vector<std::pair<int64_t, int64_t>> ranges;
   constexpr std::array kNotByToken = {"final_state", "state_pool",      "write_pool",
                                       "ckpt_states", "dA_log",          "ddt_bias",
-                                      "dweight",     "d_initial_state", "dbias"};
+                                      "dweight",     "d_initial_state", "dbias",
+                                      "record"};
   const bool by_token =
       std::find(kNotByToken.begin(), kNotByToken.end(), name) == kNotByToken.end();
   if (!has(name) || !by_token) return ranges;

@@ -235,6 +235,8 @@ class Instance {
   void add_square_gradient();
   void generate_conv();
   void generate_move();
+  void generate_commit();
+  void draw_pool(Tensor& pool, int64_t heads, int64_t first_head) const;
   int64_t pool_heads(int64_t first) const;
   void add_norm_inputs();
   void spoil_unread_rows();

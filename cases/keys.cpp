@@ -290,7 +290,8 @@ std::string has_ckpt(C c) { return need(!c.ckpt.empty(), "ckpt"); }
 std::string no_gradient(C c) { return need(!c.is_gradient(), "an operation that is no gradient"); }
 
 constexpr auto kSequenceOp = only<Op::forward, Op::decode, Op::backward>;
-constexpr auto kStateOp = only<Op::forward, Op::decode, Op::backward, Op::conv, Op::move>;
+constexpr auto kStateOp =
+    only<Op::forward, Op::decode, Op::backward, Op::conv, Op::move, Op::commit>;
 constexpr auto kInitialOp = only<Op::forward, Op::decode, Op::backward, Op::conv>;
 constexpr auto kForward = only<Op::forward>;
 constexpr auto kDecode = only<Op::decode>;
@@ -298,10 +299,17 @@ constexpr auto kBackward = only<Op::backward>;
 constexpr auto kConv = only<Op::conv>;
 constexpr auto kNorm = only<Op::rmsnorm>;
 constexpr auto kMove = only<Op::move>;
+constexpr auto kLayersOp = only<Op::move, Op::commit>;
 constexpr auto kKeptOp = both<only<Op::forward, Op::decode, Op::conv>, no_gradient>;
-constexpr auto kPoolOp = both<only<Op::forward, Op::decode, Op::conv, Op::move>, no_gradient>;
+constexpr auto kTwoPoolsOp = both<only<Op::forward, Op::decode, Op::conv, Op::move>, no_gradient>;
+constexpr auto kFlagOp = both<only<Op::forward, Op::decode, Op::conv, Op::commit>, no_gradient>;
+constexpr auto kPoolOp =
+    both<only<Op::forward, Op::decode, Op::conv, Op::move, Op::commit>, no_gradient>;
 constexpr auto kGateOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt,
                               Op::scores, Op::scores_inverse, Op::wy>;
+constexpr auto kGateKindOp =
+    only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt, Op::scores,
+         Op::scores_inverse, Op::wy, Op::commit>;
 constexpr auto kFormOp =
     both<only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate>, a_gate>;
 constexpr auto kKeyHeadOp = only<Op::forward, Op::decode, Op::backward, Op::l2norm, Op::kkt,
@@ -325,8 +333,8 @@ std::string a_weight(C c) {
 }
 std::string value_width(C c) { return need(c.op != Op::wy || c.u, "u among parts"); }
 std::string rows_dtype(C c) {
-  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::move}),
-              "another operation than cumsum, gate and move");
+  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::move, Op::commit}),
+              "another operation than cumsum, gate, move and commit");
 }
 std::string own_outputs(C c) {
   return need(c.is_block() || (c.op == Op::conv && c.gradient) ||
@@ -353,7 +361,10 @@ std::string two_lists(C c) {
               "a pool without lists, or with two");
 }
 std::string other_pool(C c) { return need(c.write_pool, "writepool=1"); }
-std::string drafts(C c) { return need(c.pool == Pool::drafts, "pool=drafts"); }
+std::string drafts(C c) {
+  return need(c.op == Op::commit || (c.op == Op::decode && c.pool == Pool::drafts),
+              "commit, or decode with pool=drafts");
+}
 std::string initial_state(C c) { return need(c.init || c.pool != Pool::none, "init=1 or a pool"); }
 std::string incoming(C c) {
   return need(c.op == Op::backward || (c.gradient && is_any(c.op, {Op::conv, Op::wy})),
@@ -367,7 +378,7 @@ std::string inverse_gradient(C c) {
   return need(c.op == Op::inverse && c.gradient, "inverse_backward as the operation");
 }
 std::string with_keys(C c) {
-  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::rmsnorm, Op::conv, Op::move}),
+  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::rmsnorm, Op::conv, Op::move, Op::commit}),
               "an operation with keys");
 }
 std::string no_dense(C c) { return need(c.packed, "no dense"); }
@@ -378,7 +389,7 @@ std::string no_seqs(C c) { return need(!c.packed, "no seqs"); }
 // In the order in which a canonical line has them.
 constexpr Key kKeys[] = {
     {"gate", one_of<&Case::gate, kGates>(), "head",
-     "no decay, one per value head, one per key channel", kGateOp},
+     "no decay, one per value head, one per key channel", kGateKindOp},
     {"form", one_of<&Case::form, kForms>(), "log_decay", "how g becomes the log decay", kFormOp},
     {"lower_bound", kLowerBound, "-5", "of form=bounded", both<kFormOp, is_bounded>},
     {"alog", flag<&Case::alog>(), "1", "A_log is given (softplus: always)",
@@ -395,9 +406,10 @@ constexpr Key kKeys[] = {
     {"K", whole<&Case::K, 1, 1 << 16>(), "64",
      "key width (rmsnorm, l2norm: of a row; inverse: of the keys that A is made of)", key_width},
     {"V", whole<&Case::V, 1, 1 << 20>(), "64", "value width",
-     both<only<Op::forward, Op::decode, Op::backward, Op::wy, Op::move>, value_width>},
+     both<only<Op::forward, Op::decode, Op::backward, Op::wy, Op::move, Op::commit>,
+          value_width>},
     {"layers", whole<&Case::layers, 0, 1 << 20>(), "0",
-     "move: layers of the pools (0: without that dimension)", kMove},
+     "move, commit: layers of the pools (0: without that dimension)", kLayersOp},
     {"rhead", whole<&Case::read_head, 0, 1 << 20>(), "0",
      "move: the first of the HV heads that are read (above 0: one more behind them)", kMove},
     {"whead", whole<&Case::write_head, 0, 1 << 20>(), "0",
@@ -453,15 +465,17 @@ constexpr Key kKeys[] = {
      "turns with skipped ones; decode: a slot per token; all read one slot; by accepted tokens",
      kPoolOp},
     {"writepool", flag<&Case::write_pool>(), "0", "another pool is written than the one read",
-     both<kPoolOp, two_lists>},
+     both<kTwoPoolsOp, two_lists>},
     {"transpose", flag<&Case::transpose>(), "0", "move: to the other layout", both<kMove, other_pool>},
-    {"tree", flag<&Case::tree>(), "0", "decode: drafted tokens are a tree, parents are given",
-     both<kDecode, drafts>},
+    {"record", flag<&Case::record>(), "0",
+     "decode: drafted tokens leave a record, no state is written", kDecode},
+    {"tree", flag<&Case::tree>(), "0", "decode, commit: drafted tokens are a tree, parents are given",
+     drafts},
     {"null", whole<&Case::null_slot, -1, 1000>(), "-1", "slots up to this one are none",
      both<kPoolOp, index_lists>},
     {"hasinit", flag<&Case::has_init>(), "0",
      "has_initial_state is given: every third sequence starts from zero",
-     both<kKeptOp, initial_state>},
+     both<kFlagOp, initial_state>},
     {"idx", index_dtype<&Case::idx>(), "i32", "dtype of the index lists of pool and checkpoints",
      both<kPoolOp, index_lists>},
     {"ckpt", kCheckpoints, "none",
@@ -506,6 +520,7 @@ constexpr Operation kOperations[] = {{Op::forward, false},
                                      {Op::rmsnorm, false},
                                      {Op::conv, false},
                                      {Op::move, false},
+                                     {Op::commit, false},
                                      {Op::cumsum, true},
                                      {Op::gate, true},
                                      {Op::l2norm, true},

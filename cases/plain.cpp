@@ -256,8 +256,14 @@ Values decode(const Instance& instance) {
   const Case& c = p.c;
   Values all;
   const Output o = make_output(instance, all, "o", 0.0);
+  const Output record = make_output(instance, all, "record", 0.0);
   const StateOutputs out(instance, all);
   const int64_t K = c.K, V = c.V;
+  const int64_t rows = c.record ? c.num_sequences() * c.record_tokens() * c.HV : 0;
+  for (int64_t i = 0; i < rows; ++i) {  // without a token: decay 1
+    for (int64_t d = K + V; d < c.record_width(); ++d)
+      record.put(static_cast<size_t>(i * c.record_width() + d), 1.0f);
+  }
 #pragma omp parallel for schedule(dynamic) if (p.is_large())
   for (int64_t i = 0; i < c.num_sequences() * c.HV; ++i) {
     const int64_t n = i / c.HV, h = i % c.HV;
@@ -269,7 +275,7 @@ Values decode(const Instance& instance) {
     if (c.tree) after.push_back(S);
     for (int64_t t = 0; t < c.sequence_length(n); ++t) {
       if (c.tree) {
-        const int64_t parent = p.parents[static_cast<size_t>(n * p.instance.token_columns() + t)];
+        const int64_t parent = p.parents[static_cast<size_t>(n * p.parent_columns() + t)];
         S = after[static_cast<size_t>(parent + 1)];
       }
       const int64_t token = p.first_token(n) + t, row = token * c.HV + h;
@@ -289,6 +295,14 @@ Values decode(const Instance& instance) {
       for (int64_t j = 0; j < V; ++j) {
         float& y = u[static_cast<size_t>(j)];
         y = p.beta_at(row, j) * (p.v[static_cast<size_t>(row * V + j)] - y);
+      }
+      for (int64_t at = 0; at < c.record_width() && c.record; ++at) {
+        const int64_t update = ((n * c.record_tokens() + t) * c.HV + h) * c.record_width() + at;
+        const int64_t d = at - K - V;
+        const float x = at < K       ? k[static_cast<size_t>(at)]
+                        : at < K + V ? u[static_cast<size_t>(at - K)]
+                                     : std::exp(std::max(kMinLogDecay, p.log_decay(row, h, d)));
+        record.put(static_cast<size_t>(update), x);
       }
       std::fill(result.begin(), result.end(), 0.0f);
       for (int64_t d = 0; d < K; ++d) {
@@ -330,6 +344,8 @@ Values plain_chunked(const Instance& instance) {
       return plain::norm(instance);
     case Op::move:
       return plain::move(instance);
+    case Op::commit:
+      return plain::commit(instance);
     default:
       return c.gradient ? plain::block_gradient(instance) : plain::block(instance);
   }

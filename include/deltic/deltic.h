@@ -102,7 +102,8 @@ typedef enum deltic_op {
   DELTIC_SCORES_INVERSE = 11, /* scores, and (I + A)^-1 of kkt's A, in one pass */
   DELTIC_RMSNORM = 12,        /* x / sqrt(mean x^2 + eps) * weight * activation(z) */
   DELTIC_MOVE = 13,           /* states from slots of one pool to slots of another */
-  DELTIC_NUM_OPS = 14         /* in this header; a newer library has more */
+  DELTIC_COMMIT = 14,         /* states to where accepted tokens left them, from decode's record */
+  DELTIC_NUM_OPS = 15         /* in this header; a newer library has more */
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -250,6 +251,14 @@ typedef struct deltic_tensors {
    * parents[n][t] of this call, before t, or (-1) from where the sequence starts. Found in a slot
    * unless it is token t - 1: the parent needs one, and a start none that a token before writes. */
   deltic_tensor parents; /* [N,T'] int32 or int64 */
+  /* decode: up to 16 drafted tokens that leave states as they are. Nothing but o and this is
+   * written: row [n][t][h] is what token t does to the state, S_t = decay_t S_{t-1} + k_t u_t^T: k (K
+   * numbers, normalised), u (V numbers) and the decay (K numbers, one or none, as the gate is).
+   * Rows behind a sequence's length, and of a skipped one, change nothing (k = u = 0, decay 1). T'
+   * is at least the longest length. deltic_commit applies the rows of accepted tokens. With
+   * `parents` no token needs a slot. Not with gv, final_state, write_index, write_pool or
+   * checkpoints. */
+  deltic_tensor record; /* out [N,T',HV,W] fp32, W = K + V + the numbers of a decay */
 } deltic_tensors;
 
 /* Tensors of backward: those of the forward (or decode) call, what came back, and the gradients
@@ -400,6 +409,21 @@ typedef struct deltic_move_tensors {
   int32_t reserved;         /* 0 */
 } deltic_move_tensors;
 
+/* Tensors of a commit: per sequence the state of its slot, S <- decay_t S + k_t u_t^T for the
+ * accepted tokens of decode's record, of all layers at once. A 16-bit state is rounded after every
+ * token: the bits are those of decode, token by token, in the implementation of the same name
+ * (cuda.general). */
+typedef struct deltic_commit_tensors {
+  uint64_t size;            /* sizeof(deltic_commit_tensors) */
+  deltic_tensor state_pool; /* in and out [slots,HV,K,V] or [slots,HV,V,K]; [layers,slots,...] */
+  deltic_tensor record;     /* [N,T',HV,W] fp32; [layers,N,T',HV,W] */
+  deltic_tensor accepted;   /* [N] int32 or int64: so many tokens count, 0 to T'. With parents the
+                               last of them is token accepted[n] - 1, the others those it comes from */
+  deltic_tensor read_index, write_index; /* [N] as in deltic_tensors */
+  deltic_tensor has_initial_state;       /* [N] DELTIC_U8, as in the call of decode */
+  deltic_tensor parents;                 /* [N,T'] int32 or int64, likewise */
+} deltic_commit_tensors;
+
 typedef deltic_buffer deltic_workspace;
 
 /* What training costs in memory: sizes follow from shapes and options alone. Chunks and segments
@@ -460,6 +484,7 @@ DELTIC_API void deltic_conv_tensors_init(deltic_conv_tensors* tensors, uint64_t 
 DELTIC_API void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors,
                                                   uint64_t size);
 DELTIC_API void deltic_move_tensors_init(deltic_move_tensors* tensors, uint64_t size);
+DELTIC_API void deltic_commit_tensors_init(deltic_commit_tensors* tensors, uint64_t size);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -506,6 +531,9 @@ DELTIC_API deltic_status deltic_conv_backward_explain(const deltic_options* opti
 DELTIC_API deltic_status deltic_move_explain(const deltic_options* options,
                                              const deltic_move_tensors* tensors,
                                              deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_commit_explain(const deltic_options* options,
+                                               const deltic_commit_tensors* tensors,
+                                               deltic_explain_fn fn, void* user);
 
 /* The memory that backward needs, and forward keeps for it, under a deltic_save. What the tensors
  * have of `saved` does not matter; `plan` comes with its size. */
@@ -577,6 +605,13 @@ DELTIC_API deltic_status deltic_move_workspace(const deltic_options* options,
 DELTIC_API deltic_status deltic_move(const deltic_options* options,
                                      const deltic_move_tensors* tensors,
                                      const deltic_workspace* workspace, void* stream);
+/* States to where the accepted ones of drafted tokens left them. */
+DELTIC_API deltic_status deltic_commit_workspace(const deltic_options* options,
+                                                 const deltic_commit_tensors* tensors, void* stream,
+                                                 uint64_t* bytes);
+DELTIC_API deltic_status deltic_commit(const deltic_options* options,
+                                       const deltic_commit_tensors* tensors,
+                                       const deltic_workspace* workspace, void* stream);
 
 /* Checked mode on a GPU. The host does not see the values of a call there, so checks run on the
  * stream before the work. If they find an error - lengths, slots, lists, an input that is not

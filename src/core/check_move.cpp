@@ -5,35 +5,6 @@
 namespace deltic {
 namespace {
 
-// A pool [slots,HV,K,V] or [layers,slots,HV,K,V] in one of the layouts, of any number of heads.
-struct Pool {
-  States states;
-  int64_t layers, heads, K, V;
-};
-Pool check_pool(Checker& c, const deltic_tensor& t, const char* name, bool is_output,
-                bool v_first) {
-  c.required(t, name, is_output);
-  c.state_dtype(t, name);
-  if (t.rank != 4 && t.rank != 5) {
-    c.bad(name, "expected shape ", v_first ? "[slots,HV,V,K]" : "[slots,HV,K,V]",
-          ", or with layers before them, got ", shape_text(t));
-  }
-  const int32_t first = t.rank - 4;
-  Pool x{{}, first == 1 ? t.shape[0] : 1, t.shape[first + 1], t.shape[first + 2],
-         t.shape[first + 3]};
-  if (v_first) std::swap(x.K, x.V);
-  if (x.heads < 1 || x.K < 1 || x.V < 1) {
-    c.bad(name, "expected at least one head, key channel and value column, got shape ",
-          shape_text(t));
-  }
-  States& s = x.states;
-  s.data = t.data, s.dtype = static_cast<DType>(t.dtype), s.present = true;
-  s.slots = t.shape[first], s.s_slot = c.stride(t, first), s.s_head = c.stride(t, first + 1);
-  s.s_k = v_first ? 1 : c.stride(t, first + 2), s.s_v = v_first ? c.stride(t, first + 2) : 1;
-  s.s_layer = first == 1 ? c.stride(t, 0) : 0;
-  return x;
-}
-
 // The pool from head `first` on.
 States from_head(const States& s, int64_t first) {
   States x = s;
@@ -74,10 +45,10 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_mov
   c.one_of("transpose", t.transpose, 1, "0 or 1");
   if (t.reserved != 0) c.bad("reserved", "expected 0, got ", t.reserved);
   p.is_pool = true, p.has_write_pool = t.write_pool.rank != 0;
-  const Pool from = check_pool(c, t.state_pool, "state_pool", !p.has_write_pool, p.v_first);
-  Pool to = from;
+  const Checker::Pool from = c.pool(t.state_pool, "state_pool", !p.has_write_pool, p.v_first);
+  Checker::Pool to = from;
   if (p.has_write_pool) {
-    to = check_pool(c, t.write_pool, "write_pool", true, p.v_first != (t.transpose == 1));
+    to = c.pool(t.write_pool, "write_pool", true, p.v_first != (t.transpose == 1));
     if (t.write_pool.rank != t.state_pool.rank || to.layers != from.layers) {
       c.bad("write_pool", "expected layers as state_pool has them, got shape ",
             shape_text(t.write_pool), " and ", shape_text(t.state_pool));

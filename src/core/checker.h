@@ -107,7 +107,7 @@ class Checker {
     }
     p_.eps = o.has_eps ? o.eps : kRmsEps;
     p_.activation = static_cast<deltic_activation>(o.activation);
-    if (p_.op == DELTIC_CONV || p_.op == DELTIC_MOVE) {
+    if (p_.op == DELTIC_CONV || p_.op == DELTIC_MOVE || p_.op == DELTIC_COMMIT) {
       const auto unused = [&](const char* name, bool is_set) {
         if (is_set) {
           bad(name, "expected the default (the delta rule's options are not ", op_,
@@ -458,6 +458,51 @@ class Checker {
     s.s_k = p_.v_first ? 1 : stride(t, 2);
     s.s_v = p_.v_first ? stride(t, 2) : 1;
     return s;
+  }
+
+  // A pool [slots,HV,K,V] or [layers,slots,HV,K,V] in one of the layouts, of any sizes.
+  struct Pool {
+    States states;
+    int64_t layers, heads, K, V;
+  };
+  Pool pool(const deltic_tensor& t, const char* name, bool is_output, bool v_first) {
+    required(t, name, is_output);
+    state_dtype(t, name);
+    if (t.rank != 4 && t.rank != 5) {
+      bad(name, "expected shape ", v_first ? "[slots,HV,V,K]" : "[slots,HV,K,V]",
+          ", or with layers before them, got ", shape_text(t));
+    }
+    const int32_t first = t.rank - 4;
+    Pool x{{},
+           first == 1 ? t.shape[0] : 1,
+           t.shape[first + 1],
+           t.shape[first + 2],
+           t.shape[first + 3]};
+    if (v_first) std::swap(x.K, x.V);
+    if (x.heads < 1 || x.K < 1 || x.V < 1) {
+      bad(name, "expected at least one head, key channel and value column, got shape ",
+          shape_text(t));
+    }
+    States& s = x.states;
+    s.data = t.data, s.dtype = static_cast<DType>(t.dtype), s.present = true;
+    s.slots = t.shape[first], s.s_slot = stride(t, first), s.s_head = stride(t, first + 1);
+    s.s_k = v_first ? 1 : stride(t, first + 2), s.s_v = v_first ? stride(t, first + 2) : 1;
+    s.s_layer = first == 1 ? stride(t, 0) : 0;
+    return x;
+  }
+
+  // What tokens do to states, [N,T',HV,W], behind `first` dimensions: its dtype and tokens.
+  void record(const deltic_tensor& t, int32_t first) {
+    const DType d = static_cast<DType>(t.dtype);
+    if (d != DType::f32 && !(d == DType::f64 && context_.allow_f64)) {
+      bad("record", "expected fp32, got ", name_of(d));
+    }
+    p_.update_tokens = t.shape[first + 1];
+    if (p_.update_tokens > kMaxDrafts) {
+      bad("record", "expected at most ", kMaxDrafts, " drafted tokens T', got ", p_.update_tokens);
+    }
+    p_.updates = {t.data, d, true, stride(t, first), stride(t, first + 1), stride(t, first + 2)};
+    p_.update_layer = first == 1 ? stride(t, 0) : 0;
   }
 
   void sequences(const deltic_tensor& cu, const deltic_tensor& cu_host) {

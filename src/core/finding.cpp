@@ -39,7 +39,8 @@ const char* name_of(Argument argument) {
                                    "ckpt_tokens",
                                    "ckpt_slots",
                                    "accepted",
-                                   "parents"};
+                                   "parents",
+                                   "record"};
   return names[static_cast<int>(argument)];
 }
 
@@ -91,7 +92,8 @@ std::string expected(deltic_op op, const Finding& f) {
     case Wrong::growing_gate:
       return cat("positive log decays that sum to less than 8 in a chunk, got ", f.value, where(f, who));
     case Wrong::accepted:
-      return cat("1 to ", f.limit, " accepted tokens, got ", f.got, " for sequence ", f.sequence);
+      return cat(op == DELTIC_COMMIT ? "0 to " : "1 to ", f.limit, " accepted tokens, got ", f.got,
+                 " for sequence ", f.sequence);
     case Wrong::long_window:
       return cat("at most ", f.limit, " tokens (S - W + 2, with accepted counts), got ", f.got,
                  " for sequence ", f.sequence);

@@ -61,7 +61,8 @@ enum class Argument : int32_t {
   ckpt_tokens,
   ckpt_slots,
   accepted,
-  parents
+  parents,
+  record
 };
 
 struct Finding {

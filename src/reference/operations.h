@@ -31,4 +31,8 @@ void run_conv(const Problem& p, std::byte* workspace);
 size_t move_bytes(const Problem& p);
 void run_move(const Problem& p, std::byte* workspace);
 
+// The recorded updates of accepted tokens.
+size_t commit_bytes(const Problem& p);
+void run_commit(const Problem& p, std::byte* workspace);
+
 }  // namespace deltic::reference
