@@ -34,7 +34,8 @@ inline bool cuda_general_takes(const cases::Case& c) {
 // cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
 // bytes, lie at multiples of their size.
 inline bool cuda_decode_takes(const cases::Case& c) {
-  if (c.op != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv || !c.ckpt.empty())
+  if (c.op != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv || c.record ||
+      !c.ckpt.empty())
     return false;
   const bool has_state =
       c.init || c.final_state != cases::Final::none || c.pool != cases::Pool::none;

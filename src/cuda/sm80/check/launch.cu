@@ -14,7 +14,7 @@ namespace {
 
 // Owners of slots behind the record.
 int64_t pool_owners(const Problem& p) {
-  return p.is_pool && (p.read_index || p.write_index) ? p.state_out.slots : 0;
+  return p.is_pool && p.state_out && (p.read_index || p.write_index) ? p.state_out.slots : 0;
 }
 int64_t list_owners(const Problem& p) { return p.ckpt ? p.ckpt.slots : 0; }
 int64_t ckpt_owners(const Problem& p) { return p.is_ckpt_in_pool ? p.ckpt.slots : 0; }
@@ -40,6 +40,10 @@ check::Params params_of(const Problem& p, std::span<std::byte> memory) {
           .window = p.op == DELTIC_CONV ? p.accepted : Indices{},
           .most = p.V - p.taps + 2,
           .taps = p.taps,
+          .accepted = p.op == DELTIC_COMMIT ? p.accepted : Indices{},
+          .update_tokens = p.update_tokens,
+          .update_layer = p.update_layer,
+          .has_record = p.updates && p.op == DELTIC_DECODE,
           .has_read_list = p.read_index.present,
           .has_write_list = p.write_index && p.write_index.data != p.read_index.data,
           .has_two_lists = p.read_index && p.write_index,

@@ -34,6 +34,10 @@ struct Params {
   // before the last accepted one's successor are read.
   Indices window;
   int64_t most, taps;
+  // commit: tokens that count, of so many in the record.
+  Indices accepted;
+  int64_t update_tokens, update_layer;
+  bool has_record;  // decode leaves one
   bool has_read_list, has_write_list, has_two_lists, has_write_pool;  // has_write_list: its own
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
   int64_t ckpt_num_slots;

@@ -4,7 +4,7 @@
 
 #include <cuda/std/limits>
 
-#include "cuda/sm80/recurrence/stage_states.cuh"
+#include "cuda/sm80/recurrence/stage_updates.cuh"
 #include "cuda/tile/bounds.cuh"
 
 namespace deltic::gpu::recurrence {
@@ -111,6 +111,7 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
   load_token<Tr>(p, at, warp, lane, raw);
   const auto lay_stage = [&](int64_t first) {
     finish_token<Tr>(p, at, first + warp, warp, lane, raw, s);
+    if constexpr (Tr::kRecord) store_keys<Tr>(p, at, first + warp, warp, lane, s);
     if constexpr (!Tr::kOneStage) {
       load_token<Tr>(p, at, first + kStageTokens + warp, lane, raw);
     }
@@ -125,10 +126,14 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
   // The state after `tokens` tokens is in S. Every kStageTokens a new stage is laid out.
   for (Count tokens = 0;; ++tokens) {
     if (tokens > 0) {
-      if constexpr (!Tr::kOneStage) {
+      if constexpr (Tr::kRecord) {
+        if (p.slots.parents.present) replay_branch<Tr>(p, at, tokens - 1, lanes, S);
+      } else if constexpr (!Tr::kOneStage) {
         if (p.slots.parents.present) load_branch<Tr>(p, at, tokens - 1, lanes, S);
       }
-      step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
+      const float2 u =
+          step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
+      if constexpr (Tr::kRecord) store_values(p, at, tokens - 1, lanes, u);
       if (p.rounded_to != DType::f32) round_state(p.rounded_to, S);
     }
     if (tokens == next) {
@@ -168,6 +173,7 @@ __global__ void __launch_bounds__(kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::kCta
   load_bias<Tr>(p, slice.head, s);
   __syncthreads();  // place and dt_bias are known
   s.place.skipped ? zero_outputs(p, s.place) : run_slice<Tr>(p, s, lanes, S);
+  if constexpr (Tr::kRecord) store_rest(p, s.place, s.place.skipped ? 0 : s.place.span.length);
 }
 
 }  // namespace deltic::gpu::recurrence

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/sm80/recurrence/stage_states.cuh"
+#include "cuda/tile/bounds.cuh"
 
 namespace deltic::gpu::recurrence {
 
@@ -31,13 +32,11 @@ __device__ void store_keys(const Params& p, const Place& at, int64_t t, int warp
 
 // u of a thread's columns, by the first of the lanes that have them.
 __device__ inline void store_values(const Params& p, const Place& at, int64_t t, const Lanes& lanes,
-                                    const float (&u)[kThreadColumns]) {
+                                    float2 u) {
   if (lanes.lane_k != 0 || !has_update(p, t)) return;
   float* row = update_row(p, 0, at.n, t, at.head) + p.K + at.first + lanes.column;
-#pragma unroll
-  for (int c = 0; c < kThreadColumns; ++c) {
-    if (c < lanes.columns_left) row[c] = u[c];
-  }
+  if (lanes.columns_left > 0) row[0] = u.x;
+  if (lanes.columns_left > 1) row[1] = u.y;
 }
 
 // Rows from `first` on that no token has: they change nothing.
