@@ -362,8 +362,9 @@ std::string two_lists(C c) {
 }
 std::string other_pool(C c) { return need(c.write_pool, "writepool=1"); }
 std::string drafts(C c) {
-  return need(c.op == Op::commit || (c.op == Op::decode && c.pool == Pool::drafts),
-              "commit, or decode with pool=drafts");
+  const bool may_branch = c.pool == Pool::drafts || (c.record && c.pool == Pool::inplace);
+  return need(c.op == Op::commit || (c.op == Op::decode && may_branch),
+              "commit, or decode with pool=drafts, or with record=1 and pool=inplace");
 }
 std::string initial_state(C c) { return need(c.init || c.pool != Pool::none, "init=1 or a pool"); }
 std::string incoming(C c) {
