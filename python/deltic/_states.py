@@ -1,4 +1,4 @@
-"""Operators on states alone: from slot to slot of pools."""
+"""Operators on states alone: from slot to slot of pools, and to where accepted tokens left them."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ from ._native import STATE_LAYOUTS, StateLayout, name_word, needs_grad, null_wor
 from ._sequence_ops import refuse_vmap
 
 _MOVE_ = OPS.move_.default
+_COMMIT_ = OPS.commit_.default
 
 
 @register_fake("move_")
@@ -17,7 +18,21 @@ def _move_fake(state_pool: Tensor, *others: Any, **options: Any) -> None:
     return None
 
 
-refuse_vmap("move_")
+@register_fake("commit_")
+def _commit_fake(state_pool: Tensor, *others: Any, **options: Any) -> None:
+    return None
+
+
+for _name in ("move_", "commit_"):
+    refuse_vmap(_name)
+
+
+def _check_no_gradients(function: str, *tensors: Tensor | None) -> None:
+    if needs_grad(tensors):
+        raise ValueError(
+            f"{function}: state_pool: expected no gradients to be asked for (pools are not "
+            "differentiable: use torch.no_grad()), got a tensor that needs one"
+        )
 
 
 def _check_head(argument: str, value: int) -> int:
@@ -84,11 +99,7 @@ def move_states(
             "move_states: write_layout: expected that of state_pool without a write_pool, got "
             f"{write_layout!r}"
         )
-    if needs_grad((state_pool, write_pool)):
-        raise ValueError(
-            "move_states: state_pool: expected no gradients to be asked for (pools are not "
-            "differentiable: use torch.no_grad()), got a tensor that needs one"
-        )
+    _check_no_gradients("move_states", state_pool, write_pool)
     words += null_word("move_states", null_slot)
     if impl is not None:
         words += name_word("move_states", impl)
@@ -107,3 +118,54 @@ def move_states(
         transposes,
         words,
     )
+
+
+def commit(
+    state_pool: Tensor,
+    record: Tensor,
+    accepted: Tensor,
+    *,
+    read_index: Tensor | None = None,
+    write_index: Tensor | None = None,
+    has_initial_state: Tensor | None = None,
+    parents: Tensor | None = None,
+    state_layout: StateLayout = "kv",
+    null_slot: int | None = None,
+    impl: str | None = None,
+) -> None:
+    """Brings states to where the accepted ones of drafted tokens left them.
+
+    What :func:`decode` left in ``record`` is applied to the pool, token by token, without another
+    look at q, k or v. The states have the bits of decoding the accepted tokens one by one on the
+    implementation of the same name (on a GPU ``cuda.general``).
+
+    Args:
+        state_pool: ``[slots, HV, K, V]`` (``"vk"``: ``[slots, HV, V, K]``) or, of several layers,
+            ``[layers, slots, ...]``, in and out.
+        record: as :func:`decode` left it, ``[N, T', HV, W]``; of several layers
+            ``[layers, N, T', HV, W]``, where each layer's call of decode had its own part.
+        accepted: ``[N]`` int32 or int64, how many tokens count, 0 to T'. With ``parents`` the last
+            of them is token ``accepted[n] - 1``, the others those it comes from.
+        read_index, write_index, has_initial_state, parents, null_slot: as in the call of decode;
+            ``write_index`` where the state goes to another slot.
+        impl: the name of an implementation, by default the best that takes the call.
+
+    Not differentiable.
+
+    >>> import torch, deltic
+    >>> q, k, v = (torch.randn(2, 4, 1, 16) for _ in range(3))
+    >>> pool, record = torch.zeros(2, 1, 16, 16), torch.zeros(2, 4, 1, 32)
+    >>> o = deltic.decode(q, k, v, state_pool=pool, record=record)
+    >>> bool(pool.any())
+    False
+    >>> deltic.commit(pool, record, torch.tensor([3, 0]))
+    >>> bool(pool[0].any()), bool(pool[1].any())
+    (True, False)
+    """
+    words = "as=commit" + word_for("commit", "state_layout", state_layout, STATE_LAYOUTS)
+    _check_no_gradients("commit", state_pool, record)
+    words += null_word("commit", null_slot)
+    if impl is not None:
+        words += name_word("commit", impl)
+    lists = (read_index, write_index, has_initial_state, parents)
+    call(_COMMIT_, state_pool, record, accepted, *lists, words)

@@ -63,6 +63,8 @@ __device__ void apply(const Params& p, const float* row, const Slice& at, const 
   const float one = !Tr::kPerChannel && p.gate == Gate::head ? decays[0] : 1.0f;
 #pragma unroll
   for (int i = 0; i < Tr::kBlocks; ++i) {
+    // K above 128: the loads of all blocks at once would spill.
+    if constexpr (Tr::kBlocks > 4) asm volatile("" ::: "memory");
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int d = 32 * i + 4 * lanes.lane_k + e;
