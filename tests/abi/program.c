@@ -270,6 +270,38 @@ static void run_move(void) {
   EXPECT_GUARD(move_tensors);
   free(w.data), free(from), free(to);
 }
+
+/* One drafted token, accepted: the state that decode leaves. */
+static void run_commit(void) {
+  float *q = numbers(D, 0.4f), *v = numbers(D, 1.0f), *o = numbers(D, 0.0f);
+  float *pool = numbers(D * K, 1.0f), *after = numbers(D * K, 1.0f);
+  float* record = numbers(H * 2 * K, 0.0f);
+  int32_t accepted[1] = {1};
+  static const int64_t kToken[] = {1, 1, H, K}, kRecord[] = {1, 1, H, 2 * K}, kOne[] = {1};
+  uint64_t bytes = 0;
+  GUARDED(tensors);
+  GUARDED(commit_tensors);
+  tensors.s.q = view(q, 4, kToken), tensors.s.k = view(q, 4, kToken);
+  tensors.s.v = view(v, 4, kToken), tensors.s.o = view(o, 4, kToken);
+  tensors.s.state_pool = view(after, 4, kState);
+  EXPECT_OK(deltic_decode_workspace(NULL, &tensors.s, NULL, &bytes));
+  deltic_workspace w = workspace(bytes);
+  EXPECT_OK(deltic_decode(NULL, &tensors.s, &w, NULL));
+  tensors.s.state_pool = view(pool, 4, kState), tensors.s.record = view(record, 4, kRecord);
+  EXPECT_OK(deltic_decode(NULL, &tensors.s, &w, NULL));
+  free(w.data);
+  commit_tensors.s.state_pool = view(pool, 4, kState);
+  commit_tensors.s.record = view(record, 4, kRecord);
+  commit_tensors.s.accepted = tensor(accepted, DELTIC_I32, 1, kOne);
+  EXPECT_OK(deltic_commit_workspace(NULL, &commit_tensors.s, NULL, &bytes));
+  w = workspace(bytes);
+  EXPECT_OK(deltic_commit(NULL, &commit_tensors.s, &w, NULL));
+  EXPECT(memcmp(pool, after, sizeof(float) * D * K) == 0);
+  WITH_FIELD(commit_tensors.s, deltic_commit(NULL, &commit_tensors.s, &w, NULL),
+             "commit: tensors.size: ");
+  EXPECT_GUARD(commit_tensors);
+  free(w.data), free(q), free(v), free(o), free(pool), free(after), free(record);
+}
 #endif
 
 /* Sizes that are none, and null. */
@@ -300,6 +332,7 @@ int main(int count, char** arguments) {
   run_conv();
 #ifdef DELTIC_TEST_AFTER_0_2
   run_move();
+  run_commit();
 #endif
   return failures == 0 ? 0 : 1;
 }

@@ -106,13 +106,15 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
                           StateTile<Tr::kBlocks>& S) {
   const Place& at = s.place;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (!Tr::kOneStage) load_initial<Tr>(p, at, at.read_slot, lanes, S);
+  if constexpr (!Tr::kOneStage && Tr::kLoadsFirst) load_initial<Tr>(p, at, at.read_slot, lanes, S);
   RawToken<Tr> raw{};
   load_token<Tr>(p, at, warp, lane, raw);
   const auto lay_stage = [&](int64_t first) {
+    // Nothing is loaded ahead either where a branch needs the registers.
+    if (Tr::kRecord && first > 0) load_token<Tr>(p, at, first + warp, lane, raw);
     finish_token<Tr>(p, at, first + warp, warp, lane, raw, s);
     if constexpr (Tr::kRecord) store_keys<Tr>(p, at, first + warp, warp, lane, s);
-    if constexpr (!Tr::kOneStage) {
+    if constexpr (!Tr::kOneStage && !Tr::kRecord) {
       load_token<Tr>(p, at, first + kStageTokens + warp, lane, raw);
     }
     __syncthreads();  // the stage is there, o has been read
@@ -127,7 +129,8 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
   for (Count tokens = 0;; ++tokens) {
     if (tokens > 0) {
       if constexpr (Tr::kRecord) {
-        if (p.slots.parents.present) replay_branch<Tr>(p, at, tokens - 1, lanes, S);
+        const bool is_start = !Tr::kLoadsFirst && tokens == 1;
+        if (is_start || p.slots.parents.present) start_token<Tr>(p, at, tokens - 1, lanes, S);
       } else if constexpr (!Tr::kOneStage) {
         if (p.slots.parents.present) load_branch<Tr>(p, at, tokens - 1, lanes, S);
       }
@@ -136,7 +139,7 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
       if constexpr (Tr::kRecord) store_values(p, at, tokens - 1, lanes, u);
       if (p.rounded_to != DType::f32) round_state(p.rounded_to, S);
     }
-    if (tokens == next) {
+    if (!Tr::kRecord && tokens == next) {
       keep<Tr, Count>(p, at, lanes, tokens, next_checkpoint, S);
       next = next_keep<Count>(p, at, tokens, next_checkpoint);
     }

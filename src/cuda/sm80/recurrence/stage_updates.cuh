@@ -10,7 +10,9 @@ namespace deltic::gpu::recurrence {
 
 __device__ inline float* update_row(const Params& p, int64_t layer, int64_t n, int64_t t,
                                     int64_t head) {
-  return static_cast<float*>(p.updates.data) + layer * p.update_layer + offset(p.updates, n, t, head);
+  // Not hoisted out of the loop over tokens, where its parts would spill registers.
+  return static_cast<float*>(p.updates.data) + layer * p.update_layer +
+         offset(p.updates, opaque(n), t, head);
 }
 __device__ inline bool has_update(const Params& p, int64_t t) { return t < p.update_tokens; }
 
@@ -59,15 +61,15 @@ __device__ void apply(const Params& p, const float* row, const Slice& at, const 
   for (int c = 0; c < kThreadColumns; ++c) {
     u[c] = c < lanes.columns_left ? row[p.K + at.first + lanes.column + c] : 0.0f;
   }
+  int first = 4 * lanes.lane_k;
+  asm volatile("" : "+r"(first));  // which channels there are is no matter of the loop around this
   const float* decays = row + p.K + p.V;
   const float one = !Tr::kPerChannel && p.gate == Gate::head ? decays[0] : 1.0f;
 #pragma unroll
   for (int i = 0; i < Tr::kBlocks; ++i) {
-    // K above 128: the loads of all blocks at once would spill.
-    if constexpr (Tr::kBlocks > 4) asm volatile("" ::: "memory");
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int d = 32 * i + 4 * lanes.lane_k + e;
+      const int d = 32 * i + first + e;
       const float k = d < p.K ? row[d] : 0.0f;
       float decay = one;
       if constexpr (Tr::kPerChannel) decay = d < p.K ? decays[d] : 1.0f;
@@ -102,13 +104,13 @@ __device__ void apply_path(const Params& p, int64_t layer, const Slice& at, unsi
   }
 }
 
-// A tree's other branch: from the start, along the rows that this CTA has written. The same for all
-// its threads.
+// The state of a tree's other branch, and of the first token where nobody has loaded it: from the
+// start, along the rows that this CTA has written. The same for all its threads.
 template <class Tr>
-__device__ void replay_branch(const Params& p, const Place& at, int64_t t, const Lanes& lanes,
-                              StateTile<Tr::kBlocks>& S) {
-  const int64_t parent = parent_of(p.slots, at.n, t);
-  if (parent == t - 1) return;
+__device__ void start_token(const Params& p, const Place& at, int64_t t, const Lanes& lanes,
+                            StateTile<Tr::kBlocks>& S) {
+  const int64_t parent = p.slots.parents.present ? parent_of(p.slots, at.n, t) : t - 1;
+  if (parent == t - 1 && (Tr::kLoadsFirst || t > 0)) return;
   __syncthreads();  // all threads' rows of the tokens before are there
   load_initial<Tr>(p, at, at.read_slot, lanes, S);
   apply_path<Tr>(p, 0, at, path_to(p.slots, at.n, min(parent, t - 1)), lanes, S);

@@ -25,6 +25,9 @@ template <int kBlocks_, bool kPerChannel_, bool kOneStage_, bool kRecord_ = fals
 struct Traits {
   static constexpr int kBlocks = kBlocks_, kWidth = 32 * kBlocks;
   static constexpr bool kPerChannel = kPerChannel_, kOneStage = kOneStage_, kRecord = kRecord_;
+  // The state is asked for before the tokens; with a record and K above 128 there would be two
+  // places that load states, and registers would spill.
+  static constexpr bool kLoadsFirst = !kRecord || kBlocks <= 4;
   static_assert(!kRecord || !kOneStage, "branches of a tree load states once more");
   static_assert(kBlocks >= 1 && kBlocks <= 8, "K is at most 256");
   static constexpr int kCtasPerSm = kBlocks > 4 ? 1 : kOneStage ? 3 : 2;  // one more would spill
