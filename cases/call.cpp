@@ -38,6 +38,7 @@ constexpr std::array kSequence = {FIELD(Tensors, q),
                                   FIELD(Tensors, has_initial_state),
                                   FIELD(Tensors, accepted),
                                   FIELD(Tensors, parents),
+                                  FIELD(Tensors, recurrent_from),
                                   FIELD(Tensors, record)};
 constexpr std::array kBackward = {FIELD(BackwardTensors, d_o),
                                   FIELD(BackwardTensors, d_final_state),

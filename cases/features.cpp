@@ -12,6 +12,8 @@ bool has_value(C c, const char* key, const char* value) { return value_of(c, key
 constexpr Feature kFeatures[] = {
     {"forward", [](C c) { return c.op == Op::forward; }},
     {"decode", [](C c) { return c.op == Op::decode; }},
+    {"recurrent form", [](C c) { return c.recurrent && c.from.empty(); }},
+    {"  from a token on", [](C c) { return !c.from.empty(); }},
     {"backward", [](C c) { return c.op == Op::backward; }},
     {"  from the inputs alone", [](C c) { return has_value(c, "save", "none"); }},
     {"  from kept states", [](C c) { return has_value(c, "save", "states"); }},

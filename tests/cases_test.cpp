@@ -113,7 +113,7 @@ void check_case(const Case& c) {
   cases::Instance instance(c);
   const cases::Expected expected = cases::expect(instance);
   bool taken = false;
-  for (const std::string& impl : cases::implementation_names(c.op)) {
+  for (const std::string& impl : cases::implementation_names(c.listed_op())) {
     const cases::Result result = cases::check(instance, expected, {.impl = impl, .threads = 2});
     EXPECT_NE(result.status, cases::Status::failed)
         << line << "\n  " << impl << ": " << result.reason;
@@ -148,7 +148,7 @@ void expect_same_gradients(const Case& c, size_t turn) {
     Case one = c;
     one.save = save;
     cases::Instance instance(one);
-    const std::vector<std::string> names = cases::implementation_names(c.op);
+    const std::vector<std::string> names = cases::implementation_names(c.listed_op());
     for (size_t i = turn % 3; i < names.size(); i += 3) {
       const std::string& impl = names[i];
       try {

@@ -18,6 +18,7 @@
 #include "draft_bits.h"
 #include "not_finite.h"
 #include "support.h"
+#include "two_forms.h"
 
 namespace deltic::test {
 namespace {
@@ -116,12 +117,14 @@ TEST_F(Gpu, EveryOperationHasAnImplementation) {
 
 // The rules by which machines without a GPU count cases say what the implementations say.
 TEST_F(Gpu, TakesWhatTheRulesSay) {
+  // Where Hopper's kernels run a CTA has what the rules were written for.
+  const bool has_less_memory = !runs_on_gpu(Op::forward, "cuda.sm90.forward");
   for (const cases::SourcedCase& s : cases::built_in_cases()) {
-    if (!cases::may_run(s.spec.op, {}, DeviceType::cuda)) continue;
+    if (!cases::may_run(s.spec.listed_op(), {}, DeviceType::cuda)) continue;
     for (const Choice& choice : Instance::shapes_of(s.spec, DeviceType::cuda).explain()) {
-      // Not the full set or not Hopper's code; or a GPU with less shared memory than Hopper.
+      // Not the full set or not Hopper's code.
       if (choice.sentence.find("build") != std::string::npos) continue;
-      if (choice.sentence.find("shared memory") != std::string::npos) continue;
+      if (has_less_memory && choice.sentence.find("shared memory") != std::string::npos) continue;
       for (const CudaRule& rule : kCudaRules) {
         if (choice.name != rule.impl) continue;
         EXPECT_EQ(choice.accepts, rule.takes(s.spec))
@@ -337,6 +340,18 @@ TEST_F(Gpu, TokensAtOnceAreTokensOneByOne) {
                            "conv dense=3x40 D=33 W=6 S=7 dtype=f32 init=1 state=vk"}) {
     expect_tokens_one_by_one(cases::parse(line), "cuda.conv");
   }
+}
+
+// A forward that goes over to the recurrent form has the bits of a prefill and a decode.
+TEST_F(Gpu, ACallInTwoFormsIsTwoCalls) {
+  std::set<std::string> names;
+  for (const char* line : kTwoFormLines) {
+    for (const std::string& impl : takers(cases::parse(line))) {
+      expect_two_calls(line, impl, kGpu);
+      names.insert(impl);
+    }
+  }
+  EXPECT_TRUE(names.contains("cuda.general"));
 }
 
 // A gate that is NaN makes its head NaN from there on, and nothing else: a decay of 0 would hide
@@ -732,6 +747,8 @@ constexpr const char* kRecord =
 constexpr const char* kCommit =
     "commit gate=channel dense=4x5 HV=2 K=128 V=64 layers=2 tree=1 pool=move";
 constexpr const char* kStates = "move dense=4x1 HV=2 K=32 V=64 layers=3 pool=move";
+constexpr const char* kForms =
+    "forward gate=head seqs=5,70,64 H=2 HV=4 K=128 V=128 dtype=bf16 recurrent=3,64,end split=off";
 const std::vector<Spoiled>& spoiled() {
   static const std::vector<Spoiled> all = {
       // States from slot to slot: entry n reads 7 - 2 n and writes 8 - 2 n of 11.
@@ -757,6 +774,9 @@ const std::vector<Spoiled>& spoiled() {
       {kForward, "cu_seqlens", {{2, 4}}},
       {kForward, "cu_seqlens", {{3, 143}}},
       {kForward, "cu_seqlens", {{1, 1 << 20}, {2, 1 << 20}, {3, 1 << 20}}},
+      // First tokens in the recurrent form.
+      {kForms, "recurrent_from", {{1, 71}}},
+      {kForms, "recurrent_from", {{2, -1}, {0, 6}}},
       // Slots: sequence n reads 7 - 2 n and writes 8 - 2 n of 11.
       {kMove, "read_index", {{2, 11}}},
       {kMove, "read_index", {{1, -2}}},

@@ -209,6 +209,9 @@ TEST_F(Program, WrongSettingsAndCasesAreNamed) {
 TEST_F(Program, ArgumentsComeBeforeTheMachine) {
   const std::string on_gpu = " --device cuda ";
   expect_usage_error("bench" + on_gpu + "--suite nosuch",
+                     "--suite: expected a name that --list prints, got 'nosuch' (--anchors FILE adds "
+                     "the suites of a file, in --list too)");
+  expect_usage_error("bench --suite nosuch",
                      "--suite: expected a name that --list prints, got 'nosuch'");
   expect_usage_error(
       "bench" + on_gpu,

@@ -80,6 +80,8 @@ enum class Save : int32_t {
   states = DELTIC_SAVE_STATES,
   all = DELTIC_SAVE_ALL
 };
+// How forward goes over the tokens; recurrent: from Tensors::recurrent_from on, or all.
+enum class Form : int32_t { chunked = DELTIC_FORM_CHUNKED, recurrent = DELTIC_FORM_RECURRENT };
 // What conv applies to its sums, and rmsnorm to z.
 enum class Activation : int32_t {
   none = DELTIC_ACTIVATION_NONE,
@@ -199,6 +201,7 @@ struct Options {
   Activation activation = Activation::none;  // conv and rmsnorm
   std::optional<int32_t> null_slot{};        // slots up to this one are none
   std::optional<float> eps{};                // rmsnorm only
+  Form form = Form::chunked;                 // forward
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -225,6 +228,7 @@ struct Options {
     o.null_slot = null_slot.value_or(0);
     o.has_eps = eps.has_value() ? 1 : 0;
     o.eps = eps.value_or(0.0f);
+    o.form = static_cast<int32_t>(form);
     return o;
   }
 };
@@ -235,7 +239,7 @@ struct Tensors {
       cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
       ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
   deltic_buffer saved{};  // with Options::save; Workspace::c() gives one
-  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{}, record{};
+  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{}, recurrent_from{}, record{};
 
   deltic_tensors c() const {
     return {sizeof(deltic_tensors),
@@ -264,6 +268,7 @@ struct Tensors {
             has_initial_state,
             accepted,
             parents,
+            recurrent_from,
             record};
   }
 };

@@ -158,6 +158,8 @@ def _check_sequences(c: _Shapes) -> None:
         c.take("ckpt_slots", "entries")
     _check_record(c)
     _check_parents(c)
+    if c.index("recurrent_from"):
+        c.take("recurrent_from", "N")
     c.take("d_o", "B,T,HV,V")
     c.take("d_final_state", f"N,{state}")
 

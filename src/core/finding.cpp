@@ -40,6 +40,7 @@ const char* name_of(Argument argument) {
                                    "ckpt_slots",
                                    "accepted",
                                    "parents",
+                                   "recurrent_from",
                                    "record"};
   return names[static_cast<int>(argument)];
 }
@@ -84,7 +85,7 @@ std::string expected(deltic_op op, const Finding& f) {
     case Wrong::read_while_written:
       return cat("no slot that another ", who, " writes, got slot ", f.got, " for ", who, " ",
                  f.sequence, ", written by ", who, " ", f.other);
-    case Wrong::checkpoint_token:
+    case Wrong::token_of_sequence:
       return cat("0 to ", f.limit, ", the length of sequence ", f.sequence, ", got ", f.got, " at ",
                  f.at);
     case Wrong::not_finite:

@@ -20,7 +20,7 @@ def test_opcheck_forward(words):
     case = make(T=70)
     state = case.tensors["initial_state"].requires_grad_()
     given = (*rows(case), *NONE * 2, state)
-    opcheck(OPS.forward_save.default, (*given, *NONE * 8, words))
+    opcheck(OPS.forward_save.default, (*given, *NONE * 9, words))
     if "save" not in words:
         opcheck(OPS.forward.default, (*given, *NONE * 4, words))
 
@@ -28,7 +28,7 @@ def test_opcheck_forward(words):
 def test_opcheck_forward_packed_with_checkpoints():
     case = make(lengths=[40, 0, 30], gate="channel")
     lists = (torch.tensor([0, 1, 1, 2]), torch.tensor([3, 30]), torch.tensor([1, -1]))
-    args = (case.tensors["cu_seqlens"], None, *lists, torch.zeros(2, 2, 32, 16))
+    args = (case.tensors["cu_seqlens"], None, *lists, torch.zeros(2, 2, 32, 16), None)
     opcheck(OPS.forward_save.default, (*rows(case), *NONE * 3, *args, 0.5, None, "qk_l2norm final"))
 
 

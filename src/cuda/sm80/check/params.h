@@ -40,6 +40,7 @@ struct Params {
   bool has_record;  // decode leaves one
   bool has_read_list, has_write_list, has_two_lists, has_write_pool;  // has_write_list: its own
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
+  Indices recurrent_from;
   int64_t ckpt_num_slots;
   bool is_ckpt_in_pool;
   Record* record;

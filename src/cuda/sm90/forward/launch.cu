@@ -158,7 +158,7 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
            : p.gate_form == DELTIC_GATE_SOFTPLUS ? GateForm::kSoftplus
                                                  : GateForm::kLogDecay;
   d.is_packed = p.packed;
-  d.cu_seqlens = list_of(p.cu);
+  d.cu_seqlens = list_of(p.cu), d.spans = p.spans;
   d.slots = slot_lists_of(p);
   d.record = p.record;
   d.split_chunks = w.split_chunks;
@@ -216,7 +216,8 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
   // The planning kernel has looked at null slots and at what sequences start from.
   tail.null_slot = -1, tail.accepted = {}, tail.has_initial = {};
   tail.ckpt = {}, tail.ckpt_cu = {}, tail.ckpt_tokens = {}, tail.ckpt_slots = {};
-  recurrence::run(tail, stream, d.ckpt.spans);
+  tail.spans = d.ckpt.spans;
+  recurrence::run(tail, stream);
 }
 
 template <class E, GateForm kForm, bool kTransfer>
