@@ -305,21 +305,20 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
 }
 
 // Columns [begin, end) of it: of a window with accepted tokens not all are read.
-void check_finite_state(const Problem& p, const States& states, Argument name, int64_t slot,
-                        int64_t n, int64_t begin, int64_t end) {
+void check_finite_state(const Problem& p, int64_t layer, const States& states, Argument name,
+                        int64_t slot, int64_t n, int64_t begin, int64_t end) {
   if (!states || slot < 0) return;
-  for (int64_t i = 0; i < p.layers * p.HV; ++i) {
-    const int64_t layer = i / p.HV, h = i % p.HV;
+  for (int64_t h = 0; h < p.HV; ++h) {
     for (int64_t d = 0; d < p.K; ++d) {
       for (int64_t v = begin; v < end; ++v) {
-        const int64_t at = states.at(layer, slot, h) + d * states.s_k + v * states.s_v;
+        const int64_t at = states.at(slot, h) + d * states.s_k + v * states.s_v;
         const double x = load_f64(states.data, states.dtype, at);
         if (!std::isfinite(x)) {
           bad(p, {.wrong = Wrong::not_finite,
                   .argument = name,
                   .sequence = n,
                   .head = h,
-                  .layer = p.layers > 1 ? layer : -1,
+                  .layer = layer,
                   .value = x});
         }
       }
@@ -419,13 +418,10 @@ CheckedInputs checked_inputs(const Problem& p) {
   return all;
 }
 
-void check_finite(const Problem& call) {
-  // Of several layers each is looked at, and a move's states by all of them.
-  if (call.op == DELTIC_COMMIT && call.layers > 1) {
-    for (int64_t layer = 0; layer < call.layers; ++layer) check_finite(layer_of(call, layer));
-    return;
-  }
-  const Problem& p = call;
+namespace {
+
+// One layer, of several or (-1) the only one.
+void check_finite_layer(const Problem& p, int64_t layer) {
   const CheckedInputs inputs = checked_inputs(p);
   const std::span all_rows(inputs.rows, static_cast<size_t>(inputs.num_rows));
   for (int i = 0; i < inputs.num_params; ++i) check_finite_parameter(p, inputs.params[i]);
@@ -433,9 +429,9 @@ void check_finite(const Problem& call) {
     const Sequence s = sequence(p, n);
     const Argument state = p.is_pool ? Argument::state_pool : Argument::initial_state;
     const bool is_window = p.op == DELTIC_CONV && p.accepted && s.length > 0;
-    check_finite_state(p, p.state_in, state, s.read_slot, n, is_window ? s.inputs - p.taps + 1 : 0,
+    check_finite_state(p, layer, p.state_in, state, s.read_slot, n, is_window ? s.inputs - p.taps + 1 : 0,
                        is_window ? s.inputs : p.V);
-    check_finite_state(p, p.d_final, Argument::d_final_state, n, n, 0, p.V);
+    check_finite_state(p, layer, p.d_final, Argument::d_final_state, n, n, 0, p.V);
     for (int64_t t = 0; t < s.length && !s.skipped; ++t) {
       for (int64_t h = 0; h < p.HV; ++h) {
         for (const CheckedRows& in : all_rows) {
@@ -450,6 +446,7 @@ void check_finite(const Problem& call) {
                       .sequence = n,
                       .token = t,
                       .head = h,
+                      .layer = layer,
                       .value = x});
             }
           }
@@ -479,6 +476,14 @@ void check_finite(const Problem& call) {
         }
       }
     }
+  }
+}
+
+}  // namespace
+
+void check_finite(const Problem& p) {
+  for (int64_t layer = 0; layer < p.layers; ++layer) {
+    check_finite_layer(layer_of(p, layer), p.layers > 1 ? layer : -1);
   }
 }
 
