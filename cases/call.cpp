@@ -103,11 +103,11 @@ constexpr std::array kConvBackward = {
     FIELD(ConvBackwardTensors, dbias), FIELD(ConvBackwardTensors, d_initial_state)};
 constexpr std::array kMove = {FIELD(MoveTensors, state_pool), FIELD(MoveTensors, write_pool),
                               FIELD(MoveTensors, read_index), FIELD(MoveTensors, write_index)};
-constexpr std::array kCommit = {FIELD(CommitTensors, state_pool), FIELD(CommitTensors, record),
-                                FIELD(CommitTensors, accepted),   FIELD(CommitTensors, read_index),
-                                FIELD(CommitTensors, write_index),
-                                FIELD(CommitTensors, has_initial_state),
-                                FIELD(CommitTensors, parents)};
+constexpr std::array kCommit = {
+    FIELD(CommitTensors, state_pool),  FIELD(CommitTensors, record),
+    FIELD(CommitTensors, accepted),    FIELD(CommitTensors, read_index),
+    FIELD(CommitTensors, write_index), FIELD(CommitTensors, has_initial_state),
+    FIELD(CommitTensors, parents)};
 #undef FIELD
 
 template <class T, size_t N>

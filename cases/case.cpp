@@ -118,8 +118,9 @@ void check_record(const Case& c) {
   const bool only_reads = c.pool == Pool::none || c.pool == Pool::identity ||
                           c.pool == Pool::inplace || c.pool == Pool::drafts;
   if (!only_reads || c.final_state != Final::none || c.write_pool || !c.ckpt.empty() || c.gv) {
-    fail("record: expected final=0 or a pool of identity, inplace or drafts, and no writepool, "
-         "ckpt or gv, got '1'");
+    fail(
+        "record: expected final=0 or a pool of identity, inplace or drafts, and no writepool, "
+        "ckpt or gv, got '1'");
   }
 }
 void check_commit(const Case& c) {

@@ -74,8 +74,8 @@ struct Case {
 
   // Sizes
   int64_t H = 2, HV = 2, K = 64, V = 64;
-  int64_t D = 64, W = 4, S = 3;  // conv: channels, taps, inputs in a state
-  int64_t layers = 0;            // move, commit: of pools; 0: they have no such dimension
+  int64_t D = 64, W = 4, S = 3;           // conv: channels, taps, inputs in a state
+  int64_t layers = 0;                     // move, commit: of pools; 0: they have no such dimension
   int64_t read_head = 0, write_head = 0;  // move: the first of HV heads
 
   // Dtypes
@@ -86,9 +86,8 @@ struct Case {
   DType wdtype = DType::f32;     // conv: weight and bias; rmsnorm: weight
   DType sdtype = DType::f32;     // initial and final state, pool
   DType cdtype = DType::f32;     // checkpoints
-  DType odtype =
-      DType::f32;  // outputs of a building block; gradients of one, of parameters of conv; move:
-                   // the pool that is written
+  DType odtype = DType::f32;     // outputs of a building block; gradients of one, of parameters of
+                              // conv; move: the pool that is written
 
   // Options
   Beta beta = Beta::value;

@@ -583,8 +583,8 @@ void Instance::draw_pool(Tensor& pool, int64_t heads, int64_t first_head) const 
   }
   draw(pool, [&](int64_t i) {
     const int64_t slot = i / (heads * state) % slots, head = i / state % heads;
-    const bool counts = is_read[static_cast<size_t>(slot)] != 0 && head >= first_head &&
-                        head < first_head + c.HV;
+    const bool counts =
+        is_read[static_cast<size_t>(slot)] != 0 && head >= first_head && head < first_head + c.HV;
     return counts ? 0.5 * random.normal(i) : NAN;
   });
 }
@@ -607,9 +607,8 @@ void Instance::generate_commit() {
   add_pool_lists(T);
   add_has_initial_state();
   // From none to all of them; of a skipped sequence it may be anything.
-  draw(add("accepted", Role::input, c.idx, {N}, false), [&](int64_t n) {
-    return static_cast<double>(is_skipped(n) ? 99 : (5 * n + T) % (T + 1));
-  });
+  draw(add("accepted", Role::input, c.idx, {N}, false),
+       [&](int64_t n) { return static_cast<double>(is_skipped(n) ? 99 : (5 * n + T) % (T + 1)); });
 }
 
 void Instance::generate_move() {

@@ -507,10 +507,9 @@ std::string Instance::damage() const {
 
 std::vector<std::pair<int64_t, int64_t>> Instance::zero_ranges(std::string_view name) const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
-  constexpr std::array kNotByToken = {"final_state", "state_pool",      "write_pool",
-                                      "ckpt_states", "dA_log",          "ddt_bias",
-                                      "dweight",     "d_initial_state", "dbias",
-                                      "record"};
+  constexpr std::array kNotByToken = {"final_state", "state_pool", "write_pool", "ckpt_states",
+                                      "dA_log",      "ddt_bias",   "dweight",    "d_initial_state",
+                                      "dbias",       "record"};
   const bool by_token =
       std::find(kNotByToken.begin(), kNotByToken.end(), name) == kNotByToken.end();
   if (!has(name) || !by_token) return ranges;

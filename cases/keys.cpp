@@ -320,9 +320,8 @@ constexpr auto kPoolOp =
     both<only<Op::forward, Op::decode, Op::conv, Op::move, Op::commit>, no_gradient>;
 constexpr auto kGateOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt,
                               Op::scores, Op::scores_inverse, Op::wy>;
-constexpr auto kGateKindOp =
-    only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt, Op::scores,
-         Op::scores_inverse, Op::wy, Op::commit>;
+constexpr auto kGateKindOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate,
+                                  Op::kkt, Op::scores, Op::scores_inverse, Op::wy, Op::commit>;
 constexpr auto kFormOp =
     both<only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate>, a_gate>;
 constexpr auto kKeyHeadOp = only<Op::forward, Op::decode, Op::backward, Op::l2norm, Op::kkt,
@@ -350,9 +349,9 @@ std::string rows_dtype(C c) {
               "another operation than cumsum, gate, move and commit");
 }
 std::string own_outputs(C c) {
-  return need(c.is_block() || (c.op == Op::conv && c.gradient) ||
-                  (c.op == Op::move && c.write_pool),
-              "a building block, conv_backward or move with writepool=1");
+  return need(
+      c.is_block() || (c.op == Op::conv && c.gradient) || (c.op == Op::move && c.write_pool),
+      "a building block, conv_backward or move with writepool=1");
 }
 // Whether a state of sdtype is given or asked for.
 bool has_states(C c) {
@@ -421,8 +420,7 @@ constexpr Key kKeys[] = {
     {"K", whole<&Case::K, 1, 1 << 16>(), "64",
      "key width (rmsnorm, l2norm: of a row; inverse: of the keys that A is made of)", key_width},
     {"V", whole<&Case::V, 1, 1 << 20>(), "64", "value width",
-     both<only<Op::forward, Op::decode, Op::backward, Op::wy, Op::move, Op::commit>,
-          value_width>},
+     both<only<Op::forward, Op::decode, Op::backward, Op::wy, Op::move, Op::commit>, value_width>},
     {"layers", whole<&Case::layers, 0, 1 << 20>(), "0",
      "move, commit: layers of the pools (0: without that dimension)", kLayersOp},
     {"rhead", whole<&Case::read_head, 0, 1 << 20>(), "0",
@@ -482,11 +480,12 @@ constexpr Key kKeys[] = {
      kPoolOp},
     {"writepool", flag<&Case::write_pool>(), "0", "another pool is written than the one read",
      both<kTwoPoolsOp, two_lists>},
-    {"transpose", flag<&Case::transpose>(), "0", "move: to the other layout", both<kMove, other_pool>},
+    {"transpose", flag<&Case::transpose>(), "0", "move: to the other layout",
+     both<kMove, other_pool>},
     {"record", flag<&Case::record>(), "0",
      "decode: drafted tokens leave a record, no state is written", kDecode},
-    {"tree", flag<&Case::tree>(), "0", "decode, commit: drafted tokens are a tree, parents are given",
-     drafts},
+    {"tree", flag<&Case::tree>(), "0",
+     "decode, commit: drafted tokens are a tree, parents are given", drafts},
     {"null", whole<&Case::null_slot, -1, 1000>(), "-1", "slots up to this one are none",
      both<kPoolOp, index_lists>},
     {"hasinit", flag<&Case::has_init>(), "0",

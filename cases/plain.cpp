@@ -270,9 +270,10 @@ void run_tokens(const Problem& p, const StateOutputs& out, const Output& o, cons
     }
     for (int64_t at = 0; at < c.record_width() && c.record; ++at) {
       const int64_t update = ((n * c.record_tokens() + t) * c.HV + h) * c.record_width() + at;
-      const float x = at < K       ? k[static_cast<size_t>(at)]
-                      : at < K + V ? u[static_cast<size_t>(at - K)]
-                                   : std::exp(std::max(kMinLogDecay, p.log_decay(row, h, at - K - V)));
+      const float x = at < K ? k[static_cast<size_t>(at)]
+                      : at < K + V
+                          ? u[static_cast<size_t>(at - K)]
+                          : std::exp(std::max(kMinLogDecay, p.log_decay(row, h, at - K - V)));
       record.put(static_cast<size_t>(update), x);
     }
     std::fill(result.begin(), result.end(), 0.0f);

@@ -33,8 +33,8 @@ Values commit(const Instance& instance) {
       for (const int64_t t : path) {
         const float* row =
             record.data() + (((layer * N + n) * c.record_tokens() + t) * c.HV + h) * W;
-        const float decay = c.gate == Gate::none ? 1.0f
-                            : row[c.K + c.V + (c.gate == Gate::head ? 0 : d)];
+        const float decay =
+            c.gate == Gate::none ? 1.0f : row[c.K + c.V + (c.gate == Gate::head ? 0 : d)];
         x = round_to(x * decay + row[d] * row[c.K + v], c.sdtype);
       }
       out.put(place(to), x);

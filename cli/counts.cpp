@@ -27,8 +27,9 @@ double move_bytes(const Case& c) {
   const double numbers = static_cast<double>(c.num_sequences() * std::max<int64_t>(c.layers, 1)) *
                          static_cast<double>(c.HV * c.K * c.V);
   const bool reads = c.pool != cases::Pool::start, writes = c.pool != cases::Pool::peek;
-  return numbers * static_cast<double>((reads && writes ? cases::size_of(c.sdtype) : 0) +
-                                       (writes ? cases::size_of(c.write_pool ? c.odtype : c.sdtype) : 0));
+  return numbers *
+         static_cast<double>((reads && writes ? cases::size_of(c.sdtype) : 0) +
+                             (writes ? cases::size_of(c.write_pool ? c.odtype : c.sdtype) : 0));
 }
 
 // States in and out, and the rows of the record.
@@ -79,8 +80,8 @@ double count_flops(const Case& c) {
     case Op::move:
       return 0;
     case Op::commit:
-      return static_cast<double>(std::max<int64_t>(c.layers, 1) * c.num_sequences() * c.HV) * 3 * K *
-             V * static_cast<double>(c.record_tokens());
+      return static_cast<double>(std::max<int64_t>(c.layers, 1) * c.num_sequences() * c.HV) * 3 *
+             K * V * static_cast<double>(c.record_tokens());
     case Op::conv:
       return static_cast<double>(c.num_real_tokens() * c.D * 2 * c.W) * (c.gradient ? 3 : 1);
     default:
@@ -147,7 +148,8 @@ double count_bytes(const Case& c) {
   if (c.record) {
     bytes += 4 * N * static_cast<double>(c.HV * c.record_tokens() * c.record_width());
   }
-  if (per_token && !c.record) bytes += tokens * state * size(c.sdtype) * (c.pool == Pool::tokens ? 2.0 / 3 : 1);
+  if (per_token && !c.record)
+    bytes += tokens * state * size(c.sdtype) * (c.pool == Pool::tokens ? 2.0 / 3 : 1);
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
     for (int64_t offset : c.ckpt) {
       if (offset <= c.sequence_length(n)) bytes += state * size(c.cdtype);

@@ -43,8 +43,8 @@ inline void expect_bits_of_decode(const std::string& gate, const std::string& si
   drafts.run({.impl = impl});
   EXPECT_EQ(drafts.damage(), "") << context;
   // What commit has of sizes: heads, widths, states.
-  std::string states = "commit gate=" + gate + rows + std::to_string(T + 1) +
-                       " tree=" + (is_tree ? "1 " : "0 ");
+  std::string states =
+      "commit gate=" + gate + rows + std::to_string(T + 1) + " tree=" + (is_tree ? "1 " : "0 ");
   for (const char* key : {"HV", "K", "V", "sdtype", "state"}) {
     states += std::string(key) + "=" + *cases::value_of(drafts.spec(), key) + " ";
   }
@@ -103,7 +103,8 @@ inline void expect_bits_of_decode(const std::string& gate, const std::string& si
       const auto per_token = o.size() / static_cast<size_t>(N * T);
       for (const int64_t t : path) {
         const auto at = static_cast<std::ptrdiff_t>(static_cast<size_t>(n * T + t) * per_token);
-        EXPECT_TRUE(std::equal(o.begin() + at, o.begin() + at + static_cast<std::ptrdiff_t>(per_token),
+        EXPECT_TRUE(std::equal(o.begin() + at,
+                               o.begin() + at + static_cast<std::ptrdiff_t>(per_token),
                                o_step.begin() + at))
             << "o of sequence " << n << ", token " << t << ", " << context;
       }

@@ -1,11 +1,10 @@
 // Drafted tokens that leave a record instead of states, and the commit of the accepted ones: the
 // bits of decode, and what a wrong call is told. Every implementation against the oracle: the
 // cases.
-#include "draft_bits.h"
-
 #include <cmath>
 #include <cstring>
 
+#include "draft_bits.h"
 #include "support.h"
 
 namespace deltic::test {
@@ -128,8 +127,7 @@ TEST(DraftError, OfCommit) {
     EXPECT_EQ(text_of(w.commit, w.options), "");
   }
   const Wrong rows[] = {
-      {"commit: record: expected a tensor, got none",
-       [](World& w) { w.commit.set("record", {}); }},
+      {"commit: record: expected a tensor, got none", [](World& w) { w.commit.set("record", {}); }},
       {"commit: accepted: expected a tensor, got none",
        [](World& w) { w.commit.set("accepted", {}); }},
       {"commit: accepted: expected 0 to 4 accepted tokens, got 5 for sequence 0",
@@ -137,22 +135,34 @@ TEST(DraftError, OfCommit) {
       {"commit: accepted: expected 0 to 4 accepted tokens, got -1 for sequence 1",
        [](World& w) { w.accepted[1] = -1; }},
       {"commit: record: expected shape [N,T',HV,W], got [8, 2, 25]",
-       [](World& w) { w.commit.set("record", TensorView(w.record.data(), {8, 2, 25})); }},
-      {"commit: record: expected HV = 2 as state_pool has, and rows of K + V numbers, one or K more "
+       [](World& w) {
+         w.commit.set("record", TensorView(w.record.data(), {8, 2, 25}));
+       }},
+      {"commit: record: expected HV = 2 as state_pool has, and rows of K + V numbers, one or K "
+       "more "
        "of a gate, K = 16, V = 8, got shape [2, 4, 2, 26]",
-       [](World& w) { w.commit.set("record", TensorView(w.record.data(), {2, 4, 2, 26})); }},
-      {"commit: record: expected HV = 2 as state_pool has, and rows of K + V numbers, one or K more "
+       [](World& w) {
+         w.commit.set("record", TensorView(w.record.data(), {2, 4, 2, 26}));
+       }},
+      {"commit: record: expected HV = 2 as state_pool has, and rows of K + V numbers, one or K "
+       "more "
        "of a gate, K = 16, V = 8, got shape [2, 4, 1, 25]",
-       [](World& w) { w.commit.set("record", TensorView(w.record.data(), {2, 4, 1, 25})); }},
+       [](World& w) {
+         w.commit.set("record", TensorView(w.record.data(), {2, 4, 1, 25}));
+       }},
       {"commit: record: expected at most 16 drafted tokens T', got 17",
-       [](World& w) { w.commit.set("record", TensorView(w.record.data(), {2, 17, 2, 25})); }},
+       [](World& w) {
+         w.commit.set("record", TensorView(w.record.data(), {2, 17, 2, 25}));
+       }},
       {"commit: record: expected fp32, got bf16",
        [](World& w) {
          const std::vector<int64_t> shape = {2, 4, 2, 25};
          w.commit.set("record", TensorView(w.record.data(), DType::bf16, shape));
        }},
       {"commit: record: expected shape [layers,N,T',HV,W], got [2, 4, 2, 25]",
-       [](World& w) { w.commit.set("state_pool", TensorView(w.pool.data(), {1, 5, 2, 16, 8})); }},
+       [](World& w) {
+         w.commit.set("state_pool", TensorView(w.pool.data(), {1, 5, 2, 16, 8}));
+       }},
       {"commit: accepted: expected shape [2], got [1]",
        [](World& w) { w.commit.set("accepted", TensorView(w.accepted.data(), {1})); }},
       {"commit: read_index: expected slots of -1 to 4, got 5 at 1",
@@ -161,14 +171,18 @@ TEST(DraftError, OfCommit) {
        "1",
        [](World& w) { w.read[1] = 3; }},
       {"commit: parents: expected shape [N,T'] with N = 2 and T' = 4 as the record has, got [2, 3]",
-       [](World& w) { w.commit.set("parents", TensorView(w.parents.data(), {2, 3})); }},
+       [](World& w) {
+         w.commit.set("parents", TensorView(w.parents.data(), {2, 3}));
+       }},
       {"commit: parents: expected a parent before its token, or -1, got 3 at sequence 0, token 3",
        [](World& w) {
          w.parents[3] = 3;
          w.commit.set("parents", TensorView(w.parents.data(), {2, 4}));
        }},
       {"commit: state_pool: expected memory of its own, got an overlap with record",
-       [](World& w) { w.commit.set("record", TensorView(w.pool.data(), {2, 4, 2, 25})); }},
+       [](World& w) {
+         w.commit.set("record", TensorView(w.pool.data(), {2, 4, 2, 25}));
+       }},
       {"commit: qk_l2norm: expected the default (the delta rule's options are not commit's), got "
        "another",
        [](World& w) { w.options.qk_l2norm = true; }},
@@ -197,17 +211,29 @@ TEST(DraftError, OfDecode) {
        "tensor",
        [](World& w) { w.decode.set("write_index", TensorView(w.read.data(), {2})); }},
       {"decode: record: expected shape [2, 4, 2, 25], got [2, 4, 2, 24]",
-       [](World& w) { w.decode.set("record", TensorView(w.record.data(), {2, 4, 2, 24})); }},
+       [](World& w) {
+         w.decode.set("record", TensorView(w.record.data(), {2, 4, 2, 24}));
+       }},
       {"decode: record: expected at least T = 4 tokens T', got shape [2, 3, 2, 25]",
-       [](World& w) { w.decode.set("record", TensorView(w.record.data(), {2, 3, 2, 25})); }},
+       [](World& w) {
+         w.decode.set("record", TensorView(w.record.data(), {2, 3, 2, 25}));
+       }},
       {"decode: record: expected at most 16 drafted tokens T', got 17",
-       [](World& w) { w.decode.set("record", TensorView(w.record.data(), {2, 17, 2, 25})); }},
+       [](World& w) {
+         w.decode.set("record", TensorView(w.record.data(), {2, 17, 2, 25}));
+       }},
       {"decode: record: expected shape [N,T',HV,W], got [16, 25]",
-       [](World& w) { w.decode.set("record", TensorView(w.record.data(), {16, 25})); }},
+       [](World& w) {
+         w.decode.set("record", TensorView(w.record.data(), {16, 25}));
+       }},
       {"decode: gv: expected none with a record, which has no decay per value column, got a tensor",
-       [](World& w) { w.decode.set("gv", TensorView(w.g.data(), {2, 4, 2, 8})); }},
+       [](World& w) {
+         w.decode.set("gv", TensorView(w.g.data(), {2, 4, 2, 8}));
+       }},
       {"decode: record: expected memory of its own, got an overlap with o",
-       [](World& w) { w.decode.set("record", TensorView(w.o.data(), {2, 4, 2, 25})); }},
+       [](World& w) {
+         w.decode.set("record", TensorView(w.o.data(), {2, 4, 2, 25}));
+       }},
       {"decode: parents: expected a parent before its token, or -1, got 2 at sequence 1, token 2",
        [](World& w) {
          w.parents[6] = 2;

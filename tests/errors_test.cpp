@@ -1857,11 +1857,10 @@ TEST(OperationError, NotABlock) {
   EXPECT_STREQ(deltic_last_error(),
                "block: op: expected a building block, 2 to 8, 11 or 12, got forward (0)");
   EXPECT_EQ(w->call(DELTIC_NUM_OPS), DELTIC_INVALID_ARGUMENT);
-  EXPECT_STREQ(
-      deltic_last_error(),
-      ("block: op: expected a building block, 2 to 8, 11 or 12, got unknown operation (" +
-       std::to_string(DELTIC_NUM_OPS) + ")")
-          .c_str());
+  EXPECT_STREQ(deltic_last_error(),
+               ("block: op: expected a building block, 2 to 8, 11 or 12, got unknown operation (" +
+                std::to_string(DELTIC_NUM_OPS) + ")")
+                   .c_str());
   EXPECT_EQ(w->query(DELTIC_DECODE), DELTIC_INVALID_ARGUMENT);
 }
 TEST(OperationError, ExplainTakesForwardAndDecode) {

@@ -198,8 +198,8 @@ TEST_F(Gpu, CommitHasTheBitsOfDecode) {
     for (const char* state : {"kv", "vk"}) {
       for (const char* type : {"f32", "bf16", "f16"}) {
         for (const bool is_tree : {false, true}) {
-          const std::string sizes = std::string("H=1 HV=2 K=128 V=72 state=") + state +
-                                    " sdtype=" + type + " dtype=bf16";
+          const std::string sizes =
+              std::string("H=1 HV=2 K=128 V=72 state=") + state + " sdtype=" + type + " dtype=bf16";
           expect_bits_of_decode(gate, sizes, 3, 9, is_tree, "cuda.general", kGpu);
         }
       }

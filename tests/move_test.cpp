@@ -158,20 +158,30 @@ TEST(MoveError, EveryWrongCallIsASentence) {
       {"move: read_index: expected a tensor, got none", [](World& w) { w.t.read_index = {}; }},
       {"move: write_index: expected a tensor, got none", [](World& w) { w.t.write_index = {}; }},
       {"move: write_index: expected shape [3], got [2]",
-       [](World& w) { w.t.write_index = {w.write.data(), {2}}; }},
+       [](World& w) {
+         w.t.write_index = {w.write.data(), {2}};
+       }},
       {"move: state_pool: expected shape [slots,HV,K,V], or with layers before them, got [5, 3, "
        "960]",
-       [](World& w) { w.t.state_pool = {w.from.data(), {kSlots, kHeads, kState}}; }},
+       [](World& w) {
+         w.t.state_pool = {w.from.data(), {kSlots, kHeads, kState}};
+       }},
       {"move: state_pool: expected at least one head, key channel and value column, got shape [5, "
        "0, 24, 40]",
-       [](World& w) { w.t.state_pool = {w.from.data(), {kSlots, 0, kK, kV}}; }},
+       [](World& w) {
+         w.t.state_pool = {w.from.data(), {kSlots, 0, kK, kV}};
+       }},
       {"move: state_pool: expected fp32, bf16 or fp16, got int32",
        [](World& w) { w.t.state_pool.dtype = DELTIC_I32; }},
       {"move: write_pool: expected layers as state_pool has them, got shape [2, 5, 3, 24, 40] and "
        "[5, 3, 24, 40]",
-       [](World& w) { w.t.write_pool = {w.to.data(), {2, kSlots, kHeads, kK, kV}}; }},
+       [](World& w) {
+         w.t.write_pool = {w.to.data(), {2, kSlots, kHeads, kK, kV}};
+       }},
       {"move: write_pool: expected states of K = 24 and V = 40 as state_pool has, got 40 and 24",
-       [](World& w) { w.t.write_pool = {w.to.data(), {kSlots, kHeads, kV, kK}}; }},
+       [](World& w) {
+         w.t.write_pool = {w.to.data(), {kSlots, kHeads, kV, kK}};
+       }},
       {"move: write_pool: expected states of K = 24 and V = 40 as state_pool has, got 40 and 24",
        [](World& w) { w.t.transpose = true; }},
       {"move: transpose: expected 0 within one pool, which has one layout, got 1",

@@ -412,8 +412,8 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
         "Tensor(d!)? out, " DELTIC_OPTIONS ") -> (Tensor o, Tensor final_state)");
   m.def("decode_record_(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor state_pool, Tensor? read_index, Tensor? has_initial_state, Tensor? accepted, "
-        "Tensor? parents, Tensor(a!) record, " DELTIC_SEQUENCES
-        "Tensor(d!)? out, " DELTIC_OPTIONS ") -> Tensor");
+        "Tensor? parents, Tensor(a!) record, " DELTIC_SEQUENCES "Tensor(d!)? out, " DELTIC_OPTIONS
+        ") -> Tensor");
 }
 
 DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CPU, m) { register_kernels(m); }

@@ -268,8 +268,8 @@ typedef struct deltic_tensors {
    * backward takes and ignores it. */
   deltic_tensor recurrent_from; /* [N] int32 or int64, any stride */
   /* decode: up to 16 drafted tokens that leave states as they are. Nothing but o and this is
-   * written: row [n][t][h] is what token t does to the state, S_t = decay_t S_{t-1} + k_t u_t^T: k (K
-   * numbers, normalised), u (V numbers) and the decay (K numbers, one or none, as the gate is).
+   * written: row [n][t][h] is what token t does to the state, S_t = decay_t S_{t-1} + k_t u_t^T: k
+   * (K numbers, normalised), u (V numbers) and the decay (K numbers, one or none, as the gate is).
    * Rows behind a sequence's length, and of a skipped one, change nothing (k = u = 0, decay 1). T'
    * is at least the longest length. deltic_commit applies the rows of accepted tokens. With
    * `parents` no token needs a slot. Not with gv, final_state, write_index, write_pool or
@@ -421,8 +421,8 @@ typedef struct deltic_move_tensors {
   deltic_tensor read_index, write_index;    /* [M] int32 or int64, any stride */
   int64_t read_head, write_head, num_heads; /* num_heads 0: all of state_pool from read_head on.
                                Within one pool: the same heads, or others altogether */
-  int32_t transpose;        /* 1: write_pool has the other layout than state_pool */
-  int32_t reserved;         /* 0 */
+  int32_t transpose;                        /* 1: write_pool has the other layout than state_pool */
+  int32_t reserved;                         /* 0 */
 } deltic_move_tensors;
 
 /* Tensors of a commit: per sequence the state of its slot, S <- decay_t S + k_t u_t^T for the
@@ -433,8 +433,9 @@ typedef struct deltic_commit_tensors {
   uint64_t size;            /* sizeof(deltic_commit_tensors) */
   deltic_tensor state_pool; /* in and out [slots,HV,K,V] or [slots,HV,V,K]; [layers,slots,...] */
   deltic_tensor record;     /* [N,T',HV,W] fp32; [layers,N,T',HV,W] */
-  deltic_tensor accepted;   /* [N] int32 or int64: so many tokens count, 0 to T'. With parents the
-                               last of them is token accepted[n] - 1, the others those it comes from */
+  deltic_tensor
+      accepted; /* [N] int32 or int64: so many tokens count, 0 to T'. With parents the
+                   last of them is token accepted[n] - 1, the others those it comes from */
   deltic_tensor read_index, write_index; /* [N] as in deltic_tensors */
   deltic_tensor has_initial_state;       /* [N] DELTIC_U8, as in the call of decode */
   deltic_tensor parents;                 /* [N,T'] int32 or int64, likewise */

@@ -160,15 +160,16 @@ deltic_status deltic_move_explain(const deltic_options* options, const deltic_mo
   return guard([&] { explain_operation(DELTIC_MOVE, options, tensors, fn, user); });
 }
 deltic_status deltic_commit_workspace(const deltic_options* options,
-                                    const deltic_commit_tensors* tensors, void* stream,
-                                    uint64_t* bytes) {
+                                      const deltic_commit_tensors* tensors, void* stream,
+                                      uint64_t* bytes) {
   return guard([&] { workspace_query(DELTIC_COMMIT, options, tensors, stream, bytes); });
 }
 deltic_status deltic_commit(const deltic_options* options, const deltic_commit_tensors* tensors,
-                          const deltic_workspace* workspace, void* stream) {
+                            const deltic_workspace* workspace, void* stream) {
   return guard([&] { run_operation(DELTIC_COMMIT, options, tensors, workspace, stream); });
 }
-deltic_status deltic_commit_explain(const deltic_options* options, const deltic_commit_tensors* tensors,
-                                  deltic_explain_fn fn, void* user) {
+deltic_status deltic_commit_explain(const deltic_options* options,
+                                    const deltic_commit_tensors* tensors, deltic_explain_fn fn,
+                                    void* user) {
   return guard([&] { explain_operation(DELTIC_COMMIT, options, tensors, fn, user); });
 }

@@ -27,8 +27,8 @@ void check_heads(const Checker& c, const deltic_move_tensors& t, int64_t from, i
     c.bad("write_head", "expected 0 to ", to, " - ", heads,
           " heads of the pool that is written, got ", t.write_head);
   }
-  const int64_t apart = t.read_head < t.write_head ? t.write_head - t.read_head
-                                                   : t.read_head - t.write_head;
+  const int64_t apart =
+      t.read_head < t.write_head ? t.write_head - t.read_head : t.read_head - t.write_head;
   if (t.write_pool.rank == 0 && apart > 0 && apart < heads) {
     c.bad("write_head", "expected the heads that are read, or none of them, within one pool, got ",
           heads, " heads from ", t.read_head, " to ", t.write_head);

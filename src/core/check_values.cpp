@@ -69,13 +69,11 @@ bool is_padding(const Problem& p, int64_t n) {
   return (p.read_index || p.write_index) && is_none(p.read_index) && is_none(p.write_index);
 }
 
-// Counts of accepted tokens: each names a column of the table, of conv a place in the window, and of
-// commit the tokens of the record that count.
+// Counts of accepted tokens: each names a column of the table, of conv a place in the window, and
+// of commit the tokens of the record that count.
 void check_accepted(const Problem& p) {
   const bool is_conv = p.op == DELTIC_CONV, is_commit = p.op == DELTIC_COMMIT;
-  const int64_t most = is_conv     ? p.V - p.taps + 2
-                       : is_commit ? p.update_tokens
-                                   : p.read_index.n1;
+  const int64_t most = is_conv ? p.V - p.taps + 2 : is_commit ? p.update_tokens : p.read_index.n1;
   const int64_t least = is_commit ? 0 : 1;
   for (int64_t n = 0; n < p.N; ++n) {
     const int64_t accepted = p.accepted(n);
@@ -429,8 +427,8 @@ void check_finite_layer(const Problem& p, int64_t layer) {
     const Sequence s = sequence(p, n);
     const Argument state = p.is_pool ? Argument::state_pool : Argument::initial_state;
     const bool is_window = p.op == DELTIC_CONV && p.accepted && s.length > 0;
-    check_finite_state(p, layer, p.state_in, state, s.read_slot, n, is_window ? s.inputs - p.taps + 1 : 0,
-                       is_window ? s.inputs : p.V);
+    check_finite_state(p, layer, p.state_in, state, s.read_slot, n,
+                       is_window ? s.inputs - p.taps + 1 : 0, is_window ? s.inputs : p.V);
     check_finite_state(p, layer, p.d_final, Argument::d_final_state, n, n, 0, p.V);
     for (int64_t t = 0; t < s.length && !s.skipped; ++t) {
       for (int64_t h = 0; h < p.HV; ++h) {

@@ -91,7 +91,8 @@ std::string expected(deltic_op op, const Finding& f) {
     case Wrong::not_finite:
       return cat("finite values, got ", f.value, where(f, who));
     case Wrong::growing_gate:
-      return cat("positive log decays that sum to less than 8 in a chunk, got ", f.value, where(f, who));
+      return cat("positive log decays that sum to less than 8 in a chunk, got ", f.value,
+                 where(f, who));
     case Wrong::accepted:
       return cat(op == DELTIC_COMMIT ? "0 to " : "1 to ", f.limit, " accepted tokens, got ", f.got,
                  " for sequence ", f.sequence);

@@ -62,9 +62,7 @@ struct States {
 
   explicit operator bool() const { return present; }
   int64_t at(int64_t slot, int64_t h) const { return slot * s_slot + h * s_head; }
-  int64_t at(int64_t layer, int64_t slot, int64_t h) const {
-    return layer * s_layer + at(slot, h);
-  }
+  int64_t at(int64_t layer, int64_t slot, int64_t h) const { return layer * s_layer + at(slot, h); }
 };
 
 // int32 or int64 indices, one or two dimensions.

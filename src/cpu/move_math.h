@@ -62,7 +62,8 @@ class Move {
   }
 
   void clear(int64_t to) const {
-    const int64_t rows = p_.transposes ? columns_ : rows_, columns = p_.transposes ? rows_ : columns_;
+    const int64_t rows = p_.transposes ? columns_ : rows_,
+                  columns = p_.transposes ? rows_ : columns_;
     for (int64_t r = 0; r < rows; ++r) {
       std::memset(byte(to + r * to_row_), 0, static_cast<size_t>(columns * element_));
     }

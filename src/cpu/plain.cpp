@@ -131,8 +131,8 @@ void apply(const Problem& p, Slice& x) {
   }
   round_state(p, x);
 }
-// The tokens of a path by their rows. Of a branch in decode k and decay are the tokens' own: another
-// thread may have them to write.
+// The tokens of a path by their rows. Of a branch in decode k and decay are the tokens' own:
+// another thread may have them to write.
 void apply_path(const Problem& p, const Sequence& s, const Path& path, int64_t h, int64_t first,
                 int64_t count, Slice& x) {
   for (int64_t i = 0; i < path.length; ++i) {

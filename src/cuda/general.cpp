@@ -70,8 +70,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream) {
 
 bool has_general(deltic_op op) {
   return op == DELTIC_FORWARD || op == DELTIC_DECODE || op == DELTIC_BACKWARD ||
-         op == DELTIC_COMMIT ||
-         (is_block(op) && op != DELTIC_RMSNORM);
+         op == DELTIC_COMMIT || (is_block(op) && op != DELTIC_RMSNORM);
 }
 
 const Implementation& general() {

@@ -24,9 +24,9 @@ void run_commit(const Problem& call, std::byte* workspace) {
     for (int64_t j = 0; j < path.length; ++j) {
       const int64_t t = path.tokens[j];
       for (int64_t d = 0; d < p.K; ++d) {
-        const double decay = p.gate == Gate::none
-                                 ? 1
-                                 : get(p.updates, n, t, h, p.K + p.V + (p.gate == Gate::head ? 0 : d));
+        const double decay = p.gate == Gate::none ? 1
+                                                  : get(p.updates, n, t, h,
+                                                        p.K + p.V + (p.gate == Gate::head ? 0 : d));
         for (int64_t c = 0; c < p.V; ++c) {
           S(d, c) = decay * S(d, c) + get(p.updates, n, t, h, d) * get(p.updates, n, t, h, p.K + c);
           if (rounds_tokens(p)) S(d, c) = rounded_to(p.state_out.dtype, S(d, c));

@@ -1,6 +1,6 @@
 // move: states from slot to slot.
-#include "reference/operations.h"
 #include "reference/elements.h"
+#include "reference/operations.h"
 
 namespace deltic::reference {
 

@@ -937,14 +937,15 @@ void fuzz_states(Bytes& b, bool is_commit) {
     deltic_commit_tensors_init(&t, sizeof t);
     const int64_t gates[] = {0, 1, s.K}, tokens = 1 + b.below(18);
     t.state_pool = pool(v_first, s.HV);
-    t.record = with_layers(contiguous(
-        DELTIC_F32, {s.N, tokens, s.HV, plus(plus(s.K, s.V), gates[b.below(3)])}));
+    t.record = with_layers(
+        contiguous(DELTIC_F32, {s.N, tokens, s.HV, plus(plus(s.K, s.V), gates[b.below(3)])}));
     t.accepted = list();
     if (b.below(2) == 0) t.read_index = list();
     if (b.below(2) == 0) t.write_index = list();
     if (b.below(4) == 0) t.has_initial_state = contiguous(DELTIC_U8, {s.N});
     if (b.below(4) == 0) t.parents = contiguous(index_dtype(b), {s.N, tokens});
-    for (deltic_tensor* x = &t.state_pool; x <= &t.parents; ++x) fields.push_back({x, x >= &t.accepted});
+    for (deltic_tensor* x = &t.state_pool; x <= &t.parents; ++x)
+      fields.push_back({x, x >= &t.accepted});
     spoil_some(b, fields);
     call(
         b, t, fields, s, false,
@@ -993,8 +994,8 @@ void fuzz_descriptors(const uint8_t* data, size_t size) {
   Bytes bytes(data, size);
   // Numbers as they were with 13 operations, so that stored inputs mean what they meant; some ops
   // have two.
-  constexpr int32_t kOps[] = {0, 1, 2, 3, 4,  5,  6, 7, 8,
-                              9, 10, 11, 12, 0, 1, DELTIC_MOVE, DELTIC_COMMIT};
+  constexpr int32_t kOps[] = {
+      0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 1, DELTIC_MOVE, DELTIC_COMMIT};
   static_assert(DELTIC_NUM_OPS == 15, "a new operation is drawn too");
   const auto op = static_cast<deltic_op>(kOps[bytes.below(17)]);
   if (op == DELTIC_MOVE || op == DELTIC_COMMIT) {

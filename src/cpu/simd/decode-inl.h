@@ -153,8 +153,8 @@ class Decode {
     keep(s, head, 0, v0, columns, state);
     for (int64_t t = 0; t < s.length; ++t) {
       if (parent_of(p_, s, t) != t - 1) {  // a tree's other branch
-        const StateSource from = p_.updates ? StateSource{&p_.state_in, s.read_slot}
-                                            : jump_source(p_, s, t);
+        const StateSource from =
+            p_.updates ? StateSource{&p_.state_in, s.read_slot} : jump_source(p_, s, t);
         if (from.slot < 0) {
           std::memset(state, 0, static_cast<size_t>(Kp_ * slice_) * sizeof(float));
         } else {

@@ -222,8 +222,8 @@ __device__ inline void check_parents(const Params& p, int64_t n) {
     const int64_t parent = load_index(p.slots.parents, n, t);
     const bool is_before = parent >= -1 && parent < t;
     if (parent < 0 && token_over_start(p, n, t) >= 0) report(p, kParents, position + 2 + 2 * t);
-    if (!is_before || (parent >= 0 && parent < t - 1 && !p.has_record &&
-                       token_slot(p.slots, n, parent) < 0)) {
+    if (!is_before ||
+        (parent >= 0 && parent < t - 1 && !p.has_record && token_slot(p.slots, n, parent) < 0)) {
       report(p, kParents, position + 3 + 2 * t);
     }
   }

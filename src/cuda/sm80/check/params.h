@@ -37,7 +37,7 @@ struct Params {
   // commit: tokens that count, of so many in the record.
   Indices accepted;
   int64_t update_tokens, update_layer;
-  bool has_record;  // decode leaves one
+  bool has_record;                                                    // decode leaves one
   bool has_read_list, has_write_list, has_two_lists, has_write_pool;  // has_write_list: its own
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
   Indices recurrent_from;

@@ -73,17 +73,19 @@ struct Numbers<Traits<void, void, kTransposed>> {
 
 // Where a tile of the call is.
 struct Place {
-  int64_t from, to;      // the state's first numbers
-  int64_t row, column;   // the tile's first ones
+  int64_t from, to;       // the state's first numbers
+  int64_t row, column;    // the tile's first ones
   bool is_zero, is_none;  // nothing to read; nothing to do
 };
 // index: (entry, layer, head, tile), tiles fastest.
 template <class Int>
 __device__ Place find_tile(const Params& p, Int index, int rows) {
-  const Int columns = static_cast<Int>(p.column_tiles), tiles = static_cast<Int>(p.row_tiles) * columns;
+  const Int columns = static_cast<Int>(p.column_tiles),
+            tiles = static_cast<Int>(p.row_tiles) * columns;
   const Int job = index / tiles, tile = index - job * tiles;
   const Int states = job / static_cast<Int>(p.HV), head = job - states * static_cast<Int>(p.HV);
-  const Int n = states / static_cast<Int>(p.layers), layer = states - n * static_cast<Int>(p.layers);
+  const Int n = states / static_cast<Int>(p.layers),
+            layer = states - n * static_cast<Int>(p.layers);
   const Slots<int64_t> slots = find_slots<int64_t>(p.slots, n);
   Place at;
   at.is_none = slots.to < 0, at.is_zero = slots.from < 0;

@@ -53,10 +53,10 @@ void launch_layout(const Problem& call, const Params& p, int64_t num_states, cud
   const int64_t out_columns = call.transposes ? p.rows : p.columns;
   const bool has_all_runs =
       has_runs(p.from, p.from_row, p.columns, kVec) && has_runs(p.to, p.to_row, out_columns, kVec);
-  const auto run = call.transposes ? (has_all_runs ? launch<Traits<In, Out, true>>
-                                                   : launch<Traits<void, void, true>>)
-                                   : (has_all_runs ? launch<Traits<In, Out, false>>
-                                                   : launch<Traits<void, void, false>>);
+  const auto run =
+      call.transposes
+          ? (has_all_runs ? launch<Traits<In, Out, true>> : launch<Traits<void, void, true>>)
+          : (has_all_runs ? launch<Traits<In, Out, false>> : launch<Traits<void, void, false>>);
   run(p, num_states, stream);
 }
 

@@ -6,9 +6,9 @@
 namespace deltic::gpu::move {
 
 struct Params {
-  const uint64_t* record;  // of checked mode; null: not checked
-  SlotLists slots;         // of the entries
-  States from, to;         // [layers,slots,HV,K,V] by strides
+  const uint64_t* record;    // of checked mode; null: not checked
+  SlotLists slots;           // of the entries
+  States from, to;           // [layers,slots,HV,K,V] by strides
   int64_t from_row, to_row;  // strides of rows, along the last dimension but one
   int64_t rows, columns;     // of a state as it lies in `from`
   int64_t layers, HV;

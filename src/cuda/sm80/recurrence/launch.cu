@@ -25,8 +25,8 @@ bool is_whole(const Problem& p, const States& x) {
   const int64_t run = p.v_first ? 4 : kThreadColumns;
   const int64_t bytes = run * size_of(x.dtype);
   return x.present && reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(bytes) == 0 &&
-         x.s_layer % run == 0 && x.s_slot % run == 0 && x.s_head % run == 0 && (p.v_first ? x.s_v : x.s_k) % run == 0 &&
-         (p.v_first ? p.K : p.V) % run == 0;
+         x.s_layer % run == 0 && x.s_slot % run == 0 && x.s_head % run == 0 &&
+         (p.v_first ? x.s_v : x.s_k) % run == 0 && (p.v_first ? p.K : p.V) % run == 0;
 }
 
 Params params_of(const Problem& p) {

@@ -165,16 +165,16 @@ __device__ void round_state(DType type, StateTile<kBlocks>& S) {
 // applies an update again has the same bits. A decay per head is in S before.
 template <bool kPerChannel>
 __device__ float updated(float S, float decay, float k, float u) {
-  return kPerChannel ? __fmaf_rn(decay, S, __fmul_rn(k, u))
-                     : __fmaf_rn(k, u, __fmul_rn(S, decay));
+  return kPerChannel ? __fmaf_rn(decay, S, __fmul_rn(k, u)) : __fmaf_rn(k, u, __fmul_rn(S, decay));
 }
 
-// S_{t-1} -> S_t and o_t; u_t of the thread's columns. Both products with S' are reduced together: o = S'^T q + u (k, q), so the
-// chain of states has one reduction per token, not two. Decays per channel are in k and q there,
-// and reach the state with k u^T: three vectors at a time would be more than the registers hold.
+// S_{t-1} -> S_t and o_t; u_t of the thread's columns. Both products with S' are reduced together:
+// o = S'^T q + u (k, q), so the chain of states has one reduction per token, not two. Decays per
+// channel are in k and q there, and reach the state with k u^T: three vectors at a time would be
+// more than the registers hold.
 template <class Tr>
 __device__ float2 step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value_decay,
-                     StateTile<Tr::kBlocks>& S) {
+                       StateTile<Tr::kBlocks>& S) {
   constexpr int kC = kThreadColumns;
   const float4* k4 = reinterpret_cast<const float4*>(s.k[token]);
   const float4* q4 = reinterpret_cast<const float4*>(s.q[token]);
@@ -231,8 +231,10 @@ __device__ float2 step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_val
     } else {
 #pragma unroll
       for (int c = 0; c < kC; ++c) {
-        S[i][0][c] = __fmaf_rn(k.x, u[c], S[i][0][c]), S[i][1][c] = __fmaf_rn(k.y, u[c], S[i][1][c]);
-        S[i][2][c] = __fmaf_rn(k.z, u[c], S[i][2][c]), S[i][3][c] = __fmaf_rn(k.w, u[c], S[i][3][c]);
+        S[i][0][c] = __fmaf_rn(k.x, u[c], S[i][0][c]),
+        S[i][1][c] = __fmaf_rn(k.y, u[c], S[i][1][c]);
+        S[i][2][c] = __fmaf_rn(k.z, u[c], S[i][2][c]),
+        S[i][3][c] = __fmaf_rn(k.w, u[c], S[i][3][c]);
       }
     }
   }

@@ -16,8 +16,8 @@ __device__ inline float* update_row(const Params& p, int64_t layer, int64_t n, i
 }
 __device__ inline bool has_update(const Params& p, int64_t t) { return t < p.update_tokens; }
 
-// k and decays of a token, by the warp that prepared it: in s.k and s.decay. Every CTA of a head has
-// the same ones; the first one's count, and each one's own where branches read them again.
+// k and decays of a token, by the warp that prepared it: in s.k and s.decay. Every CTA of a head
+// has the same ones; the first one's count, and each one's own where branches read them again.
 template <class Tr>
 __device__ void store_keys(const Params& p, const Place& at, int64_t t, int warp, int lane,
                            const Stage<Tr>& s) {
