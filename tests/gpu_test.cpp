@@ -15,6 +15,7 @@
 #include "any_device.h"
 #include "cases/check.h"
 #include "cuda_rules.h"
+#include "draft_bits.h"
 #include "not_finite.h"
 #include "support.h"
 #include "two_forms.h"
@@ -108,7 +109,8 @@ TEST_F(Gpu, EveryOperationHasAnImplementation) {
         "cumsum gate=head seqs=64", "gate gate=head form=softplus seqs=64", "l2norm seqs=64",
         "kkt gate=head seqs=64", "scores gate=channel seqs=64", "inverse seqs=64",
         "wy gate=head seqs=64", "scores_inverse gate=channel seqs=64", "backward gate=head seqs=64",
-        "conv seqs=64", "conv_backward seqs=64", "rmsnorm seqs=64", "rmsnorm_backward seqs=64"}) {
+        "conv seqs=64", "conv_backward seqs=64", "rmsnorm seqs=64", "rmsnorm_backward seqs=64",
+        "move dense=2x1", "commit dense=2x4", "decode record=1 dense=2x4"}) {
     EXPECT_FALSE(takers(cases::parse(line)).empty()) << line;
   }
 }
@@ -185,6 +187,21 @@ TEST_F(Gpu, SameBitsTwice) {
       for (size_t i = 0; i < first.size(); ++i) {
         EXPECT_TRUE(first[i] == instance.bytes(instance.outputs()[i]))
             << impl << ": " << instance.outputs()[i] << "\n  " << line;
+      }
+    }
+  }
+}
+
+// What drafted tokens leave, and its commit, have the bits of the tokens one by one.
+TEST_F(Gpu, CommitHasTheBitsOfDecode) {
+  for (const char* gate : {"none", "head", "channel"}) {
+    for (const char* state : {"kv", "vk"}) {
+      for (const char* type : {"f32", "bf16", "f16"}) {
+        for (const bool is_tree : {false, true}) {
+          const std::string sizes =
+              std::string("H=1 HV=2 K=128 V=72 state=") + state + " sdtype=" + type + " dtype=bf16";
+          expect_bits_of_decode(gate, sizes, 3, 9, is_tree, "cuda.general", kGpu);
+        }
       }
     }
   }
@@ -763,10 +780,32 @@ constexpr const char* kTree =
     "decode gate=channel seqs=3,2,0,4,5 pad=1 H=2 K=64 V=64 pool=drafts tree=1 idx=i64";
 constexpr const char* kWritePool =
     "decode gate=head dense=4x1 H=2 HV=4 K=64 V=64 pool=move writepool=1 null=1 hasinit=1";
+constexpr const char* kRecord =
+    "decode record=1 gate=head seqs=3,2,0,4,5 pad=1 H=2 K=128 V=64 pool=drafts tree=1 idx=i64";
+constexpr const char* kCommit =
+    "commit gate=channel dense=4x5 HV=2 K=128 V=64 layers=2 tree=1 pool=move";
+constexpr const char* kStates = "move dense=4x1 HV=2 K=32 V=64 layers=3 pool=move";
 constexpr const char* kForms =
     "forward gate=head seqs=5,70,64 H=2 HV=4 K=128 V=128 dtype=bf16 recurrent=3,64,end split=off";
 const std::vector<Spoiled>& spoiled() {
   static const std::vector<Spoiled> all = {
+      // States from slot to slot: entry n reads 7 - 2 n and writes 8 - 2 n of 11.
+      {kStates, "read_index", {{2, 11}}},
+      {kStates, "write_index", {{1, -2}}},
+      {kStates, "write_index", {{1, 8}}},
+      {kStates, "read_index", {{1, 8}}},
+      {kStates, "state_pool", {{((2 * 11 + 5) * 2 + 1) * 32 * 64 + 17, kNan}}},
+      // Records, rows of seven slots, and commits; counts from 5 on by 5, modulo 6.
+      {kRecord, "accepted", {{4, 8}}},
+      {kRecord, "read_index", {{6, 99}}},
+      {kRecord, "parents", {{1, 1}}},
+      {kRecord, "cu_seqlens", {{1, 0}, {2, 0}, {3, 0}, {4, 0}}, "record"},  // 14 tokens, 6 rows
+      {kCommit, "accepted", {{1, 6}}},
+      {kCommit, "accepted", {{2, -1}}},
+      {kCommit, "write_index", {{3, 11}}},
+      {kCommit, "write_index", {{1, 8}}},
+      {kCommit, "parents", {{4, 4}}},
+      {kCommit, "record", {{((4 + 2) * 5 + 1) * 2 * 320 + 5, kNan}}},
       // Lengths: 0, 5, 75, 139 of 142 rows.
       {kForward, "cu_seqlens", {{0, 1}}},
       {kForward, "cu_seqlens", {{0, -1}}},

@@ -29,11 +29,13 @@ std::span<const deltic_tensor> run(const deltic_tensor& first, const deltic_tens
   return {&first, static_cast<size_t>(&last - &first) + 1};
 }
 Runs tensors_of(const deltic_tensors& t) {
-  return {run(t.q, t.ckpt_states), run(t.write_pool, t.recurrent_from)};
+  return {run(t.q, t.ckpt_states), run(t.write_pool, t.record)};
 }
 Runs tensors_of(const deltic_block_tensors& t) { return {run(t.q, t.weight)}; }
 Runs tensors_of(const deltic_backward_tensors& t) { return {run(t.d_o, t.d_initial_state)}; }
 Runs tensors_of(const deltic_block_backward_tensors& t) { return {run(t.d_out, t.dweight)}; }
+Runs tensors_of(const deltic_commit_tensors& t) { return {run(t.state_pool, t.parents)}; }
+Runs tensors_of(const deltic_move_tensors& t) { return {run(t.state_pool, t.write_index)}; }
 Runs tensors_of(const deltic_conv_tensors& t) { return {run(t.x, t.ckpt_states)}; }
 Runs tensors_of(const deltic_conv_backward_tensors& t) { return {run(t.d_out, t.d_initial_state)}; }
 
@@ -400,5 +402,19 @@ template void run_operation(deltic_op, const deltic_options*, const deltic_conv_
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*,
                                 const deltic_conv_backward_tensors*, deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_move_tensors*, void*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                                deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_commit_tensors*, void*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                                deltic_explain_fn, void*);
 
 }  // namespace deltic

@@ -154,3 +154,30 @@ deltic_status deltic_conv_backward_explain(const deltic_options* options,
                                            deltic_explain_fn fn, void* user) {
   return guard([&] { explain_operation(DELTIC_CONV, options, tensors, fn, user); });
 }
+deltic_status deltic_move_workspace(const deltic_options* options,
+                                    const deltic_move_tensors* tensors, void* stream,
+                                    uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_MOVE, options, tensors, stream, bytes); });
+}
+deltic_status deltic_move(const deltic_options* options, const deltic_move_tensors* tensors,
+                          const deltic_workspace* workspace, void* stream) {
+  return guard([&] { run_operation(DELTIC_MOVE, options, tensors, workspace, stream); });
+}
+deltic_status deltic_move_explain(const deltic_options* options, const deltic_move_tensors* tensors,
+                                  deltic_explain_fn fn, void* user) {
+  return guard([&] { explain_operation(DELTIC_MOVE, options, tensors, fn, user); });
+}
+deltic_status deltic_commit_workspace(const deltic_options* options,
+                                      const deltic_commit_tensors* tensors, void* stream,
+                                      uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_COMMIT, options, tensors, stream, bytes); });
+}
+deltic_status deltic_commit(const deltic_options* options, const deltic_commit_tensors* tensors,
+                            const deltic_workspace* workspace, void* stream) {
+  return guard([&] { run_operation(DELTIC_COMMIT, options, tensors, workspace, stream); });
+}
+deltic_status deltic_commit_explain(const deltic_options* options,
+                                    const deltic_commit_tensors* tensors, deltic_explain_fn fn,
+                                    void* user) {
+  return guard([&] { explain_operation(DELTIC_COMMIT, options, tensors, fn, user); });
+}
