@@ -587,6 +587,25 @@ DELTIC_API const char* deltic_torch_namespace() {
 DELTIC_API int32_t deltic_torch_has_cuda_backward() {
   return deltic_implementation(DELTIC_BACKWARD, DELTIC_CUDA, 0) != nullptr;
 }
+// Whether a GPU of this machine runs the norm, and with it all that has code wherever the general
+// kernels have (convolution, decode), and their gradients: dispatch is asked, nothing is launched.
+DELTIC_API int32_t deltic_torch_runs_on_gpu(int32_t index) {
+  bridge::t_tensors.clear();
+  deltic_options options;
+  deltic_options_init(&options, sizeof options);
+  deltic_tensor where{};
+  where.device_type = DELTIC_CUDA, where.device_index = index;
+  deltic_block_tensors t;
+  deltic_block_tensors_init(&t, sizeof t);
+  t.x = t.out = bridge::plan({1, 1, 1, 16}, DELTIC_F32, where);
+  deltic_block_backward_tensors b;
+  deltic_block_backward_tensors_init(&b, sizeof b);
+  b.forward = &t, b.d_out = b.dx = t.x;
+  uint64_t bytes = 0;
+  return deltic_block_workspace(DELTIC_RMSNORM, &options, &t, nullptr, &bytes) == DELTIC_OK &&
+         deltic_block_backward_workspace(DELTIC_RMSNORM, &options, &b, nullptr, &bytes) ==
+             DELTIC_OK;
+}
 
 // Threads of a call: 0 for torch's number. Returns 0 where the number is refused.
 DELTIC_API int32_t deltic_torch_set_num_threads(int32_t n) {

@@ -258,6 +258,7 @@ def _check_norm(c: _Shapes) -> None:
         c.refuse("x", "a width of at least 1, got 0")
     c.take("z", "B,T,H,D")
     c.take("weight", "D")
+    c.take("out", "B,T,H,D")
 
 
 def _check_conv(c: _Shapes) -> None:
@@ -386,7 +387,7 @@ _CHECKS: dict[str, Callable[[_Shapes], None]] = {
         ("cumsum", "gate", "l2norm", "kkt", "scores", "inverse", "scores_inverse", "wy"),
         _check_block,
     ),
-    "rmsnorm": _check_norm,
+    **dict.fromkeys(("rmsnorm", "rmsnorm_out_"), _check_norm),
     "move_": _check_move,
     "commit_": _check_commit,
     **dict.fromkeys(("conv", "conv_", "conv_out_", "conv_backward"), _check_conv),
