@@ -74,7 +74,9 @@ struct Case {
 
   // Sizes
   int64_t H = 2, HV = 2, K = 64, V = 64;
-  int64_t D = 64, W = 4, S = 3;  // conv: channels, taps, inputs in a state
+  int64_t D = 64, W = 4, S = 3;           // conv: channels, taps, inputs in a state
+  int64_t layers = 0;                     // move, commit: of pools; 0: they have no such dimension
+  int64_t read_head = 0, write_head = 0;  // move: the first of HV heads
 
   // Dtypes
   DType dtype = DType::f32;      // q k v o; of a building block all inputs that are not named below
@@ -84,8 +86,8 @@ struct Case {
   DType wdtype = DType::f32;     // conv: weight and bias; rmsnorm: weight
   DType sdtype = DType::f32;     // initial and final state, pool
   DType cdtype = DType::f32;     // checkpoints
-  DType odtype =
-      DType::f32;  // outputs of a building block; gradients of one, of parameters of conv
+  DType odtype = DType::f32;     // outputs of a building block; gradients of one, of parameters of
+                              // conv; move: the pool that is written
 
   // Options
   Beta beta = Beta::value;
@@ -115,6 +117,8 @@ struct Case {
   bool write_pool = false;    // a second pool is written instead
   int64_t null_slot = -1;     // slots up to this one are none
   bool tree = false;          // decode: parents are given
+  bool record = false;        // decode: tokens leave a record instead of states
+  bool transpose = false;     // move: the pool that is written has the other layout
   bool has_init = false;      // has_initial_state is given, 0 for every third sequence
   DType idx = DType::i32;     // index lists of pool and checkpoints
   std::vector<int64_t> ckpt;  // token offsets, each for every sequence that is long enough
@@ -136,14 +140,16 @@ struct Case {
 
   // forward, decode, backward: the operations with states.
   bool is_sequence() const { return op == Op::forward || op == Op::decode || op == Op::backward; }
-  bool is_block() const { return !is_sequence() && op != Op::conv; }
+  bool is_block() const {
+    return !is_sequence() && op != Op::conv && op != Op::move && op != Op::commit;
+  }
   bool is_gradient() const { return gradient || op == Op::backward; }
   // Lists of servers beside the pool's own two, and those with another meaning.
   bool has_servers_lists() const {
     return null_slot >= 0 || has_init || write_pool || pool == Pool::drafts || tree;
   }
   // Whether states of 16 bits are rounded from token to token.
-  bool hands_states_on() const { return op == Op::decode || recurrent; }
+  bool hands_states_on() const { return op == Op::decode || op == Op::commit || recurrent; }
   // The operation whose implementations run it.
   Op listed_op() const { return recurrent && from.empty() ? Op::decode : op; }
   int64_t num_sequences() const;    // N
@@ -154,6 +160,11 @@ struct Case {
   int64_t sequence_begin(int64_t n) const;  // in the T dimension
   int64_t recurrent_from(int64_t n) const;  // with `from`
   int64_t longest() const;
+  // Of a record: numbers of a row, and tokens: one more than there are where it may have them.
+  int64_t record_width() const {
+    return K + V + (gate == Gate::none ? 0 : gate == Gate::head ? 1 : K);
+  }
+  int64_t record_tokens() const;
 };
 
 // As a line begins: forward, kkt, kkt_backward, ...

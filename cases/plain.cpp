@@ -238,8 +238,8 @@ void round_state(const Problem& p, Floats& S) {
 
 // The recurrence over the tokens [first, end) of a sequence, of a value head; S before and after
 // them.
-void run_tokens(const Problem& p, const StateOutputs& out, const Output& o, int64_t n, int64_t h,
-                int64_t first, Floats& S) {
+void run_tokens(const Problem& p, const StateOutputs& out, const Output& o, const Output& record,
+                int64_t n, int64_t h, int64_t first, Floats& S) {
   const Case& c = p.c;
   const int64_t K = c.K, V = c.V;
   Floats q(static_cast<size_t>(K)), k(q.size()), u(static_cast<size_t>(V)), result(u.size());
@@ -247,7 +247,7 @@ void run_tokens(const Problem& p, const StateOutputs& out, const Output& o, int6
   if (c.tree) after.push_back(S);
   for (int64_t t = first; t < c.sequence_length(n); ++t) {
     if (c.tree) {
-      const int64_t parent = p.parents[static_cast<size_t>(n * p.instance.token_columns() + t)];
+      const int64_t parent = p.parents[static_cast<size_t>(n * p.parent_columns() + t)];
       S = after[static_cast<size_t>(parent + 1)];
     }
     const int64_t token = p.first_token(n) + t, row = token * c.HV + h;
@@ -267,6 +267,14 @@ void run_tokens(const Problem& p, const StateOutputs& out, const Output& o, int6
     for (int64_t j = 0; j < V; ++j) {
       float& y = u[static_cast<size_t>(j)];
       y = p.beta_at(row, j) * (p.v[static_cast<size_t>(row * V + j)] - y);
+    }
+    for (int64_t at = 0; at < c.record_width() && c.record; ++at) {
+      const int64_t update = ((n * c.record_tokens() + t) * c.HV + h) * c.record_width() + at;
+      const float x = at < K ? k[static_cast<size_t>(at)]
+                      : at < K + V
+                          ? u[static_cast<size_t>(at - K)]
+                          : std::exp(std::max(kMinLogDecay, p.log_decay(row, h, at - K - V)));
+      record.put(static_cast<size_t>(update), x);
     }
     std::fill(result.begin(), result.end(), 0.0f);
     for (int64_t d = 0; d < K; ++d) {
@@ -299,8 +307,14 @@ Values sequences(const Instance& instance) {
   const Problem p(instance);
   Values all;
   const Output o = make_output(instance, all, "o", 0.0);
+  const Output record = make_output(instance, all, "record", 0.0);
   const StateOutputs out(instance, all);
   const int64_t work = p.c.num_sequences() * p.c.HV;
+  const int64_t updates = p.c.record ? work * p.c.record_tokens() : 0;
+  for (int64_t i = 0; i < updates; ++i) {  // without a token: decay 1
+    for (int64_t d = p.c.K + p.c.V; d < p.c.record_width(); ++d)
+      record.put(static_cast<size_t>(i * p.c.record_width() + d), 1.0f);
+  }
 #pragma omp parallel for schedule(dynamic) if (p.is_large())
   for (int64_t i = 0; i < work; ++i) {
     const int64_t n = i / p.c.HV, h = i % p.c.HV;
@@ -315,7 +329,7 @@ Values sequences(const Instance& instance) {
       keep_checkpoints(p, out, n, h, begin + rows, S);
     }
     if (!p.c.from.empty()) round_state(p, S);
-    run_tokens(p, out, o, n, h, length, S);
+    run_tokens(p, out, o, record, n, h, length, S);
     out.put_final(p, n, h, S);
   }
   return all;
@@ -335,6 +349,10 @@ Values plain_chunked(const Instance& instance) {
       return c.gradient ? plain::conv_gradient(instance) : plain::conv(instance);
     case Op::rmsnorm:
       return plain::norm(instance);
+    case Op::move:
+      return plain::move(instance);
+    case Op::commit:
+      return plain::commit(instance);
     default:
       return c.gradient ? plain::block_gradient(instance) : plain::block(instance);
   }

@@ -25,15 +25,15 @@ inline bool sm90_backward_takes(const cases::Case& c) {
          c.strided != cases::Layout::wide;
 }
 
-// cuda.general: everything but the convolution and the gated norm.
+// cuda.general: everything but the convolution, the gated norm and moves.
 inline bool cuda_general_takes(const cases::Case& c) {
-  return c.op != Op::conv && c.op != Op::rmsnorm;
+  return c.op != Op::conv && c.op != Op::rmsnorm && c.op != Op::move;
 }
 
 // cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
 // bytes, lie at multiples of their size.
 inline bool cuda_decode_takes(const cases::Case& c) {
-  if (c.listed_op() != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv ||
+  if (c.listed_op() != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv || c.record ||
       !c.ckpt.empty())
     return false;
   const bool has_state =
@@ -49,6 +49,9 @@ inline bool cuda_conv_takes(const cases::Case& c) { return c.op == Op::conv; }
 // cuda.norm: the gated norm, all of it.
 inline bool cuda_norm_takes(const cases::Case& c) { return c.op == Op::rmsnorm; }
 
+// cuda.move: the move, all of it.
+inline bool cuda_move_takes(const cases::Case& c) { return c.op == Op::move; }
+
 struct CudaRule {
   std::string_view impl;
   bool (*takes)(const cases::Case&);
@@ -58,6 +61,7 @@ inline constexpr CudaRule kCudaRules[] = {{"cuda.sm90.forward", sm90_forward_tak
                                           {"cuda.decode", cuda_decode_takes},
                                           {"cuda.conv", cuda_conv_takes},
                                           {"cuda.norm", cuda_norm_takes},
+                                          {"cuda.move", cuda_move_takes},
                                           {"cuda.general", cuda_general_takes}};
 
 }  // namespace deltic::test

@@ -1856,10 +1856,11 @@ TEST(OperationError, NotABlock) {
   EXPECT_EQ(w->call(DELTIC_FORWARD), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(),
                "block: op: expected a building block, 2 to 8, 11 or 12, got forward (0)");
-  EXPECT_EQ(w->call(static_cast<deltic_op>(13)), DELTIC_INVALID_ARGUMENT);
-  EXPECT_STREQ(
-      deltic_last_error(),
-      "block: op: expected a building block, 2 to 8, 11 or 12, got unknown operation (13)");
+  EXPECT_EQ(w->call(DELTIC_NUM_OPS), DELTIC_INVALID_ARGUMENT);
+  EXPECT_STREQ(deltic_last_error(),
+               ("block: op: expected a building block, 2 to 8, 11 or 12, got unknown operation (" +
+                std::to_string(DELTIC_NUM_OPS) + ")")
+                   .c_str());
   EXPECT_EQ(w->query(DELTIC_DECODE), DELTIC_INVALID_ARGUMENT);
 }
 TEST(OperationError, ExplainTakesForwardAndDecode) {
@@ -1891,9 +1892,11 @@ TEST(OperationError, ScoresInverseHasNoGradientOfItsOwn) {
 TEST(OperationError, NotABlockWithAGradient) {
   const auto w = std::make_unique<GradientWorld>(DELTIC_SCORES);
   const std::string expected = "block_backward: op: expected a building block, 2 to 8 or 12, got ";
+  const std::string unknown = "unknown operation (" + std::to_string(DELTIC_NUM_OPS) + ")";
   const std::pair<int, const char*> rows[] = {{DELTIC_DECODE, "decode (1)"},
                                               {DELTIC_CONV, "conv (10)"},
-                                              {13, "unknown operation (13)"},
+                                              {DELTIC_MOVE, "move (13)"},
+                                              {DELTIC_NUM_OPS, unknown.c_str()},
                                               {-1, "unknown operation (-1)"}};
   for (const auto& [op, got] : rows) {
     EXPECT_EQ(w->call(static_cast<deltic_op>(op)), DELTIC_INVALID_ARGUMENT);

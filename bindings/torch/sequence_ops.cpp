@@ -288,6 +288,25 @@ std::tuple<Tensor, Tensor> decode_out_(
   return run_out(in, true, out);
 }
 
+// Drafted tokens, whose updates go into `record`: no state is written.
+Tensor decode_record_(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+                      const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+                      const Tensor& state_pool, const MaybeTensor& read_index,
+                      const MaybeTensor& has_initial_state, const MaybeTensor& accepted,
+                      const MaybeTensor& parents, const Tensor& record,
+                      const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+                      const MaybeTensor& out, MaybeFloat scale, MaybeFloat lower_bound,
+                      const std::string& options) {
+  Inputs in("decode_record_", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.pool(state_pool, read_index, std::nullopt);
+  in.servers_lists(std::nullopt, has_initial_state, accepted);
+  in.tree(parents);
+  in.t.record = in.as_given("record", record);
+  return std::get<0>(run_out(in, true, out));
+}
+
 using Gradients =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -348,6 +367,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("decode_", TORCH_BOX(&decode_));
   m.impl("forward_out_", TORCH_BOX(&forward_out_));
   m.impl("decode_out_", TORCH_BOX(&decode_out_));
+  m.impl("decode_record_", TORCH_BOX(&decode_record_));
 }
 
 // Tensor arguments and options that operators share, in their order.
@@ -390,6 +410,10 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
   m.def("decode_out_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_POOLS "Tensor? parents, " DELTIC_SEQUENCES
         "Tensor(d!)? out, " DELTIC_OPTIONS ") -> (Tensor o, Tensor final_state)");
+  m.def("decode_record_(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor state_pool, Tensor? read_index, Tensor? has_initial_state, Tensor? accepted, "
+        "Tensor? parents, Tensor(a!) record, " DELTIC_SEQUENCES "Tensor(d!)? out, " DELTIC_OPTIONS
+        ") -> Tensor");
 }
 
 DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CPU, m) { register_kernels(m); }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains a small Qwen3-Next of Hugging Face's transformers, on the CPU, on a GPU, on other operators.
+"""Trains a small Qwen3-Next of transformers on the CPU, on a GPU and with other operators.
 
   python examples/python/train_hybrid.py                 the CPU and, where there is one, the GPU
   python examples/python/train_hybrid.py --steps 5       a look at it

@@ -101,7 +101,9 @@ typedef enum deltic_op {
   DELTIC_CONV = 10,    /* causal depthwise convolution of a few taps, in front of the delta rule */
   DELTIC_SCORES_INVERSE = 11, /* scores, and (I + A)^-1 of kkt's A, in one pass */
   DELTIC_RMSNORM = 12,        /* x / sqrt(mean x^2 + eps) * weight * activation(z) */
-  DELTIC_NUM_OPS = 13         /* in this header; a newer library has more */
+  DELTIC_MOVE = 13,           /* states from slots of one pool to slots of another */
+  DELTIC_COMMIT = 14,         /* states to where accepted tokens left them, from decode's record */
+  DELTIC_NUM_OPS = 15         /* in this header; a newer library has more */
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -265,6 +267,14 @@ typedef struct deltic_tensors {
    * in fp32), and decode starts from it. Checkpoints up to that token are the chunked form's.
    * backward takes and ignores it. */
   deltic_tensor recurrent_from; /* [N] int32 or int64, any stride */
+  /* decode: up to 16 drafted tokens that leave states as they are. Nothing but o and this is
+   * written: row [n][t][h] is what token t does to the state, S_t = decay_t S_{t-1} + k_t u_t^T: k
+   * (K numbers, normalised), u (V numbers) and the decay (K numbers, one or none, as the gate is).
+   * Rows behind a sequence's length, and of a skipped one, change nothing (k = u = 0, decay 1). T'
+   * is at least the longest length. deltic_commit applies the rows of accepted tokens. With
+   * `parents` no token needs a slot. Not with gv, final_state, write_index, write_pool or
+   * checkpoints. */
+  deltic_tensor record; /* out [N,T',HV,W] fp32, W = K + V + the numbers of a decay */
 } deltic_tensors;
 
 /* Tensors of backward: those of the forward (or decode) call, what came back, and the gradients
@@ -397,6 +407,40 @@ typedef struct deltic_conv_backward_tensors {
   deltic_tensor d_initial_state;
 } deltic_conv_backward_tensors;
 
+/* Tensors of a move: entry m copies slot read_index[m] of state_pool (-1: zeros) to slot
+ * write_index[m] of write_pool (-1: the entry is nothing), of every layer the value heads
+ * [read_head, read_head + num_heads) to those from write_head on; all else stays as it is. Within
+ * one pool no slot may be read by one entry and written by another. The same dtype moves the same
+ * bits; a narrower one is rounded to nearest even. */
+typedef struct deltic_move_tensors {
+  uint64_t size;            /* sizeof(deltic_move_tensors) */
+  deltic_tensor state_pool; /* [slots,HV,K,V] or [slots,HV,V,K], as options.state_layout says; fp32,
+                               bf16 or fp16; [layers,slots,...]: the same slots of all layers */
+  deltic_tensor write_pool; /* out: as many layers, slots, heads, dtype and strides of its own.
+                               Absent: within state_pool */
+  deltic_tensor read_index, write_index;    /* [M] int32 or int64, any stride */
+  int64_t read_head, write_head, num_heads; /* num_heads 0: all of state_pool from read_head on.
+                               Within one pool: the same heads, or others altogether */
+  int32_t transpose;                        /* 1: write_pool has the other layout than state_pool */
+  int32_t reserved;                         /* 0 */
+} deltic_move_tensors;
+
+/* Tensors of a commit: per sequence the state of its slot, S <- decay_t S + k_t u_t^T for the
+ * accepted tokens of decode's record, of all layers at once. A 16-bit state is rounded after every
+ * token: the bits are those of decode, token by token, in the implementation of the same name
+ * (cuda.general). */
+typedef struct deltic_commit_tensors {
+  uint64_t size;            /* sizeof(deltic_commit_tensors) */
+  deltic_tensor state_pool; /* in and out [slots,HV,K,V] or [slots,HV,V,K]; [layers,slots,...] */
+  deltic_tensor record;     /* [N,T',HV,W] fp32; [layers,N,T',HV,W] */
+  deltic_tensor
+      accepted; /* [N] int32 or int64: so many tokens count, 0 to T'. With parents the
+                   last of them is token accepted[n] - 1, the others those it comes from */
+  deltic_tensor read_index, write_index; /* [N] as in deltic_tensors */
+  deltic_tensor has_initial_state;       /* [N] DELTIC_U8, as in the call of decode */
+  deltic_tensor parents;                 /* [N,T'] int32 or int64, likewise */
+} deltic_commit_tensors;
+
 typedef deltic_buffer deltic_workspace;
 
 /* What training costs in memory: sizes follow from shapes and options alone. Chunks and segments
@@ -456,6 +500,8 @@ DELTIC_API void deltic_memory_plan_init(deltic_memory_plan* plan, uint64_t size)
 DELTIC_API void deltic_conv_tensors_init(deltic_conv_tensors* tensors, uint64_t size);
 DELTIC_API void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors,
                                                   uint64_t size);
+DELTIC_API void deltic_move_tensors_init(deltic_move_tensors* tensors, uint64_t size);
+DELTIC_API void deltic_commit_tensors_init(deltic_commit_tensors* tensors, uint64_t size);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -484,6 +530,12 @@ typedef void (*deltic_division_fn)(void* user, const char* impl, const char* wha
 DELTIC_API deltic_status deltic_explain_division(const deltic_options* options,
                                                  const deltic_tensors* tensors, int32_t num_sms,
                                                  void* stream, deltic_division_fn fn, void* user);
+/* The same for a backward: whether the chains of its states are cut into segments. The times are
+ * those of the chains alone. */
+DELTIC_API deltic_status deltic_backward_explain_division(const deltic_options* options,
+                                                          const deltic_backward_tensors* tensors,
+                                                          int32_t num_sms, void* stream,
+                                                          deltic_division_fn fn, void* user);
 DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                               const deltic_block_tensors* tensors,
                                               deltic_explain_fn fn, void* user);
@@ -499,6 +551,12 @@ DELTIC_API deltic_status deltic_conv_explain(const deltic_options* options,
 DELTIC_API deltic_status deltic_conv_backward_explain(const deltic_options* options,
                                                       const deltic_conv_backward_tensors* tensors,
                                                       deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_move_explain(const deltic_options* options,
+                                             const deltic_move_tensors* tensors,
+                                             deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_commit_explain(const deltic_options* options,
+                                               const deltic_commit_tensors* tensors,
+                                               deltic_explain_fn fn, void* user);
 
 /* The memory that backward needs, and forward keeps for it, under a deltic_save. What the tensors
  * have of `saved` does not matter; `plan` comes with its size. */
@@ -563,6 +621,20 @@ DELTIC_API deltic_status deltic_conv_backward_workspace(const deltic_options* op
 DELTIC_API deltic_status deltic_conv_backward(const deltic_options* options,
                                               const deltic_conv_backward_tensors* tensors,
                                               const deltic_workspace* workspace, void* stream);
+/* States from slots of one pool to slots of another. */
+DELTIC_API deltic_status deltic_move_workspace(const deltic_options* options,
+                                               const deltic_move_tensors* tensors, void* stream,
+                                               uint64_t* bytes);
+DELTIC_API deltic_status deltic_move(const deltic_options* options,
+                                     const deltic_move_tensors* tensors,
+                                     const deltic_workspace* workspace, void* stream);
+/* States to where the accepted ones of drafted tokens left them. */
+DELTIC_API deltic_status deltic_commit_workspace(const deltic_options* options,
+                                                 const deltic_commit_tensors* tensors, void* stream,
+                                                 uint64_t* bytes);
+DELTIC_API deltic_status deltic_commit(const deltic_options* options,
+                                       const deltic_commit_tensors* tensors,
+                                       const deltic_workspace* workspace, void* stream);
 
 /* Checked mode on a GPU. The host does not see the values of a call there, so checks run on the
  * stream before the work. If they find an error - lengths, slots, lists, an input that is not

@@ -11,6 +11,7 @@ from ._sequence_ops import (
     DECODE,
     DECODE_,
     DECODE_OUT_,
+    DECODE_RECORD_,
     FORWARD,
     FORWARD_,
     FORWARD_OUT_,
@@ -30,7 +31,7 @@ Form = Literal["chunked", "recurrent"]
 # Options as words of the operators' text.
 GATES = {"log_decay": "", "softplus": " gate=softplus", "bounded": " gate=bounded"}
 _BETA_FORMS = {"value": "", "sigmoid": " beta=sigmoid", "2sigmoid": " beta=2sigmoid"}
-_STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
+STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
 # The library's numbers are fp32: a larger one would become infinite.
 _MOST_FP32 = 3.4028234663852886e38
 _CHUNK = 64
@@ -198,11 +199,11 @@ def _words(
         except TypeError:
             is_plain = False  # something unhashable, which is said below
     try:
-        words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
+        words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + STATE_LAYOUTS[state_layout]
     except (KeyError, TypeError):
         words = f"as={op}" + word_for(op, "gate", gate, GATES)
         words += word_for(op, "beta_form", beta_form, _BETA_FORMS)
-        words += word_for(op, "state_layout", state_layout, _STATE_LAYOUTS)
+        words += word_for(op, "state_layout", state_layout, STATE_LAYOUTS)
     words += flag_word(op, "qk_l2norm", " qk_l2norm", qk_l2norm)
     words += flag_word(op, "output_final_state", " final", output_final_state)
     if is_plain:
@@ -706,6 +707,7 @@ def decode(
     has_initial_state: Tensor | None = None,
     accepted: Tensor | None = None,
     parents: Tensor | None = None,
+    record: Tensor | None = None,
     null_slot: int | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
@@ -737,7 +739,11 @@ def decode(
             goes to ``read_index[n, t]``: the slots of the drafted tokens.
         parents: ``[N, T']`` int32 or int64, a tree of up to 16 drafted tokens: token t starts from
             the state after token ``parents[n, t]``, one before it, or (-1) from where the sequence
-            starts. Needs a slot per token.
+            starts. Needs a slot per token, or a record.
+        record: ``[N, T', HV, W]`` fp32, written: what up to 16 drafted tokens do to the states,
+            which stay as they are; :func:`commit` applies those that are accepted. A row is k, u
+            and the decay, ``W = K + V`` and K, 1 or 0 for a gate per channel, per head or none.
+            Not with ``gv``, ``write_index`` or ``write_pool``.
 
     Returns:
         ``o [B, T, HV, V]``. Not differentiable: see :func:`recurrent`.
@@ -756,6 +762,27 @@ def decode(
     check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
     servers = (write_pool, has_initial_state, accepted, parents)
+    if record is not None:
+        for name, given in (("gv", gv), ("write_index", write_index), ("write_pool", write_pool)):
+            if given is not None:
+                raise ValueError(f"decode: {name}: expected none with a record, got a tensor")
+        if needs_grad((record, out)):
+            _refuse_gradient("decode", (record,), None, out)
+        if state_pool is None:
+            raise TypeError("decode: state_pool: expected a tensor, got none")
+        o = call(
+            DECODE_RECORD_,
+            *(q, k, v, beta, g, A_log, dt_bias),
+            *(state_pool, read_index, has_initial_state, accepted, parents, record),
+            cu_seqlens,
+            cu_seqlens_cpu,
+            out,
+            scale,
+            lower_bound,
+            words + null_word("decode", null_slot),
+        )
+        scored: Tensor = o if out is None else out
+        return scored
     if out is not None or null_slot is not None or has_any(*servers):
         if needs_grad((write_pool, out)):
             _refuse_gradient("decode", (write_pool,), None, out)

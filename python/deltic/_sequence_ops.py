@@ -26,6 +26,7 @@ DECODE_ = OPS.decode_.default
 # With everything that servers have, and an output of the caller's.
 FORWARD_OUT_ = OPS.forward_out_.default
 DECODE_OUT_ = OPS.decode_out_.default
+DECODE_RECORD_ = OPS.decode_record_.default
 
 # Bits of `want`, in the order of backward's outputs.
 _GRADIENTS = ("q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_state")
@@ -286,6 +287,31 @@ def _decode_out_fake(
     return _out_fakes(q, v, initial_state, cu_seqlens, out, options)
 
 
+@register_fake("decode_record_")
+def _decode_record_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    g: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    state_pool: Tensor,
+    read_index: Tensor | None,
+    has_initial_state: Tensor | None,
+    accepted: Tensor | None,
+    parents: Tensor | None,
+    record: Tensor,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    out: Tensor | None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    options: str = "",
+) -> Tensor:
+    return v.new_empty(v.shape) if out is None else nothing(q)
+
+
 @register_fake("decode_")
 def _decode_in_place_fake(q: Tensor, k: Tensor, v: Tensor, *others: Any, **options: Any) -> Tensor:
     return v.new_empty(v.shape)
@@ -419,7 +445,7 @@ for _name, _backward, _setup in (
 refuse_gradient("backward")
 for _name in (
     *("forward", "forward_save", "forward_", "forward_out_"),
-    *("decode", "decode_", "decode_out_", "backward"),
+    *("decode", "decode_", "decode_out_", "decode_record_", "backward"),
 ):
     refuse_vmap(_name)
 

@@ -29,11 +29,13 @@ std::span<const deltic_tensor> run(const deltic_tensor& first, const deltic_tens
   return {&first, static_cast<size_t>(&last - &first) + 1};
 }
 Runs tensors_of(const deltic_tensors& t) {
-  return {run(t.q, t.ckpt_states), run(t.write_pool, t.recurrent_from)};
+  return {run(t.q, t.ckpt_states), run(t.write_pool, t.record)};
 }
 Runs tensors_of(const deltic_block_tensors& t) { return {run(t.q, t.weight)}; }
 Runs tensors_of(const deltic_backward_tensors& t) { return {run(t.d_o, t.d_initial_state)}; }
 Runs tensors_of(const deltic_block_backward_tensors& t) { return {run(t.d_out, t.dweight)}; }
+Runs tensors_of(const deltic_commit_tensors& t) { return {run(t.state_pool, t.parents)}; }
+Runs tensors_of(const deltic_move_tensors& t) { return {run(t.state_pool, t.write_index)}; }
 Runs tensors_of(const deltic_conv_tensors& t) { return {run(t.x, t.ckpt_states)}; }
 Runs tensors_of(const deltic_conv_backward_tensors& t) { return {run(t.d_out, t.d_initial_state)}; }
 
@@ -320,21 +322,24 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
   }
 }
 
-void explain_division(const deltic_options* options, const deltic_tensors* tensors, int32_t num_sms,
-                      void* stream, deltic_division_fn fn, void* user) {
-  const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, stream, true);
-  if (fn == nullptr) fail(DELTIC_INVALID_ARGUMENT, "forward: fn: expected a function, got null");
+template <class Tensors>
+void explain_division(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                      int32_t num_sms, void* stream, deltic_division_fn fn, void* user) {
+  const Call<Tensors> call(op, options, tensors, stream, true);
+  if (fn == nullptr) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": fn: expected a function, got null");
+  }
   constexpr int32_t kFewest = 4, kMost = 1024;
   if (num_sms != 0 && (num_sms < kFewest || num_sms > kMost)) {
-    fail(DELTIC_INVALID_ARGUMENT, "forward: num_sms: expected 0, or ", kFewest, " to ", kMost,
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": num_sms: expected 0, or ", kFewest, " to ", kMost,
          " SMs, got ", num_sms);
   }
   const Problem& p = call.problem;
   if (p.device != DELTIC_CUDA) return;
   const int sms = num_sms > 0 ? num_sms : gpu::num_sms(p.device_index, stream);
   if (sms == 0) {
-    fail(DELTIC_INVALID_ARGUMENT,
-         "forward: num_sms: expected a number of SMs without a GPU, got 0");
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op),
+         ": num_sms: expected a number of SMs without a GPU, got 0");
   }
   for (int i = 0; i < implementation_count(p.op, p.device); ++i) {
     const Implementation& candidate = implementation_at(p.op, p.device, i);
@@ -353,6 +358,10 @@ void explain_division(const deltic_options* options, const deltic_tensors* tenso
   }
 }
 
+template void explain_division(deltic_op, const deltic_options*, const deltic_tensors*, int32_t,
+                               void*, deltic_division_fn, void*);
+template void explain_division(deltic_op, const deltic_options*, const deltic_backward_tensors*,
+                               int32_t, void*, deltic_division_fn, void*);
 template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*, void*,
                               uint64_t*);
 template void workspace_query(deltic_op, const deltic_options*, const deltic_block_tensors*, void*,
@@ -393,5 +402,19 @@ template void run_operation(deltic_op, const deltic_options*, const deltic_conv_
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*,
                                 const deltic_conv_backward_tensors*, deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_move_tensors*, void*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                                deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_commit_tensors*, void*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                                deltic_explain_fn, void*);
 
 }  // namespace deltic

@@ -62,13 +62,15 @@ enum class Argument : int32_t {
   ckpt_slots,
   accepted,
   parents,
-  recurrent_from
+  recurrent_from,
+  record
 };
 
 struct Finding {
   Wrong wrong = Wrong::nothing;
   Argument argument = Argument::q;
   int64_t sequence = -1, token = -1, head = -1, channel = -1;  // where; -1: not of such a one
+  int64_t layer = -1;
   int64_t got = 0, other = 0, limit = 0, at = 0;
   double value = 0;
 };

@@ -24,6 +24,7 @@ const char* refuse(const Problem& p) {
       return backward::refuse(p);
     case DELTIC_FORWARD:
     case DELTIC_DECODE:
+    case DELTIC_COMMIT:
       return recurrence::refuse(p);
     case DELTIC_KKT:
     case DELTIC_SCORES:
@@ -50,6 +51,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream) {
       if (p.save != DELTIC_SAVE_NONE) write_saved_header(p, static_cast<cudaStream_t>(stream));
       return;
     case DELTIC_DECODE:
+    case DELTIC_COMMIT:
       return recurrence::run(p, stream);
     case DELTIC_KKT:
     case DELTIC_SCORES:
@@ -68,7 +70,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream) {
 
 bool has_general(deltic_op op) {
   return op == DELTIC_FORWARD || op == DELTIC_DECODE || op == DELTIC_BACKWARD ||
-         (is_block(op) && op != DELTIC_RMSNORM);
+         op == DELTIC_COMMIT || (is_block(op) && op != DELTIC_RMSNORM);
 }
 
 const Implementation& general() {

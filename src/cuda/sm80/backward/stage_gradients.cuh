@@ -84,22 +84,25 @@ __device__ void solve_back(Shared<Tr>& s, const Lane<Tr>& at, const float (&d_o)
   float dy[kChunk] = {};
   multiply_keys<Tr>(s.kR, s.dS, at, dy);
   add_parts<Tr>(s, at, dy);
-  if constexpr (Tr::kHasGv) return solve_decayed<Tr>(s, at, d_o, beta, e, de, dbeta, dy);
+  if constexpr (Tr::kHasGv) {
+    solve_decayed<Tr>(s, at, d_o, beta, e, de, dbeta, dy);
+  } else {
     // Row by row of P and L: a row comes in four loads.
 #pragma unroll
-  for (int l = 0; l < kChunk; ++l) add_row(s.P[l], l + 1, d_o[l], dy);
+    for (int l = 0; l < kChunk; ++l) add_row(s.P[l], l + 1, d_o[l], dy);
 #pragma unroll
-  for (int i = kChunk - 1; i >= 0; --i) {
-    de[i] = beta[i] * dy[i];
-    dbeta[i] = dy[i] * e[i];
-    add_row(s.L[i], i, -de[i], dy);
-  }
-  if (at.part() > 0) return;
-  store_tokens(d_o, s.d_o[at.column]), store_tokens(de, s.de[at.column]);
+    for (int i = kChunk - 1; i >= 0; --i) {
+      de[i] = beta[i] * dy[i];
+      dbeta[i] = dy[i] * e[i];
+      add_row(s.L[i], i, -de[i], dy);
+    }
+    if (at.part() > 0) return;
+    store_tokens(d_o, s.d_o[at.column]), store_tokens(de, s.de[at.column]);
 #pragma unroll
-  for (int i = 0; i < kChunk; i += 4) {
-    *reinterpret_cast<float4*>(&s.y[at.column][i]) = {
-        beta[i] * e[i], beta[i + 1] * e[i + 1], beta[i + 2] * e[i + 2], beta[i + 3] * e[i + 3]};
+    for (int i = 0; i < kChunk; i += 4) {
+      *reinterpret_cast<float4*>(&s.y[at.column][i]) = {
+          beta[i] * e[i], beta[i + 1] * e[i + 1], beta[i + 2] * e[i + 2], beta[i + 3] * e[i + 3]};
+    }
   }
 }
 

@@ -24,29 +24,52 @@ struct GateParams {
 
 inline constexpr int kBatch = 16;  // loads under way together; divides every chunk length
 
+// Numbers of a column, `step` elements apart; 0 where is_token(i) is false. The dtype is looked at
+// once.
+template <class F>
+__device__ void load_batch(const Rows& x, int64_t at, int64_t step, F&& is_token,
+                           float (&out)[kBatch]) {
+  with_dtype(x.dtype, [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    const E* from = static_cast<const E*>(x.data) + at;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i, from += step) out[i] = is_token(i) ? to_float(*from) : 0.0f;
+  });
+}
+template <class F>
+__device__ void store_batch(const Rows& x, int64_t at, int64_t step, F&& is_token,
+                            const float (&value)[kBatch]) {
+  if (!x.present) return;
+  with_dtype(x.dtype, [&](auto* tag) {
+    using E = std::remove_pointer_t<decltype(tag)>;
+    E* to = static_cast<E*>(x.data) + at;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i, to += step) {
+      if (is_token(i)) *to = from_float<E>(value[i]);
+    }
+  });
+}
+
 // A tile of a column: dy_t = scale sum_{i>=t} d_out_i (reverse: i <= t), in fp64, and 0 where the
 // sum has the bound; then the gate's form.
 __device__ inline void run_gate_tile(const GateParams& p, const TokenTile& tile, int64_t head,
                                      int64_t channel, float rate, float bias, double& A_sum,
                                      double& bias_sum) {
-  const int64_t g_at = offset(p.g, tile.batch, tile.begin, head) + channel;
-  const int64_t d_at = offset(p.d_out, tile.batch, tile.begin, head) + channel;
-  const int64_t to = offset(p.dg, tile.batch, tile.begin, head) + channel;
+  const auto at = [&](const Rows& x, int row) {
+    return offset(x, tile.batch, tile.begin, head) + channel + row * x.st;
+  };
+  const int sign = p.reverse ? 1 : -1;  // against the direction of the forward sum
   double sum = 0;
   for (int first = 0; first < kTileTokens; first += kBatch) {
-    // The row of the batch's i-th number: against the direction of the forward sum.
-    const auto row = [&](int i) { return p.reverse ? first + i : kTileTokens - 1 - first - i; };
+    const int start = p.reverse ? first : kTileTokens - 1 - first;
+    const auto is_token = [&](int i) { return start + sign * i < tile.length; };
     float g[kBatch], d[kBatch];
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const bool is_token = row(i) < tile.length;
-      g[i] = is_token ? load(p.g.data, p.g.dtype, g_at + row(i) * p.g.st) : 0.0f;
-      d[i] = is_token ? load(p.d_out.data, p.d_out.dtype, d_at + row(i) * p.d_out.st) : 0.0f;
-    }
+    load_batch(p.g, at(p.g, start), sign * p.g.st, is_token, g);
+    load_batch(p.d_out, at(p.d_out, start), sign * p.d_out.st, is_token, d);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if ((first + i) % p.W == 0) sum = 0;
-      if (row(i) >= tile.length) continue;
+      if (!is_token(i)) continue;
       float dy = d[i];
       if (p.sums) {
         sum += static_cast<double>(dy);
@@ -56,8 +79,9 @@ __device__ inline void run_gate_tile(const GateParams& p, const TokenTile& tile,
       const GateGradient gradient = log_decay_gradient(p.form, p.lower_bound, g[i], rate, bias, dy);
       A_sum += static_cast<double>(gradient.A_log);
       bias_sum += static_cast<double>(gradient.g);
-      if (p.dg.present) store(p.dg.data, p.dg.dtype, to + row(i) * p.dg.st, gradient.g);
+      g[i] = gradient.g;
     }
+    store_batch(p.dg, at(p.dg, start), sign * p.dg.st, is_token, g);
   }
 }
 

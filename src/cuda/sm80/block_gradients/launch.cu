@@ -133,6 +133,11 @@ Params params_of(const Problem& p, std::byte* workspace) {
   x.q = p.q, x.k = p.k, x.v = p.v, x.g = p.g, x.beta = p.beta, x.a = p.a, x.out = p.out;
   x.d_out = p.d_out, x.d_w = p.d_w, x.d_u = p.d_u, x.d_kg = p.d_kg, x.d_qg = p.d_qg;
   x.dq = p.dq, x.dk = p.dk, x.dv = p.dv, x.dg = p.dg, x.dbeta = p.dbeta, x.da = p.da, x.dx = p.dx;
+  // An absent one is not multiplied.
+  const auto is_short = [](const Rows& rows) { return !rows || size_of(rows.dtype) == 2; };
+  x.short_keys = is_short(p.q) && is_short(p.k);
+  x.short_w = is_short(p.d_w), x.short_u = is_short(p.d_u) && is_short(p.v);
+  x.short_aw = is_short(p.a) && is_short(p.d_w), x.short_au = is_short(p.a) && is_short(p.d_u);
   x.parts = Scratch(workspace).take<float>(num_parts(p));
   return x;
 }

@@ -43,26 +43,36 @@ __device__ void for_entries(const TokenTile& tile, int W, F&& f) {
   for_entries<kIsScores>(tile, W, f, [](int) {});
 }
 
-// Columns of q and k; own rows alone.
+// The warp's rows of a slice of k and q, on their way while the slice before is multiplied: loads
+// are what the kernel waits for.
 template <bool kIsScores>
-__device__ void lay_slice(const Params& p, const Place& at, int64_t first, PairShared& s) {
-  float rows[kRows];
-  load_channel(p.k, at.tile, at.head, first + this_lane(), p.K, rows);
-  lay_rows(rows, s.k);
-  if constexpr (kIsScores) {
-    load_channel(p.q, at.tile, at.head, first + this_lane(), p.K, rows);
-    lay_rows(rows, s.q);
+struct KeyRows {
+  float k[kRows], q[kIsScores ? kRows : 1];
+
+  __device__ void load(const Params& p, const Place& at, int64_t first) {
+    load_channel(p.k, at.tile, at.head, first + this_lane(), p.K, k);
+    if constexpr (kIsScores) load_channel(p.q, at.tile, at.head, first + this_lane(), p.K, q);
   }
-}
+  // Into the warp's own rows; a barrier must follow.
+  __device__ void lay(PairShared& s) const {
+    lay_rows(k, s.k);
+    if constexpr (kIsScores) lay_rows(q, s.q);
+  }
+};
 
 // S, the lane's entries. Barriers inside; all slices have been read at the end.
 template <bool kIsScores>
 __device__ void multiply_keys(const Params& p, const Place& at, PairShared& s, Entries& S) {
   float c[kWarps][2][4] = {};
+  KeyRows<kIsScores> rows;
+  rows.load(p, at, 0);
   for (int64_t first = 0; first < p.K; first += kColumns) {
-    lay_slice<kIsScores>(p, at, first, s);
+    rows.lay(s);
+    rows.load(p, at, first + kColumns);
     __syncthreads();  // the slice is there
-    multiply_slices(kIsScores ? s.q : s.k, s.k, p.W, c);
+    const float* x = kIsScores ? s.q : s.k;
+    p.short_keys ? multiply_slices<true, true>(x, s.k, p.W, c)
+                 : multiply_slices<false, false>(x, s.k, p.W, c);
     __syncthreads();  // it has been read
   }
   put_blocks(c, p.W, 1.0f, s.m);
@@ -121,21 +131,34 @@ __device__ void add_head(const Params& p, const Place& at, int64_t head, bool ha
   store_row_value(p.dg, at.tile, head, s.factor[threadIdx.x] * row - column);
 }
 
-// dq and dk of a slice; k alone has both kinds of terms. Barriers inside; M is visible.
-template <bool kIsScores>
-__device__ void store_slice(const Params& p, const Place& at, int64_t first, PairShared& s) {
-  lay_slice<kIsScores>(p, at, first, s);
-  __syncthreads();  // the slice is there
+// What M adds up of a slice: rows of M k, columns of M^T x. M and the slice are visible.
+template <bool kIsShort>
+__device__ void multiply_slice(const Params& p, const float* m, const float* k, const float* x,
+                               Products& of_rows, Products& of_columns) {
   const int w = this_warp();
+  for (int j = first_block(w, p.W); j <= w; ++j) {
+    multiply_rows<false, false, kIsShort>(m + Triangle::at(w, j), k + j * kRows * Slice::kPitch,
+                                          of_rows);
+  }
+  for (int i = w; i < end_block(w, p.W); ++i) {
+    multiply_rows<true, false, kIsShort>(m + Triangle::at(i, w), x + i * kRows * Slice::kPitch,
+                                         of_columns);
+  }
+}
+
+// dq and dk of a slice; k alone has both kinds of terms. Rows are those of the slice, then of the
+// next one. Barriers inside; the first one makes M visible.
+template <bool kIsScores>
+__device__ void store_slice(const Params& p, const Place& at, int64_t first,
+                            KeyRows<kIsScores>& next, PairShared& s) {
+  next.lay(s);
+  next.load(p, at, first + kColumns);
+  __syncthreads();  // the slice is there
   Products row_terms = {}, column_terms = {};
   Products& of_rows = kIsScores ? row_terms : column_terms;
-  for (int j = first_block(w, p.W); j <= w; ++j) {
-    multiply_rows<false>(s.m + Triangle::at(w, j), s.k + j * kRows * Slice::kPitch, of_rows);
-  }
   const float* x = kIsScores ? s.q : s.k;
-  for (int i = w; i < end_block(w, p.W); ++i) {
-    multiply_rows<true>(s.m + Triangle::at(i, w), x + i * kRows * Slice::kPitch, column_terms);
-  }
+  p.short_keys ? multiply_slice<true>(p, s.m, s.k, x, of_rows, column_terms)
+               : multiply_slice<false>(p, s.m, s.k, x, of_rows, column_terms);
   __syncthreads();  // it has been read
   float rows[kRows];
   if constexpr (kIsScores) {
@@ -166,8 +189,11 @@ __global__ void __launch_bounds__(kThreads, 3) pairs_kernel(const __grid_constan
       s.m[(this_warp() * kRows + i) * kLowerPitch + this_lane() + 32 * n] = M[i][n];
     }
   }
-  // The first barrier inside makes M visible.
-  for (int64_t first = 0; first < p.K; first += kColumns) store_slice<kIsScores>(p, at, first, s);
+  KeyRows<kIsScores> rows;
+  rows.load(p, at, 0);
+  for (int64_t first = 0; first < p.K; first += kColumns) {
+    store_slice<kIsScores>(p, at, first, rows, s);
+  }
 }
 
 }  // namespace deltic::gpu::block_gradients

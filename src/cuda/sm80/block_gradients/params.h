@@ -22,6 +22,9 @@ struct Params {
   Gate gate;
   bool has_beta;
   float scale;
+  // Whether numbers came with 16 bits, so that products of them need no low parts: q and k; d_w;
+  // d_u and v; A and what it is multiplied with.
+  bool short_keys, short_w, short_u, short_aw, short_au;
 
   Rows q, k;             // [B,T,H,K]
   Rows v, d_u;           // [B,T,HV,V]

@@ -84,11 +84,12 @@ __device__ inline void lay_rows(const float (&rows)[kRows], float* slice) {
 using Products = float[2][2][4];
 
 // c += a x with a block of a triangle (kTurn: its transpose) and sixteen rows of a slice.
-template <bool kTurn>
+template <bool kTurn, bool kShortA = false, bool kShortB = false>
 __device__ void multiply_rows(const float* block, const float* rows, Products& c) {
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
-    multiply_blocks<kLowerPitch, Slice::kPitch, kTurn>(block, rows + 16 * n, this_lane(), c[n]);
+    multiply_blocks<kLowerPitch, Slice::kPitch, kTurn, false, kShortA, kShortB>(
+        block, rows + 16 * n, this_lane(), c[n]);
   }
 }
 
@@ -105,15 +106,15 @@ __device__ inline void turn_rows(const Products& c, float* slice, float (&rows)[
 // Blocks of the 64 x 64 products x y^T of two slices: the warp's block row, columns of its chunk up
 // to the diagonal.
 using Triangle = Triangles<kTileTokens, kLowerPitch>;
-__device__ inline void multiply_slices(const float* x, const float* y, int W,
-                                       float (&c)[kWarps][2][4]) {
+template <bool kShortX, bool kShortY>
+__device__ void multiply_slices(const float* x, const float* y, int W, float (&c)[kWarps][2][4]) {
   const int w = this_warp(), first = first_block(w, W);
 #pragma unroll
   for (int j = 0; j < kWarps; ++j) {
     if (j < first || j > w) continue;
 #pragma unroll
     for (int k = 0; k < kColumns; k += 16) {
-      multiply_blocks<Slice::kPitch, Slice::kPitch, false, true>(
+      multiply_blocks<Slice::kPitch, Slice::kPitch, false, true, kShortX, kShortY>(
           x + w * kRows * Slice::kPitch + k, y + j * kRows * Slice::kPitch + k, this_lane(), c[j]);
     }
   }

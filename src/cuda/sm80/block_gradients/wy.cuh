@@ -44,63 +44,70 @@ __device__ inline float column_product(const Params& p, const TokenTile& tile,
 }
 
 // c += y x^T over all columns of d_w and k exp(G). One gate per head: also k . d_kg and q . d_qg.
-// Barriers inside; the slices have been read at the end.
-__device__ inline void multiply_key_slices(const Params& p, const Place& at, bool has_dots,
-                                           TriangleShared& s, float (&c)[kWarps][2][4]) {
+// The next slice's rows are on their way while one is multiplied: loads are what the kernel waits
+// for. Barriers inside; the slices have been read at the end.
+__device__ inline void multiply_key_slices(const Params& p, const Place& at, TriangleShared& s,
+                                           float (&c)[kWarps][2][4]) {
   const int64_t key_head = at.head / p.group;
   const int first_row = this_warp() * kRows;
-  float kg[kRows] = {}, qg[kRows] = {};
-  for (int64_t first = 0; first < p.K; first += kColumns) {
-    const int64_t channel = first + this_lane();
-    float k[kRows], rows[kRows];
+  const bool per_channel = p.gate == Gate::channel;
+  float k[kRows], y[kRows], G[kRows];
+  const auto load = [&](int64_t channel) {
     load_channel(p.k, at.tile, key_head, channel, p.K, k);
-    if (has_dots && p.d_kg.present) {
-      load_channel(p.d_kg, at.tile, at.head, channel, p.K, rows);
+    load_channel(p.d_w, at.tile, at.head, channel, p.K, y);
+    if (per_channel) load_channel<Past::last_row>(p.g, at.tile, at.head, channel, p.K, G);
+  };
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) kg[i] += k[i] * rows[i];
-    }
-    if (has_dots && p.d_qg.present) {
-      float q[kRows];
-      load_channel(p.q, at.tile, key_head, channel, p.K, q);
-      load_channel(p.d_qg, at.tile, at.head, channel, p.K, rows);
+  for (int i = 0; i < kRows; ++i) G[i] = s.G[first_row + i];
+  load(this_lane());
+  for (int64_t first = 0; first < p.K; first += kColumns) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) qg[i] += q[i] * rows[i];
-    }
-    if (!p.d_w.present) continue;
-    if (p.gate == Gate::channel) {
-      load_channel<Past::last_row>(p.g, at.tile, at.head, channel, p.K, rows);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) rows[i] = s.G[first_row + i];
-    }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) k[i] *= expf(rows[i]);
+    for (int i = 0; i < kRows; ++i) k[i] *= expf(G[i]);
     lay_rows(k, s.xy);
-    load_channel(p.d_w, at.tile, at.head, channel, p.K, rows);
-    lay_rows(rows, s.xy + Slice::kFloats);
+    lay_rows(y, s.xy + Slice::kFloats);
+    load(first + kColumns + this_lane());
     __syncthreads();  // the slices are there
-    multiply_slices(s.xy + Slice::kFloats, s.xy, p.W, c);
+    p.short_w ? multiply_slices<true, false>(s.xy + Slice::kFloats, s.xy, p.W, c)
+              : multiply_slices<false, false>(s.xy + Slice::kFloats, s.xy, p.W, c);
     __syncthreads();  // they have been read
   }
-  if (!has_dots) return;
+}
+
+// Sums over channels of x y, rows of a q/k head and of the value head; a barrier must follow.
+__device__ inline void multiply_rows_by_rows(const Params& p, const Place& at, const Rows& x,
+                                             const Rows& y, float (&to)[kTileTokens]) {
+  const int64_t key_head = at.head / p.group;
+  float sums[kRows] = {};
+  for (int64_t first = 0; y.present && first < p.K; first += kColumns) {
+    float a[kRows], b[kRows];
+    load_channel(x, at.tile, key_head, first + this_lane(), p.K, a);
+    load_channel(y, at.tile, at.head, first + this_lane(), p.K, b);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sums[i] += a[i] * b[i];
+  }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const float of_k = warp_sum(kg[i]), of_q = warp_sum(qg[i]);
-    if (this_lane() == 0) s.kg[first_row + i] = of_k, s.qg[first_row + i] = of_q;
+    const float sum = warp_sum(sums[i]);
+    if (this_lane() == 0) to[this_warp() * kRows + i] = sum;
   }
 }
 
 // The same over all columns of d_u and v.
 __device__ inline void multiply_value_slices(const Params& p, const Place& at, TriangleShared& s,
                                              float (&c)[kWarps][2][4]) {
+  float v[kRows], y[kRows];
+  const auto load = [&](int64_t column) {
+    load_channel(p.v, at.tile, at.head, column, p.V, v);
+    load_channel(p.d_u, at.tile, at.head, column, p.V, y);
+  };
+  load(this_lane());
   for (int64_t first = 0; first < p.V; first += kColumns) {
-    float rows[kRows];
-    load_channel(p.v, at.tile, at.head, first + this_lane(), p.V, rows);
-    lay_rows(rows, s.xy);
-    load_channel(p.d_u, at.tile, at.head, first + this_lane(), p.V, rows);
-    lay_rows(rows, s.xy + Slice::kFloats);
+    lay_rows(v, s.xy);
+    lay_rows(y, s.xy + Slice::kFloats);
+    load(first + kColumns + this_lane());
     __syncthreads();  // the slices are there
-    multiply_slices(s.xy + Slice::kFloats, s.xy, p.W, c);
+    p.short_u ? multiply_slices<true, true>(s.xy + Slice::kFloats, s.xy, p.W, c)
+              : multiply_slices<false, false>(s.xy + Slice::kFloats, s.xy, p.W, c);
     __syncthreads();  // they have been read
   }
 }
@@ -137,7 +144,11 @@ __global__ void __launch_bounds__(kThreads, 3) triangles_kernel(const __grid_con
   __syncthreads();  // A and the rows' numbers
   const bool has_head_gate = p.gate == Gate::head && p.dg.present;
   float c[kWarps][2][4] = {};
-  multiply_key_slices(p, at, has_head_gate, s, c);
+  if (has_head_gate) {
+    multiply_rows_by_rows(p, at, p.k, p.d_kg, s.kg);
+    multiply_rows_by_rows(p, at, p.q, p.d_qg, s.qg);
+  }
+  if (p.d_w.present) multiply_key_slices(p, at, s, c);
   if (has_head_gate && p.d_w.present) {
     put_blocks(c, p.W, 1.0f, s.xy);
     __syncthreads();  // T of w alone
@@ -169,10 +180,19 @@ struct ColumnShared {
   float sums[kWarps][kColumns];  // of kg d_kg over the warp's rows
 };
 
+template <bool kIsShort>
+__device__ void multiply_columns(const Params& p, const ColumnShared& s, Products& c) {
+  const int w = this_warp();
+  for (int i = w; i < end_block(w, p.W); ++i) {
+    multiply_rows<true, kIsShort, kIsShort>(s.a + Triangle::at(i, w),
+                                            s.rows + i * kRows * Slice::kPitch, c);
+  }
+}
+
 // A^T x of the warp's rows, x rows of d_w or d_u. Barriers inside: the first one makes beta and
 // what else the caller wrote visible.
 __device__ inline void pull_through(const Params& p, const Place& at, int64_t head, const Rows& x,
-                                    int64_t column, int64_t width, ColumnShared& s,
+                                    int64_t column, int64_t width, bool is_short, ColumnShared& s,
                                     float (&out)[kRows]) {
   if (x.present) {
     load_lower<kThreads>(p.a, at.tile, head, p.W, 1, s.a);
@@ -181,10 +201,7 @@ __device__ inline void pull_through(const Params& p, const Place& at, int64_t he
   }
   __syncthreads();  // A, rows
   Products c = {};
-  const int w = this_warp();
-  for (int i = w; x.present && i < end_block(w, p.W); ++i) {
-    multiply_rows<true>(s.a + Triangle::at(i, w), s.rows + i * kRows * Slice::kPitch, c);
-  }
+  if (x.present) is_short ? multiply_columns<true>(p, s, c) : multiply_columns<false>(p, s, c);
   __syncthreads();  // they have been read
   turn_rows(c, s.rows, out);
 }
@@ -206,7 +223,7 @@ __device__ inline void add_key_head(const Params& p, const Place& at, int64_t he
                                  per_channel ? p.K : 1, G);
   }
   s.last[w][lane] = G[kRows - 1];  // past the tokens it is that of the last one
-  pull_through(p, at, head, p.d_w, channel, p.K, s, x);
+  pull_through(p, at, head, p.d_w, channel, p.K, p.short_aw, s, x);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     const float decayed = s.beta[first + i] * expf(G[i]) * x[i];
@@ -258,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, 3) columns_kernel(const __grid_const
       float dv[kRows];
       __syncthreads();  // the head before is done with beta and its rows
       load_beta(p, at, head, s);
-      pull_through(p, at, head, p.d_u, column, p.V, s, dv);
+      pull_through(p, at, head, p.d_u, column, p.V, p.short_au, s, dv);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) dv[i] *= s.beta[this_warp() * kRows + i];
       store_channel(p.dv, at.tile, head, column, p.V, dv);
