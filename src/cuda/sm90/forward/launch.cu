@@ -348,7 +348,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
     check_cuda(launch_after(merge_segments,
                             dim3(kWidth / kMergeRows, unsigned(p.HV),
                                  unsigned(std::min<int64_t>(p.N, 1024))),
-                            kWidth, int(sizeof(MergeSmem)), stream, d),
+                            kMergeThreads, int(sizeof(MergeSmem)), stream, d),
                "forward: states between segments");
   }
   launch_kind<false>(p, d, maps, sms, stream);
