@@ -19,9 +19,8 @@ template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
   for (int i = 0; i < kKeyStages; i++)
     barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], kWarpgroupWarps * warpgroups);
-  for (int i = 0; i < s.kBodyStages; i++)  // read by warps, and seen by the thread of free_places
-    barrier_init(&s.body_full[i], 1),
-        barrier_init(&s.body_empty[i], kWarpgroupWarps * warpgroups + 1);
+  for (int i = 0; i < s.kBodyStages; i++)  // read by lanes, and seen by the thread of free_places
+    barrier_init(&s.body_full[i], 1), barrier_init(&s.body_empty[i], kWarpgroup * warpgroups + 1);
   for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
     barrier_init(&s.v_full[i], 1),
         barrier_init(&s.v_empty[i], kTransfer ? kWarpgroupWarps * warpgroups : 1),
