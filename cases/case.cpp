@@ -153,6 +153,10 @@ int64_t Case::sequence_begin(int64_t n) const {
   for (int64_t i = 0; packed && i < n; ++i) begin += seqs[static_cast<size_t>(i)];
   return begin;
 }
+int64_t Case::recurrent_from(int64_t n) const {
+  const int64_t token = from[static_cast<size_t>(n) % from.size()], end = sequence_length(n);
+  return token == kCkptEnd ? end : std::min(token, end);
+}
 int64_t Case::longest() const {
   if (!packed) return batch > 0 ? length : 0;
   return seqs.empty() ? 0 : *std::max_element(seqs.begin(), seqs.end());

@@ -50,7 +50,7 @@ class CaseError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline constexpr int64_t kCkptEnd = -1;  // checkpoint offset `end`: the sequence's length
+inline constexpr int64_t kCkptEnd = -1;  // offset `end`: the sequence's length
 
 // Plain data. Fields that mean nothing for the operation keep their defaults (see normalise).
 struct Case {
@@ -89,15 +89,17 @@ struct Case {
 
   // Options
   Beta beta = Beta::value;
-  bool betavec = false;  // decode: beta per value column
-  bool gv = false;       // decode: value-wise log decay
+  bool betavec = false;  // decode and its gradient: beta per value column
+  bool gv = false;       // likewise: value-wise log decay
   bool l2norm = false;
   std::optional<double> scale;
   int chunk = 64;
   Split split = Split::automatic;
-  int64_t segment = 0;                       // segment length of split=<number>
-  bool reverse = false;                      // cumsum
-  bool rstd = false;                         // l2norm: the second output
+  int64_t segment = 0;        // segment length of split=<number>
+  bool recurrent = false;     // forward: in the recurrent form, all tokens or, of sequence n, those
+  std::vector<int64_t> from;  // from from[n % size] or its end on
+  bool reverse = false;       // cumsum
+  bool rstd = false;          // l2norm: the second output
   bool u = true, kg = true, qg = true;       // wy: optional outputs
   bool from_result = false;                  // inverse_backward: from the result instead of A
   Activation activation = Activation::none;  // conv; rmsnorm: of z
@@ -140,12 +142,17 @@ struct Case {
   bool has_servers_lists() const {
     return null_slot >= 0 || has_init || write_pool || pool == Pool::drafts || tree;
   }
+  // Whether states of 16 bits are rounded from token to token.
+  bool hands_states_on() const { return op == Op::decode || recurrent; }
+  // The operation whose implementations run it.
+  Op listed_op() const { return recurrent && from.empty() ? Op::decode : op; }
   int64_t num_sequences() const;    // N
   int64_t num_batches() const;      // B
   int64_t num_tokens() const;       // T, padding included
   int64_t num_real_tokens() const;  // over all batch rows, padding excluded
   int64_t sequence_length(int64_t n) const;
   int64_t sequence_begin(int64_t n) const;  // in the T dimension
+  int64_t recurrent_from(int64_t n) const;  // with `from`
   int64_t longest() const;
 };
 

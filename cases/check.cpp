@@ -26,7 +26,7 @@ Budget contract(const std::string& name) {
   if (is_any(name, {"dq", "dk", "dv", "dx", "dz", "da", "dweight", "dbias", "d_initial_state"}))
     return {8e-3, 1e-4};
   if (name == "dbeta") return {1.5e-2, 1e-4};
-  if (name == "dg") return {2e-2, 2e-4};
+  if (name == "dg" || name == "dgv") return {2e-2, 2e-4};
   if (name == "dA_log" || name == "ddt_bias") return {1e-2, 2e-4};
   return {6e-3, 1e-4};
 }
@@ -79,7 +79,7 @@ bool counts_from_rounded(const Case& c, const std::string& name, DType stored) {
 // Whether 16-bit operands may enter a product on the way to this output.
 bool has_half_products(const Case& c, const std::string& name) {
   // Such a state goes into the products of the next token, and a rounding may fall either way.
-  if (c.op == Op::decode && is_half(c.sdtype) && (name == "o" || is_state(name))) return true;
+  if (c.hands_states_on() && is_half(c.sdtype) && (name == "o" || is_state(name))) return true;
   if (!is_half(c.dtype)) return false;
   if (c.op == Op::forward || c.op == Op::backward) return true;
   if (c.op == Op::kkt || c.op == Op::scores || c.op == Op::scores_inverse) return true;

@@ -10,8 +10,10 @@ bool has_value(C c, const char* key, const char* value) { return value_of(c, key
 
 // In the order of verify's table.
 constexpr Feature kFeatures[] = {
-    {"forward", [](C c) { return c.op == Op::forward; }},
+    {"forward", [](C c) { return c.listed_op() == Op::forward; }},
     {"decode", [](C c) { return c.op == Op::decode; }},
+    {"recurrent form", [](C c) { return c.recurrent && c.from.empty(); }},
+    {"  from a token on", [](C c) { return !c.from.empty(); }},
     {"backward", [](C c) { return c.op == Op::backward; }},
     {"  from the inputs alone", [](C c) { return has_value(c, "save", "none"); }},
     {"  from kept states", [](C c) { return has_value(c, "save", "states"); }},
@@ -44,6 +46,7 @@ constexpr Feature kFeatures[] = {
     {"checkpoints", [](C c) { return !c.ckpt.empty(); }},
     {"strides", [](C c) { return c.strided != Layout::packed; }},
     {"chunks of 16 and 32", [](C c) { return c.chunk != 64; }},
+    {"in segments", [](C c) { return c.split == Split::by_length || c.split == Split::segments; }},
     {"vector beta, gv", [](C c) { return c.betavec || c.gv; }},
     {"standard inputs", [](C c) { return is_standard(c); }},
     {"adversarial inputs", [](C c) { return !is_standard(c); }},

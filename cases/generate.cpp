@@ -383,6 +383,10 @@ void Instance::generate_sequence_op() {
   add_lengths();
   add_states();
   add_checkpoints();
+  if (!c.from.empty()) {
+    draw(add("recurrent_from", Role::input, c.idx, {c.num_sequences()}, false),
+         [&](int64_t n) { return static_cast<double>(c.recurrent_from(n)); });
+  }
   if (c.op == Op::backward) add_backward();
 }
 
@@ -394,7 +398,7 @@ void Instance::add_backward() {
     draw(add("d_o", Role::input, c.dtype, {c.num_batches(), c.num_tokens(), c.HV, c.V}, true),
          [&](int64_t i) { return random.normal(i); });
   }
-  add_gradients_of({"q", "k", "v", "beta", "g", "A_log", "dt_bias", "initial_state"});
+  add_gradients_of({"q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_state"});
 }
 
 // Outputs of the inputs' shapes. backward: of their dtypes, but fp32 of the initial state.

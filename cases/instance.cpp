@@ -195,8 +195,8 @@ Instance Instance::widened(const Instance& other, DType wide) {
     const DType type = dtype_of(t->view);
     const bool is_index = type == DType::i32 || type == DType::i64 || type == DType::u8;
     const std::vector<int64_t> shape(t->view.shape, t->view.shape + t->view.rank);
-    // A state of 16 bits is rounded after every token of decode, by the oracle too.
-    const bool is_rounded = other.spec_.op == Op::decode && is_half(type) && is_carried(t->name);
+    // A state of 16 bits is rounded after every recurrent token, by the oracle too.
+    const bool is_rounded = other.spec_.hands_states_on() && is_half(type) && is_carried(t->name);
     Tensor& twin = copy.add(t->name, t->role, is_index || is_rounded ? type : wide, shape, false);
     if (t->role == Role::output) continue;
     TensorView first_value = t->view;  // before any run
@@ -255,6 +255,7 @@ Options Instance::options(const RunOptions& run) const {
   o.split = c.split;
   o.segment_length = c.segment;
   o.qk_l2norm = c.l2norm;
+  if (c.recurrent) o.form = Form::recurrent;
   return o;
 }
 

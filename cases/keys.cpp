@@ -166,6 +166,15 @@ constexpr Value kCheckpoints = {
     [] { return std::string("offsets a,b,end or none"); },
     [](const Case& c) { return list_text(c.ckpt); },
     [](Case& c, const char* key, Text text) { c.ckpt = to_list(key, text, true); }};
+constexpr Value kRecurrent = {
+    [] { return std::string("none|all|offsets a,b,end"); },
+    [](const Case& c) {
+      return !c.recurrent ? "none" : c.from.empty() ? "all" : list_text(c.from);
+    },
+    [](Case& c, const char* key, Text text) {
+      c.recurrent = text != "none";
+      c.from = c.recurrent && text != "all" ? to_list(key, text, true) : std::vector<int64_t>();
+    }};
 constexpr Value kDense = {
     [] { return std::string("BxT"); },
     [](const Case& c) { return std::to_string(c.batch) + "x" + std::to_string(c.length); },
@@ -292,8 +301,13 @@ std::string no_gradient(C c) { return need(!c.is_gradient(), "an operation that 
 constexpr auto kSequenceOp = only<Op::forward, Op::decode, Op::backward>;
 constexpr auto kStateOp = only<Op::forward, Op::decode, Op::backward, Op::conv>;
 constexpr auto kForward = only<Op::forward>;
+constexpr auto kSplitOp = only<Op::forward, Op::backward>;
 constexpr auto kDecode = only<Op::decode>;
 constexpr auto kBackward = only<Op::backward>;
+std::string by_tokens(C c) {
+  return need(c.op == Op::decode || c.save == Save::none, "decode, or backward with save=none");
+}
+constexpr auto kByTokens = both<only<Op::decode, Op::backward>, by_tokens>;
 constexpr auto kConv = only<Op::conv>;
 constexpr auto kNorm = only<Op::rmsnorm>;
 constexpr auto kPoolOp = both<only<Op::forward, Op::decode, Op::conv>, no_gradient>;
@@ -341,6 +355,7 @@ std::string index_lists(C c) {
   return need((c.pool != Pool::none && c.pool != Pool::identity) || !c.ckpt.empty(),
               "a pool with lists or ckpt");
 }
+std::string any_lists(C c) { return c.from.empty() ? index_lists(c) : ""; }
 std::string two_lists(C c) {
   const bool has_one = c.pool == Pool::none || c.pool == Pool::inplace ||
                        c.pool == Pool::writelist || c.pool == Pool::drafts;
@@ -408,9 +423,10 @@ constexpr Key kKeys[] = {
     {"beta", one_of<&Case::beta, kBetas>(), "value",
      "absent (1), as given, through a sigmoid, twice that (blocks: none|value; inverse: its data)",
      only<Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::inverse, Op::wy>},
-    {"betavec", flag<&Case::betavec>(), "0", "decode: beta per value column",
-     both<kDecode, a_beta>},
-    {"gv", flag<&Case::gv>(), "0", "decode: a value-wise log decay", kDecode},
+    {"betavec", flag<&Case::betavec>(), "0",
+     "decode, and backward with save=none: beta per value column", both<kByTokens, a_beta>},
+    {"gv", flag<&Case::gv>(), "0", "decode, and backward with save=none: a value-wise log decay",
+     kByTokens},
     {"l2norm", flag<&Case::l2norm>(), "0", "q and k are normalised inside", kSequenceOp},
     {"scale", kScale, "default", "K^-1/2 unless given (cumsum: 1)",
      only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::scores, Op::scores_inverse>},
@@ -446,8 +462,8 @@ constexpr Key kKeys[] = {
     {"hasinit", flag<&Case::has_init>(), "0",
      "has_initial_state is given: every third sequence starts from zero",
      both<kPoolOp, initial_state>},
-    {"idx", index_dtype<&Case::idx>(), "i32", "dtype of the index lists of pool and checkpoints",
-     both<kPoolOp, index_lists>},
+    {"idx", index_dtype<&Case::idx>(), "i32",
+     "dtype of the index lists of pool and checkpoints, and of offsets", both<kPoolOp, any_lists>},
     {"ckpt", kCheckpoints, "none",
      "states kept after so many tokens of every sequence that is long enough", kPoolOp},
     {"ckptskip", flag<&Case::ckptskip>(), "0", "every second checkpoint has slot -1",
@@ -455,7 +471,9 @@ constexpr Key kKeys[] = {
     {"chunk", kChunk, "64", "chunk length (inverse: width of A)",
      only<Op::forward, Op::backward, Op::cumsum, Op::kkt, Op::scores, Op::scores_inverse,
           Op::inverse, Op::wy>},
-    {"split", kSplit, "auto", "how a sequence may be cut", kForward},
+    {"split", kSplit, "auto", "how a sequence may be cut", kSplitOp},
+    {"recurrent", kRecurrent, "none",
+     "tokens in the recurrent form: from so many on, by turns for the sequences", kForward},
     {"reverse", flag<&Case::reverse>(), "0", "sums from the chunk's end", only<Op::cumsum>},
     {"rstd", flag<&Case::rstd>(), "0", "1 / norm is asked for",
      both<only<Op::l2norm>, no_gradient>},

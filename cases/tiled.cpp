@@ -147,7 +147,7 @@ bool Instance::can_be_tiled(const Case& c) {
   bool chunks_are_whole = true;
   for (int64_t n = 0; n < c.num_sequences(); ++n)
     chunks_are_whole &= c.sequence_length(n) % unit_of(c) == 0;
-  return c.strided == Layout::packed && !c.is_gradient() && c.op != Op::conv &&
+  return c.strided == Layout::packed && !c.is_gradient() && c.op != Op::conv && c.from.empty() &&
          c.op != Op::rmsnorm && c.pad == 0 && c.ckpt.empty() && !c.has_servers_lists() &&
          pool_is_plain && chunks_are_whole && c.num_real_tokens() > 0;
 }

@@ -177,7 +177,8 @@ const char* foreign_type_name(int32_t type) {
 // numbers, indices and states.
 const char* types_of(std::string_view name) {
   if (name.starts_with("cu_seqlens") || name.ends_with("_index") || name == "ckpt_cu" ||
-      name == "ckpt_tokens" || name == "ckpt_slots" || name == "accepted" || name == "parents") {
+      name == "ckpt_tokens" || name == "ckpt_slots" || name == "accepted" || name == "parents" ||
+      name == "recurrent_from") {
     return "int32 or int64";
   }
   if (name == "has_initial_state") return "bool or uint8";
@@ -484,6 +485,7 @@ bool Options::take(std::string_view key, std::string_view value) {
   if (key == "beta") return choose(c.beta_form, {"value", "sigmoid", "2sigmoid"});
   if (key == "layout") return choose(c.state_layout, {"kv", "vk"});
   if (key == "save") return choose(c.save, {"none", "states", "all"});
+  if (key == "form") return choose(c.form, {"chunked", "recurrent"});
   if (key == "activation") return choose(c.activation, {"none", "silu", "sigmoid"});
   if (key == "qk_l2norm") return flag(c.qk_l2norm);
   if (key == "reverse") return flag(c.reverse);

@@ -38,6 +38,9 @@ struct Inputs : Call {
     t.read_index = as_given("read_index", read_index);
     t.write_index = as_given("write_index", write_index);
   }
+  void recurrent_from(const MaybeTensor& from) {
+    t.recurrent_from = as_given("recurrent_from", from);
+  }
   void tree(const MaybeTensor& parents) { t.parents = as_given("parents", parents); }
   void servers_lists(const MaybeTensor& write_pool, const MaybeTensor& has_initial_state,
                      const MaybeTensor& accepted) {
@@ -92,7 +95,7 @@ struct Inputs : Call {
       constexpr uintptr_t kAlignment = 64;
       tensors = t;
       const std::span<deltic_tensor> first(&tensors.q, &tensors.ckpt_states + 1);
-      const std::span<deltic_tensor> more(&tensors.write_pool, &tensors.parents + 1);
+      const std::span<deltic_tensor> more(&tensors.write_pool, &tensors.recurrent_from + 1);
       for (const auto& run : {first, more}) {
         for (deltic_tensor& x : run)
           x.data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(x.data) % kAlignment);
@@ -157,13 +160,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_save(
     const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
     const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
     const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu, const MaybeTensor& ckpt_tokens,
-    const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states, MaybeFloat scale,
-    MaybeFloat lower_bound, const std::string& options) {
+    const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states,
+    const MaybeTensor& recurrent_from, MaybeFloat scale, MaybeFloat lower_bound,
+    const std::string& options) {
   Inputs in("forward_save", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.initial_state(initial_state);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  in.recurrent_from(recurrent_from);
   plan_outputs(in.t, in.options);
   const ForwardBytes bytes = forward_bytes(in.options.c, in.t, stream_of(in.t.q));
 
@@ -252,7 +257,8 @@ std::tuple<Tensor, Tensor> forward_out_(
     const MaybeTensor& has_initial_state, const MaybeTensor& accepted,
     const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu,
     const MaybeTensor& ckpt_tokens, const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states,
-    const MaybeTensor& out, MaybeFloat scale, MaybeFloat lower_bound, const std::string& options) {
+    const MaybeTensor& recurrent_from, const MaybeTensor& out, MaybeFloat scale,
+    MaybeFloat lower_bound, const std::string& options) {
   Inputs in("forward_out_", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
@@ -260,6 +266,7 @@ std::tuple<Tensor, Tensor> forward_out_(
   in.pool(state_pool, read_index, write_index);
   in.servers_lists(write_pool, has_initial_state, accepted);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  in.recurrent_from(recurrent_from);
   return run_out(in, false, out);
 }
 
@@ -359,7 +366,7 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
         ") -> (Tensor o, Tensor final_state)");
   m.def("forward_save(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_CHECKPOINTS
-        "Tensor? ckpt_states, " DELTIC_OPTIONS
+        "Tensor? ckpt_states, Tensor? recurrent_from, " DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state, Tensor ckpt_states, Tensor saved)");
   m.def("forward_(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, Tensor(a!)? state_pool, Tensor? read_index, Tensor? "
@@ -378,7 +385,7 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
             DELTIC_OPTIONS ") -> Tensor");
   m.def("forward_out_(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_POOLS DELTIC_SEQUENCES DELTIC_CHECKPOINTS
-        "Tensor(c!)? ckpt_states, Tensor(d!)? out, " DELTIC_OPTIONS
+        "Tensor(c!)? ckpt_states, Tensor? recurrent_from, Tensor(d!)? out, " DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state)");
   m.def("decode_out_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_POOLS "Tensor? parents, " DELTIC_SEQUENCES

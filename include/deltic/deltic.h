@@ -139,6 +139,14 @@ typedef enum deltic_save {
                          work later */
 } deltic_save;
 
+/* How forward goes over the tokens of a sequence. The gradients are those of the same function:
+ * backward goes chunk by chunk either way. */
+typedef enum deltic_form {
+  DELTIC_FORM_CHUNKED = 0,
+  DELTIC_FORM_RECURRENT = 1 /* token by token, by decode's implementations and with decode's bits:
+                               all tokens, or those from tensors.recurrent_from on. Not with save */
+} deltic_form;
+
 /* What `conv` applies to its sums, and `rmsnorm` to z. */
 typedef enum deltic_activation {
   DELTIC_ACTIVATION_NONE = 0,
@@ -185,6 +193,8 @@ typedef struct deltic_options {
   int32_t null_slot; /* slots from -1 up to this one are none, in every list of slots: -1 or more */
   int32_t has_eps;   /* 0: 1e-5 */
   float eps;         /* rmsnorm only: finite, at least 0 */
+  int32_t form;      /* deltic_form, of forward; backward takes and ignores it */
+  int32_t reserved1; /* 0 */
 } deltic_options;
 
 /* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
@@ -249,6 +259,12 @@ typedef struct deltic_tensors {
    * parents[n][t] of this call, before t, or (-1) from where the sequence starts. Found in a slot
    * unless it is token t - 1: the parent needs one, and a start none that a token before writes. */
   deltic_tensor parents; /* [N,T'] int32 or int64 */
+  /* forward with DELTIC_FORM_RECURRENT: the first token of each sequence that runs in the recurrent
+   * form, 0 to its length; the tokens before run in chunks. As two calls would: the state between
+   * them is stored as final_state or the pool would take it (or as the state that is read, or else
+   * in fp32), and decode starts from it. Checkpoints up to that token are the chunked form's.
+   * backward takes and ignores it. */
+  deltic_tensor recurrent_from; /* [N] int32 or int64, any stride */
 } deltic_tensors;
 
 /* Tensors of backward: those of the forward (or decode) call, what came back, and the gradients
@@ -468,6 +484,12 @@ typedef void (*deltic_division_fn)(void* user, const char* impl, const char* wha
 DELTIC_API deltic_status deltic_explain_division(const deltic_options* options,
                                                  const deltic_tensors* tensors, int32_t num_sms,
                                                  void* stream, deltic_division_fn fn, void* user);
+/* The same for a backward: whether the chains of its states are cut into segments. The times are
+ * those of the chains alone. */
+DELTIC_API deltic_status deltic_backward_explain_division(const deltic_options* options,
+                                                          const deltic_backward_tensors* tensors,
+                                                          int32_t num_sms, void* stream,
+                                                          deltic_division_fn fn, void* user);
 DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                               const deltic_block_tensors* tensors,
                                               deltic_explain_fn fn, void* user);

@@ -78,6 +78,8 @@ enum class Save : int32_t {
   states = DELTIC_SAVE_STATES,
   all = DELTIC_SAVE_ALL
 };
+// How forward goes over the tokens; recurrent: from Tensors::recurrent_from on, or all.
+enum class Form : int32_t { chunked = DELTIC_FORM_CHUNKED, recurrent = DELTIC_FORM_RECURRENT };
 // What conv applies to its sums, and rmsnorm to z.
 enum class Activation : int32_t {
   none = DELTIC_ACTIVATION_NONE,
@@ -197,6 +199,7 @@ struct Options {
   Activation activation = Activation::none;  // conv and rmsnorm
   std::optional<int32_t> null_slot{};        // slots up to this one are none
   std::optional<float> eps{};                // rmsnorm only
+  Form form = Form::chunked;                 // forward
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -223,6 +226,7 @@ struct Options {
     o.null_slot = null_slot.value_or(0);
     o.has_eps = eps.has_value() ? 1 : 0;
     o.eps = eps.value_or(0.0f);
+    o.form = static_cast<int32_t>(form);
     return o;
   }
 };
@@ -233,7 +237,7 @@ struct Tensors {
       cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
       ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
   deltic_buffer saved{};  // with Options::save; Workspace::c() gives one
-  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{};
+  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{}, recurrent_from{};
 
   deltic_tensors c() const {
     return {sizeof(deltic_tensors),
@@ -261,7 +265,8 @@ struct Tensors {
             write_pool,
             has_initial_state,
             accepted,
-            parents};
+            parents,
+            recurrent_from};
   }
 };
 
@@ -614,7 +619,7 @@ std::vector<Choice> choices(F function, const Call&... of_call) {
 inline std::vector<Choice> explain(Op op, const Options& options, const Tensors& tensors) {
   return detail::choices(deltic_explain, op, options, tensors);
 }
-// One way to divide a forward's work over a GPU; with `what` empty, why there is none.
+// One way to divide a call's work over a GPU; with `what` empty, why there is none.
 struct Division {
   std::string impl, what;
   double predicted_us = 0;
@@ -623,15 +628,28 @@ struct Division {
 };
 // The chosen way first, then the others; num_sms 0: those that the stream may use on the call's
 // device.
-inline std::vector<Division> explain_division(const Options& options, const Tensors& tensors,
-                                              int32_t num_sms = 0, void* stream = nullptr) {
+namespace detail {
+template <class Function, class Any>
+std::vector<Division> divisions(Function function, const Options& options, const Any& tensors,
+                                int32_t num_sms, void* stream) {
   std::vector<Division> found;
   const deltic_division_fn collect = [](void* user, const char* impl, const char* what, double us,
                                         int32_t chosen, const char* reason) {
     static_cast<std::vector<Division>*>(user)->push_back({impl, what, us, chosen != 0, reason});
   };
-  detail::call(deltic_explain_division, options, tensors, num_sms, stream, collect, &found);
+  call(function, options, tensors, num_sms, stream, collect, &found);
   return found;
+}
+}  // namespace detail
+inline std::vector<Division> explain_division(const Options& options, const Tensors& tensors,
+                                              int32_t num_sms = 0, void* stream = nullptr) {
+  return detail::divisions(deltic_explain_division, options, tensors, num_sms, stream);
+}
+// Of the chains of a backward's states.
+inline std::vector<Division> explain_division(const Options& options,
+                                              const BackwardTensors& tensors, int32_t num_sms = 0,
+                                              void* stream = nullptr) {
+  return detail::divisions(deltic_backward_explain_division, options, tensors, num_sms, stream);
 }
 inline std::vector<Choice> explain(Op op, const Options& options, const BlockTensors& tensors) {
   return detail::choices(deltic_block_explain, op, options, tensors);

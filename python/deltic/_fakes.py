@@ -157,6 +157,8 @@ def _check_sequences(c: _Shapes) -> None:
         c.sizes["entries"] = c.shapes["ckpt_tokens"][0]
         c.take("ckpt_slots", "entries")
     _check_parents(c)
+    if c.index("recurrent_from"):
+        c.take("recurrent_from", "N")
     c.take("d_o", "B,T,HV,V")
     c.take("d_final_state", f"N,{state}")
 

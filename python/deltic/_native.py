@@ -25,6 +25,7 @@ Gate = Literal["log_decay", "softplus", "bounded"]
 BetaForm = Literal["value", "sigmoid", "2sigmoid"]
 StateLayout = Literal["kv", "vk"]
 Split = Literal["auto", "off", "by_length"] | int
+Form = Literal["chunked", "recurrent"]
 
 # Options as words of the operators' text.
 GATES = {"log_decay": "", "softplus": " gate=softplus", "bounded": " gate=bounded"}
@@ -34,6 +35,7 @@ _STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
 _MOST_FP32 = 3.4028234663852886e38
 _CHUNK = 64
 _SPLITS = {"auto": "", "off": " split=off", "by_length": " split=by_length"}
+_FORMS = {"chunked": "", "recurrent": " form=recurrent"}
 
 
 class Checkpoints(NamedTuple):
@@ -86,6 +88,8 @@ class _ChunkOptions(_Options, total=False):
     write_pool: Tensor | None
     accepted: Tensor | None
     null_slot: int | None
+    form: Form | None
+    recurrent_from: Tensor | None
 
 
 class _RecurrentOptions(_Options, total=False):
@@ -247,22 +251,13 @@ def is_cuda(x: Any) -> bool:
     return isinstance(x, Tensor) and x.device.type == "cuda"
 
 
-def refuse_cuda_gradient(op: str, why: str) -> NoReturn:
-    """The error for gradients that CUDA tensors do not have: now, not when backward runs."""
-    raise NotImplementedError(
-        f"{op}: requires_grad: expected CPU tensors where gradients are asked for ({why}: use "
-        "torch.no_grad()), got CUDA tensors"
-    )
-
-
-def check_has_gradient(op: str, q: Tensor, gv: Tensor | None = None) -> None:
-    """Raises where the device of a call over sequences has no gradient for it."""
-    if not is_cuda(q):
-        return
-    if not HAS_CUDA_BACKWARD:
-        refuse_cuda_gradient(op, "there is no backward for CUDA tensors in this build")
-    if gv is not None:
-        refuse_cuda_gradient(op, "gv has no backward for CUDA tensors")
+def check_has_gradient(op: str, q: Tensor) -> None:
+    """Raises where the device of a call over sequences has no gradient: now, not in backward."""
+    if is_cuda(q) and not HAS_CUDA_BACKWARD:
+        raise NotImplementedError(
+            f"{op}: requires_grad: expected CPU tensors where gradients are asked for (there is no "
+            "backward for CUDA tensors in this build: use torch.no_grad()), got CUDA tensors"
+        )
 
 
 @overload
@@ -322,6 +317,8 @@ def delta_rule(
     has_initial_state: Tensor | None = None,
     accepted: Tensor | None = None,
     null_slot: int | None = None,
+    form: Form | None = None,
+    recurrent_from: Tensor | None = None,
     out: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -373,6 +370,13 @@ def delta_rule(
         accepted: ``[N]`` int32 or int64, with ``read_index [N, T']``: sequence n starts from slot
             ``read_index[n, accepted[n] - 1]``.
         null_slot: slots from -1 up to this one are none, in every list of slots; by default -1.
+        form: ``"chunked"``, or ``"recurrent"``: token by token, with the bits of :func:`decode`.
+            Gradients are those of the same function and come chunk by chunk; nothing is kept for
+            them (``recompute``).
+        recurrent_from: ``[N]`` int32 or int64, 0 to the length of each sequence: from this token
+            on the form is recurrent, before it is chunked. o and states have the bits of a call
+            over the first tokens and a :func:`decode` of the others, started from the state that
+            the first one left (with a pool of 16 bits: as it is stored there).
         out: ``[B, T, HV, V]`` in v's dtype, in which o is written and returned; rows of a longer
             buffer will do.
         impl: the name of an implementation, by default the best that takes the call. float64 runs
@@ -402,6 +406,8 @@ def delta_rule(
             ("write_pool", write_pool, None),
             ("accepted", accepted, None),
             ("null_slot", null_slot, None),
+            ("form", form, None),
+            ("recurrent_from", recurrent_from, None),
         ):
             if value is not None if default is None else value != default:
                 expected, got = ("none", "one") if default is None else (repr(default), repr(value))
@@ -430,6 +436,10 @@ def delta_rule(
     if chunk_size is not _CHUNK or null_slot is not None:
         words += chunk_word("delta_rule", chunk_size) + null_word("delta_rule", null_slot)
     kept = flag_word("delta_rule", "recompute", " save=states", recompute) or " save=all"
+    if form is not None or recurrent_from is not None:
+        found = _form_word(form, recurrent_from)
+        words += found
+        kept = kept if found == "" else ""
     if output_final_state and state_pool is not None:
         refuse_final_state("delta_rule", "state_pool")
     ckpt = _NO_CHECKPOINTS if checkpoints is None else checkpoint_tensors("delta_rule", checkpoints)
@@ -437,7 +447,8 @@ def delta_rule(
     trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
     servers = (write_pool, has_initial_state, accepted)
-    if out is not None or null_slot is not None or has_any(*servers):
+    has_from = recurrent_from is not None and not trains
+    if out is not None or null_slot is not None or has_from or has_any(*servers):
         if trains or needs_grad((state_pool, write_pool, out)):
             _refuse_gradient("delta_rule", (state_pool, write_pool), has_initial_state, out)
         o, final_state = call(
@@ -450,6 +461,7 @@ def delta_rule(
             cu_seqlens,
             cu_seqlens_cpu,
             *ckpt,
+            recurrent_from,
             out,
             scale,
             lower_bound,
@@ -482,6 +494,7 @@ def delta_rule(
             cu_seqlens,
             cu_seqlens_cpu,
             *ckpt,
+            recurrent_from,
             scale,
             lower_bound,
             words,
@@ -494,6 +507,17 @@ def delta_rule(
             FORWARD, *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words
         )
     return o, final_state if output_final_state else None
+
+
+def _form_word(form: Any, recurrent_from: Tensor | None) -> str:
+    """The word for a form, which a first token of it says too."""
+    if form is None:
+        return _FORMS["recurrent"]
+    if recurrent_from is not None and form == "chunked":
+        raise ValueError(
+            "delta_rule: recurrent_from: expected none with the form 'chunked', got a tensor"
+        )
+    return word_for("delta_rule", "form", form, _FORMS)
 
 
 def _check_wide_beta(q: Tensor, v: Tensor, beta: Tensor) -> None:
@@ -660,7 +684,7 @@ def _by_token(
         o, final_state = call(DECODE_OUT_, *rows, *pools, *sequences, out, *numbers, words)
         return o if out is None else out, final_state if " final" in words else None
     if trains:
-        check_has_gradient(function, q, rows[5])
+        check_has_gradient(function, q)
         o, final_state = call(differentiable(DECODE), *rows, *sequences, *numbers, words)
     else:
         o, final_state = call_without_gradients(DECODE, *rows, *sequences, *numbers, words)

@@ -149,6 +149,7 @@ def _forward_save_fake(
     ckpt_tokens: Tensor | None,
     ckpt_slots: Tensor | None,
     ckpt_states: Tensor | None,
+    recurrent_from: Tensor | None,
     scale: float | None = None,
     lower_bound: float | None = None,
     options: str = "",
@@ -248,6 +249,7 @@ def _forward_out_fake(
     ckpt_tokens: Tensor | None,
     ckpt_slots: Tensor | None,
     ckpt_states: Tensor | None,
+    recurrent_from: Tensor | None,
     out: Tensor | None,
     scale: float | None = None,
     lower_bound: float | None = None,
@@ -330,8 +332,8 @@ def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tens
     ctx.set_materialize_grads(False)
     ctx.num_inputs = len(inputs)
     ctx.save_for_backward(*inputs[: len(names)], saved)
-    # What forward keeps and returns is no business of backward's.
-    mine = " ".join(w for w in words if w != "final" and not w.startswith("save="))
+    # What forward keeps and returns, and in which form, is no business of backward's.
+    mine = " ".join(w for w in words if w != "final" and not w.startswith(("save=", "form=")))
     ctx.options = (scale, lower_bound, mine)
     has_final_state = "final" in words
     ctx.has_final_state = has_final_state

@@ -86,7 +86,15 @@ deltic_status deltic_explain(int32_t op, const deltic_options* options,
 deltic_status deltic_explain_division(const deltic_options* options, const deltic_tensors* tensors,
                                       int32_t num_sms, void* stream, deltic_division_fn fn,
                                       void* user) {
-  return guard([&] { explain_division(options, tensors, num_sms, stream, fn, user); });
+  return guard(
+      [&] { explain_division(DELTIC_FORWARD, options, tensors, num_sms, stream, fn, user); });
+}
+deltic_status deltic_backward_explain_division(const deltic_options* options,
+                                               const deltic_backward_tensors* tensors,
+                                               int32_t num_sms, void* stream, deltic_division_fn fn,
+                                               void* user) {
+  return guard(
+      [&] { explain_division(DELTIC_BACKWARD, options, tensors, num_sms, stream, fn, user); });
 }
 deltic_status deltic_backward_explain(const deltic_options* options,
                                       const deltic_backward_tensors* tensors, deltic_explain_fn fn,

@@ -122,6 +122,24 @@ void check_parents(Checker& c, const deltic_tensors& t) {
   c.input(t.parents, "parents");
 }
 
+// Where sequences go over to the recurrent form, of forward and, where nothing depends on it, of
+// backward.
+Indices check_recurrent_from(Checker& c, const deltic_tensors& t) {
+  if (t.recurrent_from.rank == 0) return {};
+  const Problem& p = c.p_;
+  if (p.op == DELTIC_DECODE) {
+    c.bad("recurrent_from", "expected none (decode is recurrent from its first token on), got a ",
+          "tensor");
+  }
+  if (p.form != DELTIC_FORM_RECURRENT) {
+    c.bad("recurrent_from", "expected none without the form recurrent, got a tensor");
+  }
+  const Indices from = c.indices(t.recurrent_from, "recurrent_from");
+  c.shape(t.recurrent_from, "recurrent_from", {p.N});
+  c.input(t.recurrent_from, "recurrent_from");
+  return from;
+}
+
 void check_split(const Checker& c) {
   const Problem& p = c.p_;
   if (p.device == DELTIC_CPU && p.split > DELTIC_SPLIT_OFF) {
@@ -172,6 +190,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
   c.input(t.ckpt_cu, "ckpt_cu"), c.input(t.ckpt_tokens, "ckpt_tokens");
   c.input(t.ckpt_slots, "ckpt_slots");
   check_parents(c, t);
+  p.recurrent_from = check_recurrent_from(c, t);
   c.input(t.initial_state, "initial_state", in_place ? "final_state" : nullptr);
   check_split(c);
   return p;
@@ -231,6 +250,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_bac
   c.input(t.cu_seqlens, "cu_seqlens"), c.input(t.cu_seqlens_host, "cu_seqlens_host");
   c.input(t.initial_state, "initial_state"), c.input(b.d_o, "d_o");
   c.input(b.d_final_state, "d_final_state");
+  static_cast<void>(check_recurrent_from(c, t));
 
   p.d_o = Checker::rows(b.d_o), p.dq = Checker::rows(b.dq), p.dk = Checker::rows(b.dk);
   p.dv = Checker::rows(b.dv), p.dbeta = Checker::rows(b.dbeta), p.dg = Checker::rows(b.dg);

@@ -75,7 +75,7 @@ void check_accepted(const Problem& p) {
   const int64_t most = is_conv ? p.V - p.taps + 2 : p.read_index.n1;
   for (int64_t n = 0; n < p.N; ++n) {
     const int64_t accepted = p.accepted(n);
-    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+    const int64_t length = length_of(p, n);
     const bool is_long = is_conv && length > most;
     if (accepted >= 1 && accepted <= most && !is_long) continue;
     if (is_padding(p, n)) continue;
@@ -91,6 +91,20 @@ void check_accepted(const Problem& p) {
             .sequence = n,
             .got = length,
             .limit = most});
+  }
+}
+
+// Where sequences go over to the recurrent form.
+void check_recurrent_from(const Problem& p) {
+  for (int64_t n = 0; n < p.N; ++n) {
+    const int64_t from = p.recurrent_from(n), length = length_of(p, n);
+    if (from >= 0 && from <= length) continue;
+    bad(p, {.wrong = Wrong::token_of_sequence,
+            .argument = Argument::recurrent_from,
+            .sequence = n,
+            .got = from,
+            .limit = length,
+            .at = n});
   }
 }
 
@@ -150,7 +164,7 @@ void check_pool(const Problem& p, SlotWrite* writes) {
   const Argument write_name = is_own ? Argument::write_index : Argument::read_index;
   int64_t count = 0;
   for (int64_t n = 0; n < p.N; ++n) {
-    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+    const int64_t length = length_of(p, n);
     if (per_token && length > p.write_index.n1) {
       bad(p, {.wrong = Wrong::few_columns,
               .argument = write_name,
@@ -229,13 +243,13 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
               .limit = M,
               .at = n + 1});
     }
-    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+    const int64_t length = length_of(p, n);
     for (int64_t m = begin; m < end; ++m) {
       const int64_t slot = p.ckpt_slots(m);
       check_slot(p, Argument::ckpt_slots, slot, p.ckpt.slots, m);
       if (checkpoint_slot(p, m) < 0) continue;
       if (p.ckpt_tokens(m) < 0 || p.ckpt_tokens(m) > length) {
-        bad(p, {.wrong = Wrong::checkpoint_token,
+        bad(p, {.wrong = Wrong::token_of_sequence,
                 .argument = Argument::ckpt_tokens,
                 .sequence = n,
                 .got = p.ckpt_tokens(m),
@@ -305,6 +319,7 @@ void check_host_lengths(const Problem& p) {
 void check_values(const Problem& p, std::span<std::byte> scratch) {
   auto* writes = reinterpret_cast<SlotWrite*>(scratch.data());
   if (p.packed) check_lengths(p, p.cu, Argument::cu_seqlens);
+  if (p.recurrent_from) check_recurrent_from(p);
   if (p.accepted) check_accepted(p);
   if (p.is_pool) check_pool(p, writes);
   if (p.parents) check_parents(p);

@@ -85,6 +85,16 @@ class Checker {
       bad("save", "expected none (forward alone saves), got ", o.save);
     }
     if (o.reserved != 0) bad("reserved", "expected 0, got ", o.reserved);
+    if (o.reserved1 != 0) bad("reserved1", "expected 0, got ", o.reserved1);
+    one_of("form", o.form, DELTIC_FORM_RECURRENT, "chunked (0) or recurrent (1)");
+    if (o.form != DELTIC_FORM_CHUNKED && p_.op != DELTIC_FORWARD && p_.op != DELTIC_BACKWARD) {
+      bad("form", "expected chunked (forward alone has two forms), got recurrent");
+    }
+    if (o.form != DELTIC_FORM_CHUNKED && o.save != DELTIC_SAVE_NONE) {
+      bad("save", "expected none with the form recurrent (backward finds the states again), got ",
+          o.save == DELTIC_SAVE_STATES ? "states" : "all");
+    }
+    p_.form = static_cast<deltic_form>(o.form);
     one_of("has_null_slot", o.has_null_slot, 1, "0 or 1");
     if (o.has_null_slot && o.null_slot < -1) {
       bad("null_slot", "expected -1 (none) or a slot, got ", o.null_slot);

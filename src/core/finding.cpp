@@ -39,7 +39,8 @@ const char* name_of(Argument argument) {
                                    "ckpt_tokens",
                                    "ckpt_slots",
                                    "accepted",
-                                   "parents"};
+                                   "parents",
+                                   "recurrent_from"};
   return names[static_cast<int>(argument)];
 }
 
@@ -78,7 +79,7 @@ std::string expected(const Finding& f) {
     case Wrong::read_while_written:
       return cat("no slot that another sequence writes, got slot ", f.got, " for sequence ",
                  f.sequence, ", written by sequence ", f.other);
-    case Wrong::checkpoint_token:
+    case Wrong::token_of_sequence:
       return cat("0 to ", f.limit, ", the length of sequence ", f.sequence, ", got ", f.got, " at ",
                  f.at);
     case Wrong::not_finite:

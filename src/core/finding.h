@@ -18,7 +18,7 @@ enum class Wrong : int32_t {
   slot,                // limit, got, at
   written_twice,       // got: the slot; sequence, other: who writes it
   read_while_written,  // got: the slot; sequence; other: who writes it
-  checkpoint_token,    // limit: tokens, sequence, got, at
+  token_of_sequence,   // limit: tokens, sequence, got, at
   not_finite,          // value; where
   growing_gate,        // value; where
   accepted,            // limit, got, sequence
@@ -61,7 +61,8 @@ enum class Argument : int32_t {
   ckpt_tokens,
   ckpt_slots,
   accepted,
-  parents
+  parents,
+  recurrent_from
 };
 
 struct Finding {

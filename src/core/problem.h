@@ -86,6 +86,11 @@ struct Flags {
   bool operator()(int64_t i) const { return data[i * s0] != 0; }
 };
 
+// Where the tokens of a sequence lie.
+struct Span {
+  int64_t batch, begin, length;  // row of the B dimension, first token, tokens
+};
+
 struct Problem {
   deltic_op op = DELTIC_FORWARD;
   deltic_device_type device = DELTIC_CPU;
@@ -102,7 +107,8 @@ struct Problem {
   float scale = 1.0f, lower_bound = 0.0f;
   int32_t chunk = 64;  // width of A for `inverse`
   deltic_split split = DELTIC_SPLIT_AUTO;
-  int64_t segment_length = 0;  // tokens, with DELTIC_SPLIT_SEGMENTS
+  int64_t segment_length = 0;              // tokens, with DELTIC_SPLIT_SEGMENTS
+  deltic_form form = DELTIC_FORM_CHUNKED;  // of forward
   int32_t threads = 1;
   void* stream = nullptr;  // of the call, or of the one that a query is for
   // SMs of the stream's context, asked for once in a call by who needs them; 0: not yet.
@@ -114,6 +120,9 @@ struct Problem {
   Rows inverse;                        // out, of scores_inverse: `a` of the call
   Param A_log, dt_bias;
   Indices cu, cu_host;
+  Indices recurrent_from;  // [N], of a forward that goes over to the recurrent form there
+  // [N], where the call runs over parts of its sequences, which lie inside of them; on its device.
+  const Span* spans = nullptr;
   // initial/final state or a pool: where sequence n starts and ends. state_out is the write pool
   // where there is one.
   States state_in, state_out, ckpt;
@@ -157,10 +166,17 @@ struct Problem {
 inline const States& kept_states(const Problem& p) {
   return p.state_out ? p.state_out : p.state_in;
 }
-inline bool rounds_tokens(const Problem& p) {
+inline bool keeps_16_bits(const Problem& p) {
   const States& kept = kept_states(p);
-  return p.op == DELTIC_DECODE && kept && size_of(kept.dtype) == 2;
+  return kept && size_of(kept.dtype) == 2;
 }
+inline bool rounds_tokens(const Problem& p) { return p.op == DELTIC_DECODE && keeps_16_bits(p); }
+
+// Whether forward runs in the recurrent form: all of it, or from a token of each sequence on.
+inline bool is_recurrent(const Problem& p) {
+  return p.op == DELTIC_FORWARD && p.form == DELTIC_FORM_RECURRENT;
+}
+inline bool has_two_forms(const Problem& p) { return is_recurrent(p) && p.recurrent_from; }
 
 // Whether a call without tokens has a state to write.
 inline bool writes_states(const Problem& p) {
@@ -221,13 +237,19 @@ inline int64_t listed_read_slot(const Problem& p, int64_t n) {
   return read ? named_slot(p, read(n, read_column(p, n))) : n;
 }
 
+// Tokens of sequence n; needs host-visible lengths.
+inline int64_t length_of(const Problem& p, int64_t n) {
+  if (p.spans != nullptr) return p.spans[n].length;
+  return p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+}
+
 // Needs host-visible lengths and indices. With write_index [N,T'] write_slot is -1: ask token_slot.
 inline Sequence sequence(const Problem& p, int64_t n) {
   Sequence s;
   s.n = n;
   s.batch = p.packed ? 0 : n;
-  s.begin = p.packed ? p.cu(n) : 0;
-  s.length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+  s.begin = p.spans != nullptr ? p.spans[n].begin : p.packed ? p.cu(n) : 0;
+  s.length = length_of(p, n);
   const bool per_token = p.write_index.n1 > 0;
   if (p.is_pool) {
     const Indices& write = p.write_index ? p.write_index : p.read_index;

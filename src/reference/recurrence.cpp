@@ -36,13 +36,23 @@ void round_state(const Problem& p, const Matrix& S) {
   }
 }
 
+// Rounds the state after so many tokens where it is handed on as one of 16 bits, and keeps it. A
+// forward hands its state over where it goes on in the recurrent form: there a checkpoint is still
+// the chunked form's, as it is.
+void keep_rounded(const Problem& p, const Sequence& s, int64_t h, int64_t tokens, const Matrix& S) {
+  const int64_t from = has_two_forms(p) && keeps_16_bits(p) ? p.recurrent_from(s.n) : s.length + 1;
+  if (tokens > from || (rounds_tokens(p) && tokens > 0)) round_state(p, S);
+  keep_state(p, s, h, tokens, S);
+  if (tokens == from) round_state(p, S);
+}
+
 void run_sequence(const Problem& p, const Sequence& s, int64_t h, Memory& memory) {
   const Matrix& S = memory.S;
   Token& token = memory.token;
   double* o = memory.o;
   if (!s.skipped) {
     load_state(p.state_in, s.read_slot, h, S);
-    keep_state(p, s, h, 0, S);
+    keep_rounded(p, s, h, 0, S);
   }
   for (int64_t t = 0; t < s.length; ++t) {
     std::fill_n(o, p.V, 0.0);
@@ -54,8 +64,7 @@ void run_sequence(const Problem& p, const Sequence& s, int64_t h, Memory& memory
       token.load(s.batch, s.begin + t, h);
       token.step(S);
       add_transposed_product(S, p.scale, token.q, o);  // o_t = scale S_t^T q_t
-      if (rounds_tokens(p)) round_state(p, S);
-      keep_state(p, s, h, t + 1, S);
+      keep_rounded(p, s, h, t + 1, S);
     }
     for (int64_t c = 0; c < p.V; ++c) put(p.o, s.batch, s.begin + t, h, c, o[c]);
   }

@@ -522,6 +522,11 @@ void draw_servers_lists(Bytes& b, deltic_options& options, const Sizes& s, Tenso
       added.push_back({x, x != &t.ckpt_states});
   }
   if (b.below(4) == 1) spoil_some(b, added);
+  if constexpr (requires { t.recurrent_from; }) {
+    if (b.below(4) == 1) options.form = static_cast<int32_t>(b.below(3));
+    if (b.below(4) == 1) t.recurrent_from = contiguous(index_dtype(b), {s.N});
+    added.push_back({&t.recurrent_from, true});
+  }
   fields.insert(fields.end(), added.begin(), added.end());
 }
 

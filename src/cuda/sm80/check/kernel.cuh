@@ -12,6 +12,7 @@ inline constexpr int kThreads = 256;
 // says where they are. All of it fits 60 bits: positions are below rows * heads * 16.
 enum Class : unsigned {
   kLengths,
+  kFrom,
   kAccepted,
   kPool,
   kTwice,
@@ -148,6 +149,11 @@ __device__ inline int64_t list_position(const Params& p, int64_t n) {
 __device__ inline void check_length(const Params& p, int64_t n) {
   if (load_index(p.tokens.cu, n + 1) < load_index(p.tokens.cu, n)) report(p, kLengths, 1 + n);
 }
+// The token from which a sequence is recurrent.
+__device__ inline void check_from(const Params& p, int64_t n) {
+  const int64_t from = load_index(p.recurrent_from, n);
+  if (from < 0 || from > span_of(p.tokens, n).length) report(p, kFrom, n);
+}
 // The ends, which are there without a sequence too.
 __device__ inline void check_ends(const Params& p) {
   if (p.tokens.packed) {
@@ -230,6 +236,7 @@ __global__ void __launch_bounds__(kThreads, 1) check_lists(const __grid_constant
 #pragma unroll 1
   for (int64_t n = all.first; n < p.tokens.N; n += all.step) {
     if (p.tokens.packed) check_length(p, n);
+    if (p.recurrent_from.present) check_from(p, n);
     if (p.window.present) check_window(p, n);
     if (has_indices(p)) check_slots(p, n);
     if (p.slots.parents.present) check_parents(p, n);
@@ -413,6 +420,11 @@ __device__ inline Finding describe_lengths(const Params& p, int64_t position) {
   }
   return f;
 }
+__device__ inline Finding describe_from(const Params& p, int64_t n) {
+  Finding f{.wrong = Wrong::token_of_sequence, .argument = Argument::recurrent_from, .sequence = n};
+  f.got = load_index(p.recurrent_from, n), f.limit = span_of(p.tokens, n).length, f.at = n;
+  return f;
+}
 // Positions: two of the sequence.
 __device__ inline Finding describe_accepted(const Params& p, int64_t position) {
   const bool is_window = p.window.present;
@@ -478,7 +490,7 @@ __device__ inline Finding describe_lists(const Params& p, int64_t position) {
     f.wrong = Wrong::slot, f.argument = Argument::ckpt_slots, f.at = m;
     f.got = load_index(p.ckpt_slots, m), f.limit = p.ckpt_num_slots;
   } else {
-    f.wrong = Wrong::checkpoint_token, f.argument = Argument::ckpt_tokens, f.at = m;
+    f.wrong = Wrong::token_of_sequence, f.argument = Argument::ckpt_tokens, f.at = m;
     f.sequence = n, f.got = load_index(p.ckpt_tokens, m);
     f.limit = span_of(p.tokens, n).length;
   }
@@ -588,6 +600,9 @@ __global__ void __launch_bounds__(kThreads, 1) describe(const __grid_constant__ 
     switch (static_cast<Class>(key >> 60)) {
       case kLengths:
         f = describe_lengths(p, position);
+        break;
+      case kFrom:
+        f = describe_from(p, position);
         break;
       case kAccepted:
         f = describe_accepted(p, position);

@@ -46,6 +46,7 @@ check::Params params_of(const Problem& p, std::span<std::byte> memory) {
           .ckpt_cu = p.ckpt_cu,
           .ckpt_tokens = p.ckpt_tokens,
           .ckpt_slots = p.ckpt_slots,
+          .recurrent_from = p.recurrent_from,
           .ckpt_num_slots = p.ckpt.slots,
           .is_ckpt_in_pool = p.is_ckpt_in_pool,
           .record = reinterpret_cast<check::Record*>(memory.data()),

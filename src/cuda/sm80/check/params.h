@@ -35,6 +35,7 @@ struct Params {
   int64_t most, taps;
   bool has_read_list, has_write_list, has_two_lists, has_write_pool;  // has_write_list: its own
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
+  Indices recurrent_from;
   int64_t ckpt_num_slots;
   bool is_ckpt_in_pool;
   Record* record;

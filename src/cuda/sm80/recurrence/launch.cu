@@ -75,12 +75,11 @@ const char* refuse(const Problem& p) {
   return kFullSet || (p.K > 64 && p.K <= 128) ? nullptr : kNotInThisBuild;
 }
 
-void run(const Problem& p, void* stream, const Span* spans) {
+void run(const Problem& p, void* stream) {
   // Heads and slices are numbers of 32 bits in the kernel, also where padding is all there is.
   const int64_t slices = (p.V + kColumns - 1) / kColumns;
   static_cast<void>(checked_ctas(std::max(p.HV, slices)));
-  Params params = params_of(p);
-  params.tokens.spans = spans;
+  const Params params = params_of(p);
   const unsigned ctas = num_ctas(p, p.N * p.HV * slices);
   if (ctas == 0) return;
   launch_width(params, ctas, static_cast<cudaStream_t>(stream));
