@@ -5,5 +5,5 @@ cd "$(dirname "$0")"
 mkdir -p build
 root=../../..
 ${NVCC:-nvcc} -std=c++20 -O3 -gencode=arch=compute_90a,code=sm_90a --expt-relaxed-constexpr -Xptxas -v,-warn-spills \
-  -I$root/src -I$root/include -cudart static "$@" main.cu $root/src/cuda/device.cpp \
+  -I$root/src -I$root/include -DDELTIC_CUDA_ARCHS='"90a"' -DDELTIC_CUDA_SMEM_KB=0 -cudart static "$@" main.cu $root/src/cuda/device.cpp $root/src/cuda/code.cpp \
   $root/src/cuda/sm80/inverse/launch.cu -o "${OUTPUT:-build/probe}"

@@ -177,7 +177,9 @@ void run_problem(const Problem& p, Tensors& t, cudaStream_t stream) {
   deltic::gpu::forward::run(p, t.workspace, stream);
 }
 void launch(Tensors& t, Config cfg, float scale, float lower_bound, cudaStream_t stream) {
-  run_problem(problem_of(t, cfg, scale, lower_bound), t, stream);
+  Problem p = problem_of(t, cfg, scale, lower_bound);
+  p.stream = stream;
+  run_problem(p, t, stream);
 }
 
 struct Fills {

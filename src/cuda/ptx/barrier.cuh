@@ -26,6 +26,17 @@ __device__ inline void barrier_wait(uint64_t* b, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
+// Whether that phase is over, without waiting for it.
+__device__ inline bool barrier_test(uint64_t* b, uint32_t parity) {
+  uint32_t is_over;
+  asm volatile(
+      "{\n.reg .pred P;\nmbarrier.test_wait.parity.shared::cta.b64 P, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, P;\n}"
+      : "=r"(is_over)
+      : "r"(smem_u32(b)), "r"(parity)
+      : "memory");
+  return is_over != 0;
+}
 // Whole warps. Lanes that come one after the other would count as several warps.
 __device__ inline void named_sync(int id, int threads) {
   __syncwarp();

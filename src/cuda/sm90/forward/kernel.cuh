@@ -40,11 +40,7 @@ __device__ inline void fill_outside(const Params& params, const Plan& plan) {
         const float x = piece.read_slot >= 0 ? state_number(in, from) : 0.f;
         if (piece.end_stash >= 0)
           stash_at(params, piece.end_stash, int(j % hv))[v * kWidth + k] = x;
-        if (piece.write_slot < 0) continue;
-        if (out.type == Number::kF32)
-          static_cast<float*>(out.data)[to] = x;
-        else
-          static_cast<__nv_bfloat16*>(out.data)[to] = __float2bfloat16_rn(x);
+        if (piece.write_slot >= 0) store_number(out, to, x);
       }
     }
 }
@@ -68,6 +64,7 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
   if (thread_index() == 0) {
     if (is_carrier) {
       sc.parts = plan.parts, sc.first_half = plan.parts == 2 ? blockIdx.x % 2 : 0;
+      sc.state_bytes = params.split_chunks == 0 ? dense_bytes(params.state_in, params) : 0;
       init_carry_barriers<kGate, kTransfer>(sc, num_carrying(params, plan.parts));
     } else if constexpr (kGate == GateKind::kChannel) {
       sp.plan = plan;

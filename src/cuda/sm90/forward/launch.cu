@@ -238,8 +238,7 @@ const char* refuse(const Problem& p) {
     if (*flat && (!flat->contiguous || flat->dtype == DType::f64))
       return "A_log or dt_bias is not contiguous, or fp64";
   for (const States* states : {&p.state_in, &p.state_out, &p.ckpt})
-    if (*states && states->dtype != DType::f32 && states->dtype != DType::bf16)
-      return "a state is neither fp32 nor bf16";
+    if (*states && states->dtype == DType::f64) return "a state is fp64";
   if (p.write_index.n1 > 0) return "states after every token";
   for (const Rows* rows : {&p.q, &p.k})
     if (!is_16_bytes(*rows, p.H, 2, p.B))
@@ -311,7 +310,7 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
     check_cuda(launch_after(merge_segments,
                             dim3(kWidth / kMergeRows, unsigned(p.HV),
                                  unsigned(std::min<int64_t>(p.N, 1024))),
-                            kWidth, int(sizeof(MergeSmem)), stream, d),
+                            kMergeThreads, int(sizeof(MergeSmem)), stream, d),
                "forward: states between segments");
   }
   launch_kind<false>(p, d, maps, sms, stream);

@@ -105,7 +105,7 @@ struct Flat {  // A_log, dt_bias; contiguous
   const void* data;
   Number type;
 };
-struct StateView {  // [slot, HV, ...]; fp32 or bf16
+struct StateView {  // [slot, HV, ...]
   void* data;
   Number type;
   int64_t s_slot, s_head, s_k, s_v;
@@ -225,12 +225,13 @@ __device__ inline bool is_plain(const StateView& view, const Params& params) {
          (reinterpret_cast<uintptr_t>(view.data) | 4 * view.s_slot | 4 * view.s_head) % 8 == 0;
 }
 
-// A number of a state. The launch may write states in place, so this is no load of constant memory,
-// as that of the numbers below is.
-__device__ inline float state_number(const StateView& view, int64_t at) {
-  return view.type == Number::kF32
-             ? static_cast<const float*>(view.data)[at]
-             : __bfloat162float(static_cast<const __nv_bfloat16*>(view.data)[at]);
+// Bytes of a state whose numbers lie next to each other, in either layout: a multiple of 128, as K
+// and V are of 8. 0: they do not, or there is none.
+__device__ inline int dense_bytes(const StateView& view, const Params& params) {
+  const int k = params.key_width, v = params.value_width;
+  const bool is_dense =
+      view.data && ((view.s_k == 1 && view.s_v == k) || (view.s_v == 1 && view.s_k == v));
+  return is_dense ? k * v * (view.type == Number::kF32 ? 4 : 2) : 0;
 }
 
 // A number's bits, and the number: apart, so that several loads are under way before one is used.
@@ -245,6 +246,24 @@ __device__ inline float number_of(uint32_t bits, Number type) {
 }
 __device__ inline float load_number(const void* data, Number type, int64_t at) {
   return number_of(load_bits(data, type, at), type);
+}
+// Bits of a number of 16 bits.
+__device__ inline uint16_t narrow_bits(float x, Number type) {
+  return type == Number::kBf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x))
+                               : __half_as_ushort(__float2half_rn(x));
+}
+// A number of a state. The launch may write states in place, so these are no loads of constant
+// memory, as those above are.
+__device__ inline float state_number(const StateView& view, int64_t at) {
+  return view.type == Number::kF32
+             ? static_cast<const float*>(view.data)[at]
+             : number_of(static_cast<const uint16_t*>(view.data)[at], view.type);
+}
+__device__ inline void store_number(const StateView& view, int64_t at, float x) {
+  if (view.type == Number::kF32)
+    static_cast<float*>(view.data)[at] = x;
+  else
+    static_cast<uint16_t*>(view.data)[at] = narrow_bits(x, view.type);
 }
 
 }  // namespace deltic::gpu::forward

@@ -119,21 +119,25 @@ __device__ inline void plan_checkpoints(const Params& p, int num_chunks) {
   }
 }
 
-// Thread t has the sequences [t per, (t + 1) per), of n; use(sequence, which of its pieces, piece,
-// chunks of it that are to be done). Offsets that decrease anywhere make all sequences empty: those
-// that overlap could be more chunks and pieces than there is room for. Numbers by reference: copies
-// are computed from at other times. forgotten: bits of windows, null where transfers are whole.
+// A thread has so many sequences in a row; where there are few, a warp has one, and each of its
+// lanes pieces in a row. In either case threads in their order have pieces in theirs.
+__device__ inline int lanes_of_sequence(int n) { return n <= kPlanThreads / 32 ? 32 : 1; }
+// The thread's pieces, of n sequences; use(sequence, which of its pieces, piece, chunks of it that
+// are to be done). Offsets that decrease anywhere make all sequences empty: those that overlap
+// could be more chunks and pieces than there is room for. Numbers by reference: copies are computed
+// from at other times. forgotten: bits of windows, null where transfers are whole.
 template <class Use>
 __device__ inline void for_pieces(const Params& params, const int& n, const int& cut,
                                   const int& per, const bool& is_wrong, const uint32_t* forgotten,
                                   bool& is_ordered, Use use) {
-  const int tid = threadIdx.x;
+  const int lanes = lanes_of_sequence(n), tid = threadIdx.x / lanes, lane = threadIdx.x % lanes;
   for (int i = tid * per; i < min(n, (tid + 1) * per); i++) {
     Piece whole = is_wrong ? nothing() : sequence_at(params, i, is_ordered);
     if (!is_ordered) whole.length = whole.zero = 0;
     const int chunks = chunks_of(whole.length);
     const int count = schedule::num_pieces(chunks, cut);
-    for (int j = 0; j < count; j++) {
+    const int in_lane = (count + lanes - 1) / lanes;
+    for (int j = lane * in_lane; j < min(count, (lane + 1) * in_lane); j++) {
       Piece piece = schedule::piece_at(whole, cut, count, j);
       if (forgotten && !piece.is_last) {
         const int w = schedule::window_of(piece.batch * params.num_tokens + piece.token, cut);
@@ -160,15 +164,26 @@ __device__ inline void load_forgotten(const Params& params, uint32_t (&bits)[kMa
   }
   __syncthreads();  // every bit is there
 }
-// All threads: inclusive sums of two tables.
+// All threads: inclusive sums of two tables, by warps and then of the warps before.
 __device__ inline void scan(int (&x)[kPlanThreads], int (&y)[kPlanThreads]) {
-  const int tid = threadIdx.x;
-  for (int d = 1; d < kPlanThreads; d *= 2) {
-    const int a = tid >= d ? x[tid - d] : 0, b = tid >= d ? y[tid - d] : 0;
-    __syncthreads();  // all have read
-    x[tid] += a, y[tid] += b;
-    __syncthreads();
-  }
+  constexpr int kWarps = kPlanThreads / 32;
+  __shared__ int s_sums[2][kWarps];
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  int sums[2] = {x[tid], y[tid]};
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int before = __shfl_up_sync(~0u, sums[i], d);
+      if (lane >= d) sums[i] += before;
+    }
+  if (lane == 31) s_sums[0][warp] = sums[0], s_sums[1][warp] = sums[1];
+  __syncthreads();  // every warp's sum is there
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    sums[i] += __reduce_add_sync(~0u, lane < warp && lane < kWarps ? s_sums[i][lane] : 0);
+  x[tid] = sums[0], y[tid] = sums[1];
+  __syncthreads();
 }
 __device__ inline Roles roles_of(int i) {
   return {i % (kPlanThreads / 2), 1 + i / (kPlanThreads / 2)};
@@ -229,7 +244,7 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   bool is_ordered = true;
   // A call that the checks refuse: sequences without tokens or states, no padding.
   const bool is_wrong = params.record != nullptr && *params.record != ~0ull;
-  const int per = (n + kPlanThreads - 1) / kPlanThreads;
+  const int per = (n * lanes_of_sequence(n) + kPlanThreads - 1) / kPlanThreads;
   const bool has_short = params.is_transfer && params.forgotten;
   if (has_short) load_forgotten(params, s_forgotten);
   const auto each_piece = [&](auto use) {

@@ -134,6 +134,7 @@ struct CarrySmem {
   Job job[kJobs];
   Part part[2];
   int parts, first_half;  // CTAs to a state; which half of the values the first warpgroup has
+  int state_bytes;        // of a given state that may be fetched ahead (dense_bytes)
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];  // keys_empty: per head
   uint64_t body_full[kBodyStages], body_empty[kBodyStages];
   uint64_t job_full[kJobs];

@@ -112,8 +112,13 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     }
     *const_cast<volatile int*>(&s.num_loaded) = n + 1;
   };
-  // Item i of the warp: its gates, its tiles on their way. The item before is published first: what
-  // is waited for here may need it.
+  // Without a wait: it is the item's turn, and a place for its tiles is free.
+  auto may_load = [&](int n) {
+    return reread(s.num_loaded) == n &&
+           barrier_test(&s.raw_empty[n % kRawTiles], (n / kRawTiles & 1) ^ 1);
+  };
+  // Item i of the warp: its gates, its tiles on their way. The item before is published ahead of
+  // anything that is waited for here, which may need it; tiles that need no wait go first.
   auto begin = [&](int i) {
     const int n = which() + i * kSolvers, lane = thread_index() % 32;
     const bool is_item = n < num_items;
@@ -132,11 +137,16 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
       if (is_first()) work().where[i & 1] = w;
     }
     if (is_first()) {
-      if (i > 0) {  // T has been read
-        const Where& before = work().where[(i - 1) & 1];
-        publish(params, before.carrier, before.step);
+      bool is_left = is_item;
+#pragma unroll 1
+      for (int pass = 0; pass < 2; pass++) {  // one code for both
+        if (is_left && (pass > 0 || may_load(n)))
+          load_tiles(n, work().where[i & 1]), is_left = false;
+        if (pass == 0 && i > 0) {  // T has been read
+          const Where& before = work().where[(i - 1) & 1];
+          publish(params, before.carrier, before.step);
+        }
       }
-      if (is_item) load_tiles(n, work().where[i & 1]);
     }
     __syncwarp();
     if (!is_item) return;

@@ -19,9 +19,8 @@ template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
   for (int i = 0; i < kKeyStages; i++)
     barrier_init(&s.keys_full[i], 1), barrier_init(&s.keys_empty[i], kWarpgroupWarps * warpgroups);
-  for (int i = 0; i < s.kBodyStages; i++)  // read by warps, and seen by the thread of free_places
-    barrier_init(&s.body_full[i], 1),
-        barrier_init(&s.body_empty[i], kWarpgroupWarps * warpgroups + 1);
+  for (int i = 0; i < s.kBodyStages; i++)  // read by lanes, and seen by the thread of free_places
+    barrier_init(&s.body_full[i], 1), barrier_init(&s.body_empty[i], kWarpgroup * warpgroups + 1);
   for (int i = 0; i < kValueStages; i++)  // freed by the thread that saw o leave, or by warps
     barrier_init(&s.v_full[i], 1),
         barrier_init(&s.v_empty[i], kTransfer ? kWarpgroupWarps * warpgroups : 1),
@@ -66,12 +65,12 @@ __device__ inline int find_job(CarrySmem<kGate>& s, const Params& params, const 
   j.place = place_of(params, plan, carrier * plan.steps + n);
   j.piece = params.pieces[j.place.piece];
   barrier_arrive(&s.job_full[job % s.kJobs]);
-  const StateView& view = params.state_in;
-  if (!kTransfer && j.place.begin == 0 && j.piece.read_slot >= 0 && params.split_chunks == 0 &&
-      is_plain(view, params)) {
-    const float* const state = static_cast<const float*>(view.data) +
-                               j.piece.read_slot * view.s_slot + j.place.head * view.s_head;
-    if (reinterpret_cast<uintptr_t>(state) % 16 == 0) bulk_prefetch(state, kStateSize * 4);
+  if (!kTransfer && j.place.begin == 0 && j.piece.read_slot >= 0 && s.state_bytes > 0) {
+    const StateView& view = params.state_in;
+    const auto* const state = static_cast<const uint16_t*>(view.data) +
+                              ((j.piece.read_slot * view.s_slot + j.place.head * view.s_head)
+                               << (view.type == Number::kF32));
+    if (reinterpret_cast<uintptr_t>(state) % 16 == 0) bulk_prefetch(state, s.state_bytes);
   }
   return n + j.place.end - j.place.begin;
 }

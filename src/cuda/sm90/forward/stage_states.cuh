@@ -47,8 +47,14 @@ __device__ inline void start_state(int half, bool is_identity, float (&S)[64]) {
   for (int i = 0; i < 64; i++)
     S[i] = is_identity && at.v + (i >> 1 & 1) * 8 == at.k + (i >> 2) * 8 + (i & 1) ? 1.f : 0.f;
 }
-// The caller's, either layout, fp32 or bf16; what lies beyond its K and V is 0. One loop per type:
-// a branch around each load would make them wait for one another.
+// The caller's, either layout; what lies beyond its K and V is 0. One loop for fp32 and one for 16
+// bits, bf16 or fp16: a branch around each load would make them wait for one another.
+__device__ inline float element_of(float x, Number) { return x; }
+__device__ inline float element_of(uint16_t x, Number type) { return number_of(x, type); }
+__device__ inline void put_element(float& to, float x, Number) { to = x; }
+__device__ inline void put_element(uint16_t& to, float x, Number type) {
+  to = narrow_bits(x, type);
+}
 template <class Element>
 __device__ inline void load_given(const Element* from, const StateView& view, const Params& params,
                                   int half, float (&S)[64]) {
@@ -56,9 +62,9 @@ __device__ inline void load_given(const Element* from, const StateView& view, co
 #pragma unroll
   for (int i = 0; i < 64; i++) {
     const int v = at.v + (i >> 1 & 1) * 8, k = at.k + (i >> 2) * 8 + (i & 1);
-    Element x = Element(0.f);
+    Element x = 0;
     if (v < params.value_width && k < params.key_width) x = from[k * view.s_k + v * view.s_v];
-    S[i] = float(x);
+    S[i] = element_of(x, view.type);
   }
 }
 template <class Element>
@@ -69,7 +75,7 @@ __device__ inline void store_given(Element* to, const StateView& view, const Par
   for (int i = 0; i < 64; i++) {
     const int v = at.v + (i >> 1 & 1) * 8, k = at.k + (i >> 2) * 8 + (i & 1);
     if (v < params.value_width && k < params.key_width)
-      to[k * view.s_k + v * view.s_v] = Element(S[i]);
+      put_element(to[k * view.s_k + v * view.s_v], S[i], view.type);
   }
 }
 __device__ inline void load_given(const Params& params, int slot, int head, int half,
@@ -81,7 +87,7 @@ __device__ inline void load_given(const Params& params, int slot, int head, int 
   else if (view.type == Number::kF32)
     load_given(static_cast<const float*>(view.data) + at, view, params, half, S);
   else
-    load_given(static_cast<const __nv_bfloat16*>(view.data) + at, view, params, half, S);
+    load_given(static_cast<const uint16_t*>(view.data) + at, view, params, half, S);
 }
 __device__ inline void store_given(const Params& params, int slot, int head, int half,
                                    const float (&S)[64]) {
@@ -92,7 +98,7 @@ __device__ inline void store_given(const Params& params, int slot, int head, int
   else if (view.type == Number::kF32)
     store_given(static_cast<float*>(view.data) + at, view, params, half, S);
   else
-    store_given(static_cast<__nv_bfloat16*>(view.data) + at, view, params, half, S);
+    store_given(static_cast<uint16_t*>(view.data) + at, view, params, half, S);
 }
 
 }  // namespace deltic::gpu::forward
