@@ -87,7 +87,7 @@ struct Case {
   DType sdtype = DType::f32;     // initial and final state, pool
   DType cdtype = DType::f32;     // checkpoints
   DType odtype = DType::f32;     // outputs of a building block; gradients of one, of parameters of
-                              // conv; move: the pool that is written
+                                 // conv; move: the pool that is written
 
   // Options
   Beta beta = Beta::value;

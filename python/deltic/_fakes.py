@@ -333,7 +333,9 @@ def _check_commit(c: _Shapes) -> None:
     if all(isinstance(size, int) for size in sizes):
         is_other = is_other or record[-1] - K - V not in (0, 1, K)
     if is_other:
-        text = f"{'layers and ' if layers else ''}HV = {heads} as state_pool has, and rows of K + V "
+        text = (
+            f"{'layers and ' if layers else ''}HV = {heads} as state_pool has, and rows of K + V "
+        )
         text += f"numbers, one or K more of a gate, K = {K}, V = {V}, got shape {record}"
         c.refuse("record", text)
     if _is_less(_MOST_DRAFTS, record[-3]):
@@ -359,7 +361,10 @@ def _check_commit(c: _Shapes) -> None:
 def _check_move(c: _Shapes) -> None:
     """Two pools of states of one size, and their lists."""
     is_v_first = "layout=vk" in c.words
-    layouts = {"state_pool": is_v_first, "write_pool": is_v_first != c.given.get("transpose", False)}
+    layouts = {
+        "state_pool": is_v_first,
+        "write_pool": is_v_first != c.given.get("transpose", False),
+    }
     sizes = [_check_pool(c, name, v) for name, v in layouts.items() if name in c.shapes]
     if len(sizes) == 2:
         (layers, state_sizes), (other_layers, others) = sizes

@@ -41,8 +41,10 @@ Work choose_work(const Problem& p, const Implementation* named, const char* opti
 }
 
 size_t Work::bytes(const Problem& p) const {
+  // A call that runs as it is is not copied: it remembers what the driver was asked.
   if (second == nullptr) {
-    return first->workspace_bytes(is_recurrent(p) ? asked_call(p, first) : p);
+    return is_recurrent(p) ? first->workspace_bytes(asked_call(p, first))
+                           : first->workspace_bytes(p);
   }
   const TwoForms two = two_forms(p, nullptr);
   const size_t most =
@@ -52,7 +54,8 @@ size_t Work::bytes(const Problem& p) const {
 
 void Work::run(const Problem& p, std::span<std::byte> memory, void* stream) const {
   if (second == nullptr) {
-    return first->run(is_recurrent(p) ? asked_call(p, first) : p, memory, stream);
+    return is_recurrent(p) ? first->run(asked_call(p, first), memory, stream)
+                           : first->run(p, memory, stream);
   }
   const TwoForms two = two_forms(p, memory.data());
   p.device == DELTIC_CUDA ? gpu::fill_form_lists(p, two.lists, stream) : fill_lists(p, two.lists);

@@ -265,8 +265,7 @@ static void run_move(void) {
   deltic_workspace w = workspace(bytes);
   EXPECT_OK(deltic_move(NULL, &move_tensors.s, &w, NULL));
   EXPECT(memcmp(to, from + D * K, sizeof(float) * D * K) == 0);
-  WITH_FIELD(move_tensors.s, deltic_move(NULL, &move_tensors.s, &w, NULL),
-             "move: tensors.size: ");
+  WITH_FIELD(move_tensors.s, deltic_move(NULL, &move_tensors.s, &w, NULL), "move: tensors.size: ");
   EXPECT_GUARD(move_tensors);
   free(w.data), free(from), free(to);
 }

@@ -70,9 +70,7 @@ def test_commit_has_the_bits_of_decode(gate, is_tree, dtype):
         )
     assert torch.equal(pools, before)
     paths = [[0, 2, 4], [], [0]] if is_tree else [[0, 1, 2, 3, 4], [], [0]]
-    deltic.commit(
-        pools, records, torch.tensor([5, 0, 1]), read_index=slots, parents=parents
-    )
+    deltic.commit(pools, records, torch.tensor([5, 0, 1]), read_index=slots, parents=parents)
     for n, path in enumerate(paths):
         for t in path:
             token = {name: x[n : n + 1, t : t + 1] for name, x in rows.items()}
@@ -101,9 +99,7 @@ def test_compile():
     slots, accepted = torch.tensor([2, 0, 3]), torch.tensor([3, 0, 5])
 
     def step(q, k, v, beta, g, pool, record):
-        o = deltic.decode(
-            q, k, v, beta=beta, g=g, state_pool=pool, read_index=slots, record=record
-        )
+        o = deltic.decode(q, k, v, beta=beta, g=g, state_pool=pool, read_index=slots, record=record)
         deltic.commit(pool, record, accepted, read_index=slots)
         deltic.move_states(pool, read_index=slots[:1], write_index=torch.tensor([1]))
         return o
