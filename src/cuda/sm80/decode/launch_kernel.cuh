@@ -8,11 +8,22 @@
 
 namespace deltic::gpu::decode {
 
-template <class E, int kWidth, bool kVFirst, bool kPerChannel, bool kTrees>
+template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
-  using Tr = Traits<E, kWidth, kVFirst, kPerChannel, kTrees>;
+  using Tr = TraitsOf<E, kWidth, kVFirst, kPerChannel, kKind>;
   decode_kernel<Tr><<<num_ctas, Tr::kThreads, sizeof(Stage<Tr>), stream>>>(p);
   check_launch("decode kernel");
 }
+
+#define DELTIC_INSTANTIATE_GATE(E, kWidth, kVFirst, kPerChannel)                                \
+  template void launch<E, kWidth, kVFirst, kPerChannel, Kind::several>(const Params&, unsigned, \
+                                                                       cudaStream_t);           \
+  template void launch<E, kWidth, kVFirst, kPerChannel, Kind::single>(const Params&, unsigned,  \
+                                                                      cudaStream_t);            \
+  template void launch<E, kWidth, kVFirst, kPerChannel, Kind::trees>(const Params&, unsigned,   \
+                                                                     cudaStream_t)
+#define DELTIC_INSTANTIATE_DECODE(E, kWidth, kVFirst) \
+  DELTIC_INSTANTIATE_GATE(E, kWidth, kVFirst, false); \
+  DELTIC_INSTANTIATE_GATE(E, kWidth, kVFirst, true)
 
 }  // namespace deltic::gpu::decode

@@ -1,6 +1,7 @@
 // What the decode kernel gets: the tensors and options of a call.
 #pragma once
 
+#include "cuda/tile/divisor.h"
 #include "cuda/tile/slots.cuh"
 
 namespace deltic::gpu::decode {
@@ -9,6 +10,7 @@ struct Params {
   Tokens tokens;
   int64_t V;
   uint32_t HV, num_slices, group;  // group: value heads per q/k head
+  Divisor by_heads, by_slices, by_group;
 
   Gate gate;
   deltic_gate_form gate_form;

@@ -24,6 +24,8 @@ struct Choice {
   bool stays = false;                 // the state in shared memory between tokens
   Products products = Products::fma;  // mma: bf16 V-first
   bool starts_early = false;          // before the launch ahead of it on the stream ends
+  bool single = false;                // dense, and one token per sequence
+  bool direct = false;                // the state straight into registers
 };
 
 // kTrees: tokens may start from the state after another one than the one before them.
@@ -34,6 +36,7 @@ struct Traits {
   static constexpr int kWidth = kWidth_;  // K
   static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_, kTrees = kTrees_;
   static constexpr bool kStartsEarly = kChoice.starts_early;
+  static constexpr bool kSingle = kChoice.single, kDirect = kChoice.direct;
   // A warp has 16 columns, four lanes along the channels and eight along the columns, two of which
   // each: the matrix instruction's left factor as it lies in memory.
   static constexpr bool kMma = kChoice.products == Products::mma;
@@ -47,7 +50,10 @@ struct Traits {
   static constexpr int kSlice = kLanesV * kColumns;                      // value columns of a tile
   static constexpr int kTiles = kChoice.tiles, kSpan = kTiles * kSlice;  // and of a CTA
   // Tokens that are prepared together: what shared memory has beside the states.
-  static constexpr int kStageTokens = kChoice.tokens > 0 ? kChoice.tokens : kMma ? 4 : 8;
+  static constexpr int kStageTokens = kSingle              ? 1
+                                      : kChoice.tokens > 0 ? kChoice.tokens
+                                      : kMma               ? 4
+                                                           : 8;
   // The most whose registers do not spill (README.md has them). fp16 takes more instructions to
   // unpack, and registers.
   static constexpr int k16BitCtas = kVFirst && !(kIsHalf<E> && kPerChannel) ? 5 : 4;
@@ -60,7 +66,7 @@ struct Traits {
       kCtasPerSm - ((kVFirst ? sizeof(E) == 2 : sizeof(E) == 4 && kWidth == 128) ? 1 : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
-  static constexpr bool kStays = sizeof(E) == 2 || kChoice.stays;
+  static constexpr bool kStays = !kDirect && (sizeof(E) == 2 || kChoice.stays);
   // fp32 V-first: two runs of four channels half a width apart, so that lanes read neighbours.
   static constexpr bool kHalves = kVFirst && sizeof(E) == 4;
   static_assert(kPieces == 8 || kPieces == 16, "a warp has whole columns of pieces");
@@ -69,6 +75,24 @@ struct Traits {
   static_assert(!kMma || (kVFirst && sizeof(E) == 2), "fragments of 16-bit numbers along K");
   static_assert(kVFirst || kTiles == 1, "the sums of two tokens take turns, those of tiles do not");
   static_assert(kSpan <= kThreads, "a thread loads one value column of a token");
+  static_assert(!kSingle || (kTiles == 1 && !kTrees && !kMma));
+  static_assert(!kDirect || kSingle);
 };
+
+// What the tokens of a call are. All kinds have the same bits.
+enum class Kind {
+  several,  // any number of them, or packed
+  single,   // one per sequence, dense: few threads per CTA, and nothing kept for later tokens
+  trees     // a token may start from another one than the one before it
+};
+template <class E, bool kVFirst>
+inline constexpr Choice kSingleChoice{.threads = kVFirst ? 64 : 128,
+                                      .ctas = kVFirst          ? 12
+                                              : sizeof(E) == 2 ? 5
+                                                               : 6,
+                                      .single = true};
+template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
+using TraitsOf = Traits<E, kWidth, kVFirst, kPerChannel, kKind == Kind::trees,
+                        kKind == Kind::single ? kSingleChoice<E, kVFirst> : Choice{}>;
 
 }  // namespace deltic::gpu::decode
