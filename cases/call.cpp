@@ -37,7 +37,8 @@ constexpr std::array kSequence = {FIELD(Tensors, q),
                                   FIELD(Tensors, write_pool),
                                   FIELD(Tensors, has_initial_state),
                                   FIELD(Tensors, accepted),
-                                  FIELD(Tensors, parents)};
+                                  FIELD(Tensors, parents),
+                                  FIELD(Tensors, positions)};
 constexpr std::array kBackward = {FIELD(BackwardTensors, d_o),
                                   FIELD(BackwardTensors, d_final_state),
                                   FIELD(BackwardTensors, dq),

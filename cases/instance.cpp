@@ -255,6 +255,7 @@ Options Instance::options(const RunOptions& run) const {
   o.split = c.split;
   o.segment_length = c.segment;
   o.qk_l2norm = c.l2norm;
+  if (c.stochastic) o.seed = c.seed * 0x9E3779B97F4A7C15u;  // both halves of it
   return o;
 }
 

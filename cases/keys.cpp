@@ -347,6 +347,9 @@ std::string two_lists(C c) {
   return need(!has_one || (c.pool == Pool::drafts && c.op != Op::decode),
               "a pool without lists, or with two");
 }
+std::string half_states(C c) {
+  return need(has_states(c) && c.sdtype != DType::f32, "a state, and sdtype=bf16 or f16");
+}
 std::string drafts(C c) { return need(c.pool == Pool::drafts, "pool=drafts"); }
 std::string initial_state(C c) { return need(c.init || c.pool != Pool::none, "init=1 or a pool"); }
 std::string incoming(C c) {
@@ -446,6 +449,9 @@ constexpr Key kKeys[] = {
     {"hasinit", flag<&Case::has_init>(), "0",
      "has_initial_state is given: every third sequence starts from zero",
      both<kPoolOp, initial_state>},
+    {"stochastic", flag<&Case::stochastic>(), "0",
+     "decode: 16-bit states are rounded by chance, a seed and positions are given",
+     both<kDecode, half_states>},
     {"idx", index_dtype<&Case::idx>(), "i32", "dtype of the index lists of pool and checkpoints",
      both<kPoolOp, index_lists>},
     {"ckpt", kCheckpoints, "none",

@@ -214,7 +214,7 @@ std::set<std::string_view> without_delta_rule(std::set<std::string_view> more) {
                "  from everything kept", "building blocks", "  their gradients", "no gate",
                "gate per head", "gate per channel", "gate forms", "grouped values",
                "L2 norm inside", "chunks of 16 and 32", "vector beta, gv", "  trees of tokens",
-               "adversarial inputs"});
+               "stochastic rounding", "adversarial inputs"});
   return more;
 }
 
@@ -224,17 +224,19 @@ const std::map<std::string_view, std::set<std::string_view>>& not_taken() {
   static const std::map<std::string_view, std::set<std::string_view>> all = {
       {"cpu.amx",
        {"decode", "building blocks", "  their gradients", "convolution", "  its gradient",
-        "gated norm", "  its gradients", "fp32", "fp16", "vector beta, gv", "  trees of tokens"}},
+        "gated norm", "  its gradients", "fp32", "fp16", "vector beta, gv", "  trees of tokens",
+        "stochastic rounding"}},
       {"cuda.sm90.forward",
        {"decode", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "convolution",
         "  its gradient", "gated norm", "  its gradients", "fp32", "chunks of 16 and 32",
-        "vector beta, gv", "  trees of tokens"}},
+        "vector beta, gv", "  trees of tokens", "stochastic rounding"}},
       {"cuda.sm90.backward",
        {"forward", "decode", "building blocks", "  their gradients", "convolution",
         "  its gradient", "gated norm", "  its gradients", "fp32", "pools", "checkpoints",
         "chunks of 16 and 32", "vector beta, gv", "  null slots", "  a second one to write",
-        "  read by accepted tokens", "  trees of tokens", "has_initial_state"}},
+        "  read by accepted tokens", "  trees of tokens", "has_initial_state",
+        "stochastic rounding"}},
       {"cuda.decode",
        {"forward", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "convolution",

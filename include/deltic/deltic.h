@@ -185,6 +185,13 @@ typedef struct deltic_options {
   int32_t null_slot; /* slots from -1 up to this one are none, in every list of slots: -1 or more */
   int32_t has_eps;   /* 0: 1e-5 */
   float eps;         /* rmsnorm only: finite, at least 0 */
+  /* decode, states of 16 bits: 1 rounds them to one of their two neighbours, by chance, so that the
+   * mean of many is the number itself (stochastic rounding), instead of to the nearest. The chance
+   * is a function of the seed, the token's position in its sequence (tensors.positions), the value
+   * head and the element: neither the batch nor the division into calls changes a bit. */
+  int32_t has_seed;
+  int32_t reserved_seed; /* 0 */
+  uint64_t seed;
 } deltic_options;
 
 /* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
@@ -249,6 +256,9 @@ typedef struct deltic_tensors {
    * parents[n][t] of this call, before t, or (-1) from where the sequence starts. Found in a slot
    * unless it is token t - 1: the parent needs one, and a start none that a token before writes. */
   deltic_tensor parents; /* [N,T'] int32 or int64 */
+  /* With options.has_seed: the position of sequence n's first token of this call, any number; the
+   * next token's is one more, that of a tree's token one more than its parent's. Absent: 0. */
+  deltic_tensor positions; /* [N] int32 or int64 */
 } deltic_tensors;
 
 /* Tensors of backward: those of the forward (or decode) call, what came back, and the gradients

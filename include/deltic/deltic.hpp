@@ -197,6 +197,7 @@ struct Options {
   Activation activation = Activation::none;  // conv and rmsnorm
   std::optional<int32_t> null_slot{};        // slots up to this one are none
   std::optional<float> eps{};                // rmsnorm only
+  std::optional<uint64_t> seed{};            // decode: 16-bit states are rounded by chance
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -223,6 +224,8 @@ struct Options {
     o.null_slot = null_slot.value_or(0);
     o.has_eps = eps.has_value() ? 1 : 0;
     o.eps = eps.value_or(0.0f);
+    o.has_seed = seed.has_value() ? 1 : 0;
+    o.seed = seed.value_or(0);
     return o;
   }
 };
@@ -233,7 +236,7 @@ struct Tensors {
       cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
       ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
   deltic_buffer saved{};  // with Options::save; Workspace::c() gives one
-  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{};
+  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{}, positions{};
 
   deltic_tensors c() const {
     return {sizeof(deltic_tensors),
@@ -261,7 +264,8 @@ struct Tensors {
             write_pool,
             has_initial_state,
             accepted,
-            parents};
+            parents,
+            positions};
   }
 };
 

@@ -157,6 +157,10 @@ def _check_sequences(c: _Shapes) -> None:
         c.sizes["entries"] = c.shapes["ckpt_tokens"][0]
         c.take("ckpt_slots", "entries")
     _check_parents(c)
+    if c.index("positions"):
+        if not any(word.startswith("seed=") for word in c.words):
+            c.refuse("positions", "none without a seed, got a tensor")
+        c.take("positions", "N")
     c.take("d_o", "B,T,HV,V")
     c.take("d_final_state", f"N,{state}")
 

@@ -138,6 +138,17 @@ def null_word(op: str, value: int | None) -> str:
     return f" null_slot={value}"
 
 
+def seed_word(op: str, value: int | None) -> str:
+    """The word for a seed."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: seed: expected an int, got {value!r}")
+    if not 0 <= value < 2**64:
+        raise ValueError(f"{op}: seed: expected a number of 0 to 2^64 - 1, got {value}")
+    return f" seed={value}"
+
+
 def flag_word(op: str, argument: str, word: str, value: bool) -> str:
     """The word for a switch, which a text such as "no" must not turn on."""
     if value is True:
@@ -656,7 +667,7 @@ def _by_token(
     if has_initial_state is not None or out is not None:
         if trains or needs_grad((out,)):
             _refuse_gradient(function, (), has_initial_state, out)
-        pools = (None, None, None, None, has_initial_state, None, None)
+        pools = (None, None, None, None, has_initial_state, None, None, None)
         o, final_state = call(DECODE_OUT_, *rows, *pools, *sequences, out, *numbers, words)
         return o if out is None else out, final_state if " final" in words else None
     if trains:
@@ -683,6 +694,8 @@ def decode(
     accepted: Tensor | None = None,
     parents: Tensor | None = None,
     null_slot: int | None = None,
+    seed: int | None = None,
+    positions: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
@@ -714,6 +727,13 @@ def decode(
         parents: ``[N, T']`` int32 or int64, a tree of up to 16 drafted tokens: token t starts from
             the state after token ``parents[n, t]``, one before it, or (-1) from where the sequence
             starts. Needs a slot per token.
+        seed: a number of 64 bits: a pool of bf16 or fp16 is rounded after every token to one of the
+            two neighbours by chance, so that the mean is right (stochastic rounding), instead of to
+            the nearest. The chance is a function of the seed, the token's position in its sequence,
+            the value head and the element: neither the batch nor the division into calls changes a
+            bit.
+        positions: ``[N]`` int32 or int64 with ``seed``: the position of each sequence's first token
+            of this call; by default 0.
 
     Returns:
         ``o [B, T, HV, V]``. Not differentiable: see :func:`recurrent`.
@@ -731,8 +751,8 @@ def decode(
         _refuse_pool("decode")
     check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
-    servers = (write_pool, has_initial_state, accepted, parents)
-    if out is not None or null_slot is not None or has_any(*servers):
+    servers = (write_pool, has_initial_state, accepted, parents, positions)
+    if out is not None or null_slot is not None or seed is not None or has_any(*servers):
         if needs_grad((write_pool, out)):
             _refuse_gradient("decode", (write_pool,), None, out)
         if state_pool is None:
@@ -750,7 +770,7 @@ def decode(
             out,
             scale,
             lower_bound,
-            words + null_word("decode", null_slot),
+            words + null_word("decode", null_slot) + seed_word("decode", seed),
         )
         result: Tensor = o if out is None else out
         return result

@@ -122,6 +122,20 @@ void check_parents(Checker& c, const deltic_tensors& t) {
   c.input(t.parents, "parents");
 }
 
+// Rounding by chance.
+void check_seed(Checker& c, const deltic_tensors& t) {
+  Problem& p = c.p_;
+  if (!p.has_seed) return c.absent(t.positions, "positions", "without a seed");
+  if (!rounds_tokens(p)) {
+    const States& kept = kept_states(p);
+    c.bad("seed", "expected none but with states of 16 bits, got states of ",
+          kept ? name_of(kept.dtype) : "no dtype (there are none)");
+  }
+  p.positions = c.indices(t.positions, "positions");
+  if (p.positions) c.shape(t.positions, "positions", {p.N});
+  c.input(t.positions, "positions");
+}
+
 void check_split(const Checker& c) {
   const Problem& p = c.p_;
   if (p.device == DELTIC_CPU && p.split > DELTIC_SPLIT_OFF) {
@@ -172,6 +186,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
   c.input(t.ckpt_cu, "ckpt_cu"), c.input(t.ckpt_tokens, "ckpt_tokens");
   c.input(t.ckpt_slots, "ckpt_slots");
   check_parents(c, t);
+  check_seed(c, t);
   c.input(t.initial_state, "initial_state", in_place ? "final_state" : nullptr);
   check_split(c);
   return p;
@@ -190,6 +205,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_bac
   c.absent(t.ckpt_states, "ckpt_states", "in a backward call: checkpoints are not differentiable");
   c.absent(t.has_initial_state, "has_initial_state", "in a backward call");
   c.absent(t.parents, "parents", "in a backward call");
+  c.absent(t.positions, "positions", "in a backward call");
   check_states(c, t);
   check_checkpoint_tensors(c, t);
 

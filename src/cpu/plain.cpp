@@ -111,8 +111,15 @@ void run_slice(const Problem& p, const Sequence& s, int64_t h, int64_t first, Sl
     store_row(p.o, s.batch, s.begin + t, h, first, count, x.v);
     if (rounds_tokens(p)) {
       const bool is_bf16 = kept_states(p).dtype == DType::bf16;
-      for (int64_t i = 0; i < p.K * kColumns; ++i) {
-        x.S[i] = is_bf16 ? bf16_to_f32(f32_to_bf16(x.S[i])) : f16_to_f32(f32_to_f16(x.S[i]));
+      if (p.has_seed) {
+        const RandomState random(p, s, h, t);
+        for (int64_t i = 0; i < p.K * kColumns; ++i) {
+          x.S[i] = random.rounded(i / kColumns, first + i % kColumns, x.S[i]);
+        }
+      } else {
+        for (int64_t i = 0; i < p.K * kColumns; ++i) {
+          x.S[i] = is_bf16 ? bf16_to_f32(f32_to_bf16(x.S[i])) : f16_to_f32(f32_to_f16(x.S[i]));
+        }
       }
     }
     states.keep(x.S, t + 1);

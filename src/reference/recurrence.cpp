@@ -1,6 +1,7 @@
 // forward and decode: the recurrence, token by token.
 #include <omp.h>
 
+#include "reference/chance.h"
 #include "reference/operations.h"
 #include "reference/token.h"
 
@@ -29,10 +30,18 @@ void keep_state(const Problem& p, const Sequence& s, int64_t h, int64_t tokens, 
 }
 
 // In the dtype of the states, where that has 16 bits.
-void round_state(const Problem& p, const Matrix& S) {
+void round_state(const Problem& p, const Sequence& s, int64_t h, int64_t t, const Matrix& S) {
   const DType type = kept_states(p).dtype;
   for (int64_t d = 0; d < S.rows; ++d) {
-    for (int64_t c = 0; c < S.columns; ++c) S(d, c) = rounded_to(type, S(d, c));
+    for (int64_t c = 0; c < S.columns; ++c) {
+      if (p.has_seed) {
+        const int64_t element = p.v_first ? c * p.K + d : d * p.V + c;
+        S(d, c) =
+            rounded_by_chance(type, S(d, c), chance(p.seed, position_of(p, s, t), h, element));
+      } else {
+        S(d, c) = rounded_to(type, S(d, c));
+      }
+    }
   }
 }
 
@@ -54,7 +63,7 @@ void run_sequence(const Problem& p, const Sequence& s, int64_t h, Memory& memory
       token.load(s.batch, s.begin + t, h);
       token.step(S);
       add_transposed_product(S, p.scale, token.q, o);  // o_t = scale S_t^T q_t
-      if (rounds_tokens(p)) round_state(p, S);
+      if (rounds_tokens(p)) round_state(p, s, h, t, S);
       keep_state(p, s, h, t + 1, S);
     }
     for (int64_t c = 0; c < p.V; ++c) put(p.o, s.batch, s.begin + t, h, c, o[c]);

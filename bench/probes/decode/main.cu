@@ -78,41 +78,50 @@ void add_gates(const std::string& name, int most = 0) {
 void add_all() {
   using bf16 = __nv_bfloat16;
   add_gates<float, true, Choice{}>("decode");
-  add_gates<float, true, Choice{.threads = 32, .ctas = 24, .single = true}>("one, 32");
-  add_gates<float, true, Choice{.threads = 32, .ctas = 28, .stays = true, .single = true}>(
-      "one, 32, stays, 28");
-  add_gates<float, true, Choice{.threads = 32, .ctas = 20, .single = true, .direct = true}>(
-      "one, 32, direct");
-  add_gates<float, true,
-            Choice{.threads = 32, .ctas = 16, .columns = 8, .stays = true, .single = true}>(
-      "one, 32, 8 columns, stays");
   add_gates<float, true, Choice{.threads = 64, .ctas = 12, .single = true}>("one, 64");
   add_gates<float, true, Choice{.threads = 64, .ctas = 14, .stays = true, .single = true}>(
       "one, 64, stays, 14");
-  add_gates<float, true, Choice{.ctas = 6, .single = true}>("one, 128");
-  add_gates<float, true, Choice{.threads = 64, .ctas = 12, .starts_early = true, .single = true}>(
-      "one, 64, early");
+  add_gates<float, true, Choice{.threads = 64, .ctas = 16, .stays = true, .single = true}>(
+      "one, 64, stays, 16");
+  add_gates<float, true,
+            Choice{.threads = 64, .ctas = 14, .stays = true, .single = true, .touches = true}>(
+      "one, 64, stays, touches");
+  add_gates<float, true,
+            Choice{.threads = 64,
+                   .ctas = 14,
+                   .stays = true,
+                   .starts_early = true,
+                   .single = true,
+                   .touches = true}>("one, 64, stays, early");
+  add_gates<float, true, Choice{.ctas = 7, .single = true}>("one, 128");
   add_gates<float, false, Choice{}>("decode");
-  add_gates<float, false, Choice{.threads = 64, .ctas = 12, .single = true}>("one, 64");
-  add_gates<float, false, Choice{.ctas = 6, .single = true}>("one, 128");
-  add_gates<float, false, Choice{.ctas = 8, .stays = true, .single = true}>("one, 128, stays, 8");
+  add_gates<float, false, Choice{.ctas = 8, .stays = true, .single = true}>("one, 128, stays");
   add_gates<float, false, Choice{.threads = 256, .ctas = 4, .stays = true, .single = true}>(
-      "one, 256, stays, 4");
+      "one, 256, stays");
+  add_gates<float, false,
+            Choice{.threads = 256,
+                   .ctas = 4,
+                   .stays = true,
+                   .starts_early = true,
+                   .single = true,
+                   .touches = true}>("one, 256, stays, early");
   add_gates<bf16, true, Choice{}>("decode");
-  add_gates<bf16, true, Choice{.threads = 32, .ctas = 24, .single = true}>("one, 32");
-  add_gates<bf16, true, Choice{.threads = 32, .ctas = 16, .columns = 16, .single = true}>(
-      "one, 32, 16 columns");
+  add_gates<bf16, true, Choice{.ctas = 4}>("decode, 4");
+  add_gates<bf16, true, Choice{.threads = 32, .ctas = 28, .single = true}>("one, 32");
+  add_gates<bf16, true, Choice{.threads = 64, .ctas = 14, .single = true}>("one, 64");
+  add_gates<bf16, true, Choice{.threads = 64, .ctas = 16, .single = true}>("one, 64, 16");
+  add_gates<bf16, true, Choice{.threads = 64, .ctas = 14, .single = true, .touches = true}>(
+      "one, 64, touches");
   add_gates<bf16, true,
-            Choice{.threads = 32, .ctas = 20, .columns = 4, .single = true, .direct = true}>(
-      "one, 32, 4 columns, direct");
-  add_gates<bf16, true, Choice{.threads = 64, .ctas = 12, .single = true}>("one, 64");
-  add_gates<bf16, true, Choice{.ctas = 6, .single = true}>("one, 128");
-  add_gates<bf16, true, Choice{.threads = 32, .ctas = 24, .starts_early = true, .single = true}>(
-      "one, 32, early");
+            Choice{
+                .threads = 64, .ctas = 14, .starts_early = true, .single = true, .touches = true}>(
+      "one, 64, early");
+  add_gates<bf16, true, Choice{.ctas = 7, .single = true}>("one, 128");
   add_gates<bf16, false, Choice{}>("decode");
-  add_gates<bf16, false, Choice{.threads = 64, .ctas = 16, .single = true}>("one, 64");
   add_gates<bf16, false, Choice{.ctas = 8, .single = true}>("one, 128");
-  add_gates<bf16, false, Choice{.threads = 256, .ctas = 3, .single = true}>("one, 256");
+  add_gates<bf16, false, Choice{.ctas = 8, .starts_early = true, .single = true, .touches = true}>(
+      "one, 128, early");
+  add_gates<bf16, false, Choice{.threads = 256, .ctas = 4, .single = true}>("one, 256");
 }
 
 // --- buffers -------------------------------------------------------------------------------------

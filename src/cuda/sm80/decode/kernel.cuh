@@ -118,6 +118,16 @@ __device__ void run_single(const Params& p, const Part& part, const Work& work, 
   if (slot >= 0) store_state<Tr>(p, work.slice, part, slot, 0, raw, s);
 }
 
+// The parameters' lines of the constant cache, by a lane each: one after the other, where they are
+// used, every one of them would be waited for.
+__device__ inline void touch_params(const Params& p) {
+  constexpr int kLine = 64, kLines = (sizeof(Params) + kLine - 1) / kLine;
+  static_assert(kLines <= 32 && alignof(Params) >= 4);
+  const int line = min(static_cast<int>(threadIdx.x % 32), kLines - 1);
+  const auto word = reinterpret_cast<const uint32_t*>(&p)[line * (kLine / 4)];
+  asm volatile("" ::"r"(word));
+}
+
 // CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
 // write zeros to the rows of no sequence.
 template <class Tr>
@@ -125,19 +135,23 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
     decode_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) std::byte memory[];
   auto& s = *reinterpret_cast<Stage<Tr>*>(memory);
+  if constexpr (Tr::kTouches) touch_params(p);
   if constexpr (Tr::kStartsEarly) grid_wait();
   if (is_wrong(p.tokens)) return;
   if (!Tr::kSingle && is_past_slices(p)) return;  // kSingle: not packed
   const Slice at = find_slice<Tr>(p, blockIdx.x);
   const Part part = part_of<Tr>(threadIdx.x);
   // Everything is under way before anything is looked at: lengths and slots first, on which the
-  // others wait, then q and k, then the state, which takes longest, and the rest of the tokens.
-  const SlotEntries<int> entries = load_slots<int>(p.slots, at.n);
+  // others wait, then the tokens, then the state: what is asked for after it comes after it.
+  SlotEntries<int> entries = load_slots<int>(p.slots, at.n);
+  Slots<int> slots;
+  if constexpr (!Tr::kSingle) slots = find_slots<int>(p.slots, at.n, entries);
   const Place place =
       Tr::kSingle ? Place{static_cast<int>(at.n), 0, 1} : find_place(p.tokens, at.n);
   RawTokens tokens;
   load_keys<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
-  const Slots<int> slots = find_slots<int>(p.slots, at.n, entries);
+  load_values<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
+  if constexpr (Tr::kSingle) slots = find_slots<int>(p.slots, at.n, entries);
   RawTile<Tr> raw;
   if constexpr (Tr::kDirect) {
     load_state<Tr>(p, at, part, slots.from, raw);
@@ -148,7 +162,6 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
       end_request();
     }
   }
-  load_values<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
   if constexpr (Tr::kStartsEarly) grid_release();  // the next launch may come, and waits likewise
   if (is_skipped(p.slots, at.n, place.length, slots)) return zero_outputs(p, at, place);
   if constexpr (Tr::kSingle) {

@@ -80,6 +80,7 @@ Params params_of(const Problem& p, int64_t slices) {
   Params x{};
   set_call(p, x), set_results(p, x);
   x.num_slices = static_cast<uint32_t>(slices);
+  x.chance = chance_of(p);
   x.by_heads = Divisor(x.HV), x.by_slices = Divisor(x.num_slices), x.by_group = Divisor(x.group);
   return x;
 }
@@ -99,6 +100,9 @@ void launch_kind(const Problem& p, cudaStream_t stream) {
 
 template <class E, int kWidth, bool kVFirst>
 void launch_tokens(const Problem& p, cudaStream_t stream) {
+  if constexpr (sizeof(E) == 2) {
+    if (p.has_seed) return launch_kind<E, kWidth, kVFirst, Kind::seeded>(p, stream);
+  }
   const auto run = p.parents               ? launch_kind<E, kWidth, kVFirst, Kind::trees>
                    : !p.packed && p.T == 1 ? launch_kind<E, kWidth, kVFirst, Kind::single>
                                            : launch_kind<E, kWidth, kVFirst, Kind::several>;

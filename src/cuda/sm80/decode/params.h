@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/tile/divisor.h"
-#include "cuda/tile/slots.cuh"
+#include "cuda/tile/random.cuh"
 
 namespace deltic::gpu::decode {
 
@@ -25,6 +25,7 @@ struct Params {
   Param A_log, dt_bias;        // contiguous
   States state_in, state_out;  // [slots,HV,K,V] by strides, moved by 16 bytes
   SlotLists slots;             // at most 2^31 - 1 of them
+  Chance chance;               // of Kind::seeded
 };
 
 }  // namespace deltic::gpu::decode

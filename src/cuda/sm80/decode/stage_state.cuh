@@ -231,11 +231,11 @@ __device__ void solve_in_warp(const Params& p, const Slice& at, const Part& part
   float own[kLeft];
 #pragma unroll
   for (int j = 0; j < kLeft; ++j) {
-    const float sum = decay * x[j];
-    own[j] = beta * (v[column + j] - sum);  // of lanes with k
+    const float sum = __fmul_rn(decay, x[j]);
+    own[j] = __fmul_rn(beta, __fsub_rn(v[column + j], sum));  // of lanes with k
     const float other = __shfl_xor_sync(0xFFFFFFFFu, own[j], kP / 2);
     if (has_q && part.piece % kStride == 0 && column + j < at.count) {
-      store(p.o.data, p.o.dtype, row + column + j, sum + kq * other);
+      store(p.o.data, p.o.dtype, row + column + j, __fmaf_rn(kq, other, sum));
     }
   }
 #pragma unroll
@@ -274,15 +274,17 @@ __device__ void solve_in_cta(const Params& p, const Slice& at, const Part& part,
 #pragma unroll
       for (int w = 0; w < n; ++w) sum[w] = sum[2 * w] + sum[2 * w + 1];
     }
-    return decay * sum[0];
+    return __fmul_rn(decay, sum[0]);
   };
   const float beta = s.beta[t];
 #pragma unroll
-  for (int c = 0; c < kC; ++c) u[c] = beta * (v[part.column + c] - total(0, part.column + c));
+  for (int c = 0; c < kC; ++c) {
+    u[c] = __fmul_rn(beta, __fsub_rn(v[part.column + c], total(0, part.column + c)));
+  }
   static_assert(Tr::kSlice <= Tr::kThreads, "a thread has one output");
   if (const int column = threadIdx.x; column < at.count) {
-    const float own = beta * (v[column] - total(0, column));
-    store(p.o.data, p.o.dtype, row + column, total(1, column) + s.kq[t] * own);
+    const float own = __fmul_rn(beta, __fsub_rn(v[column], total(0, column)));
+    store(p.o.data, p.o.dtype, row + column, __fmaf_rn(s.kq[t], own, total(1, column)));
   }
 }
 
@@ -346,9 +348,21 @@ __device__ void step_by_mma(const Params& p, const Part& part, WorkOf work_of, i
   }
 }
 
+// What is drawn for vector i of the thread's part after a token.
+template <class Tr>
+__device__ Random128 draw_vector(const Params& p, const Part& part, int64_t position,
+                                 const Slice& at, int i) {
+  const int64_t column = at.first + part.column + (Tr::kVFirst ? tile_column<Tr>(i, 0) : 0);
+  const int64_t channel = Tr::kVFirst ? channel_of<Tr>(part.piece, 0) + tile_channel<Tr>(i, 0)
+                                      : kChannels * part.piece + i;
+  const int64_t element = Tr::kVFirst ? column * Tr::kWidth + channel : channel * p.V + column;
+  return draw_group(p.chance.seed, position, at.head, static_cast<uint32_t>(element / 8));
+}
+
 // S_{t-1} -> S_t and o_t. Both products with S' = decay S are reduced together: o = S'^T q +
 // u (k, q). Two passes over the state as it lies in memory, four channels at a time: unpacked as a
-// whole it would not fit the registers. 16-bit states are rounded: a call of its own for the next
+// whole it would not fit the registers. Where a product is rounded is written out: kernels of other
+// shapes must have the same bits. 16-bit states are rounded: a call of its own for the next
 // token would find the same. work_of(): where the token lies.
 template <class Tr, class WorkOf>
 __device__ void step(const Params& p, const Part& part, WorkOf work_of, int token, int tile,
@@ -375,9 +389,9 @@ __device__ void step(const Params& p, const Part& part, WorkOf work_of, int toke
       for (int e = 0; e < kN; ++e) {
         const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e) - first;
         if (d < 0 || d >= kRun) continue;
-        if constexpr (Tr::kPerChannel) S[e] *= decay[d];
-        x[c] += S[e] * k[d];
-        x[Tr::kColumns + c] += S[e] * q[d];
+        if constexpr (Tr::kPerChannel) S[e] = __fmul_rn(S[e], decay[d]);
+        x[c] = __fmaf_rn(S[e], k[d], x[c]);
+        x[Tr::kColumns + c] = __fmaf_rn(S[e], q[d], x[Tr::kColumns + c]);
       }
       if constexpr (kInPlace) raw[i] = pack<E>(S);
     }
@@ -394,6 +408,8 @@ __device__ void step(const Params& p, const Part& part, WorkOf work_of, int toke
   }
   // Orders nothing between threads: the compiler reads the state anew instead of holding it.
   if constexpr (Tr::kStays) __syncwarp();
+  [[maybe_unused]] int64_t position = 0;
+  if constexpr (Tr::kSeeded) position = position_of(p.chance, p.slots, at.n, token);
   float k[kChannels], decay[kChannels];
   read_run<Tr>(s.k[t], part.piece, 0, k);
   if constexpr (Tr::kPerChannel && !kInPlace) read_run<Tr>(s.decay[t], part.piece, 0, decay);
@@ -404,10 +420,14 @@ __device__ void step(const Params& p, const Part& part, WorkOf work_of, int toke
 #pragma unroll
     for (int e = 0; e < kN; ++e) {
       const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e);
-      if constexpr (!kInPlace) S[e] *= Tr::kPerChannel ? decay[d] : head_decay;
-      S[e] += k[d] * u[c];
+      if constexpr (!kInPlace) S[e] = __fmul_rn(S[e], Tr::kPerChannel ? decay[d] : head_decay);
+      S[e] = __fmaf_rn(k[d], u[c], S[e]);
     }
-    raw[i] = pack<E>(S);
+    if constexpr (Tr::kSeeded) {
+      raw[i] = pack_by_chance<E>(S, draw_vector<Tr>(p, part, position, at, i));
+    } else {
+      raw[i] = pack<E>(S);
+    }
   }
 }
 

@@ -67,21 +67,36 @@ __device__ int channel_of(int piece, int j) {
 }
 
 // One element or four neighbours as they lie in memory, so that all loads of a thread are under way
-// before the first is looked at. In halves, of which 16-bit numbers have the lower one: a register
-// that either of two loads may fill has the second wait for the first, taken or not.
+// before the first is looked at. kSingle: in halves, of which 16-bit numbers have the lower one: a
+// register that either of two loads may fill has the second wait for the first, taken or not. With
+// several tokens to a stage the registers are worth more than these waits.
 struct RawOne {
   uint32_t low, high;
 };
 __device__ inline const char* place_of(const void* data, DType type, int64_t at) {
   return static_cast<const char*>(data) + (at << (type == DType::f32 ? 2 : 1));
 }
-__device__ inline RawOne load_raw(const void* data, DType type, int64_t at) {
+template <class Tr>
+__device__ RawOne load_raw(const void* data, DType type, int64_t at) {
+  if constexpr (!Tr::kSingle) {
+    return {type == DType::f32 ? static_cast<const uint32_t*>(data)[at]
+                               : static_cast<const uint16_t*>(data)[at],
+            0};
+  }
   const auto* halves = reinterpret_cast<const uint16_t*>(place_of(data, type, at));
   RawOne x{halves[0], 0};
   if (type == DType::f32) x.high = halves[1];
   return x;
 }
-__device__ inline uint4 load_four(const void* data, DType type, int64_t at) {
+template <class Tr>
+__device__ uint4 load_four(const void* data, DType type, int64_t at) {
+  if constexpr (!Tr::kSingle) {
+    if (type == DType::f32) {
+      return *reinterpret_cast<const uint4*>(static_cast<const float*>(data) + at);
+    }
+    const uint2 w = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + at);
+    return {w.x, w.y, 0, 0};
+  }
   const auto* halves = reinterpret_cast<const uint2*>(place_of(data, type, at));
   const uint2 low = halves[0];
   uint2 high{0, 0};
@@ -165,9 +180,14 @@ struct RawTokens {
   RawOne beta, v, rate;
 };
 
-// Per channel a thread has four channels at places 4 x of the stage's row.
+// Per channel a thread has four channels at places 4 x of the stage's row. Of a single token the
+// first warp has the keys, and the second these.
 template <class Tr>
 inline constexpr int kGateThreads = Tr::kPerChannel ? Tr::kWidth / 4 : 1;
+template <class Tr>
+__device__ int gate_thread() {
+  return Tr::kSingle && Tr::kWarps > 1 ? threadIdx.x ^ 32 : threadIdx.x;
+}
 template <class Tr>
 __device__ int gate_channel(int thread) {
   constexpr int kHalf = Tr::kPieces;  // threads for half a row
@@ -178,9 +198,9 @@ __device__ int gate_channel(int thread) {
 template <class Tr>
 __device__ void load_gate(const Params& p, int64_t row, int d, uint4& g) {
   if constexpr (Tr::kPerChannel) {
-    g = load_four(p.g.data, p.g.dtype, row + d);
+    g = load_four<Tr>(p.g.data, p.g.dtype, row + d);
   } else {
-    const RawOne one = load_raw(p.g.data, p.g.dtype, row);
+    const RawOne one = load_raw<Tr>(p.g.data, p.g.dtype, row);
     g.x = one.low, g.y = one.high;
   }
 }
@@ -198,8 +218,8 @@ __device__ void load_keys(const Params& p, const Place& place, const Slice& at, 
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int d = channel_of<Tr>(piece, j);
-      raw.q[j] = load_four(p.q.data, p.q.dtype, q + d);
-      raw.k[j] = load_four(p.k.data, p.k.dtype, k + d);
+      raw.q[j] = load_four<Tr>(p.q.data, p.q.dtype, q + d);
+      raw.k[j] = load_four<Tr>(p.k.data, p.k.dtype, k + d);
     }
   }
 }
@@ -209,28 +229,29 @@ __device__ void load_values(const Params& p, const Place& place, const Slice& at
                             int count, RawTokens& raw) {
   const int thread = threadIdx.x;
   if (p.gate != Gate::none) {
-    const int d = gate_channel<Tr>(thread), t = thread / kGateThreads<Tr>;
+    const int d = gate_channel<Tr>(gate_thread<Tr>());
+    const int t = gate_thread<Tr>() / kGateThreads<Tr>;
     if (t < count)
       load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g);
     if (p.dt_bias.present) {
       if constexpr (Tr::kPerChannel) {
         const int64_t i = static_cast<int64_t>(at.head) * Tr::kWidth + d;
-        raw.bias = load_four(p.dt_bias.data, p.dt_bias.dtype, i);
+        raw.bias = load_four<Tr>(p.dt_bias.data, p.dt_bias.dtype, i);
       } else {
-        const RawOne one = load_raw(p.dt_bias.data, p.dt_bias.dtype, at.head);
+        const RawOne one = load_raw<Tr>(p.dt_bias.data, p.dt_bias.dtype, at.head);
         raw.bias.x = one.low, raw.bias.y = one.high;
       }
     }
-    if (p.A_log.present) raw.rate = load_raw(p.A_log.data, p.A_log.dtype, at.head);
+    if (p.A_log.present) raw.rate = load_raw<Tr>(p.A_log.data, p.A_log.dtype, at.head);
   }
   if (p.beta_kind == BetaKind::head && thread < count) {
     const int64_t row = offset(p.beta, place.batch, place.begin + first + thread, at.head);
-    raw.beta = load_raw(p.beta.data, p.beta.dtype, row);
+    raw.beta = load_raw<Tr>(p.beta.data, p.beta.dtype, row);
   }
   const int t = thread / Tr::kSpan, c = thread % Tr::kSpan;
   if (t < count && c < at.count) {
     const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
-    raw.v = load_raw(p.v.data, p.v.dtype, row + c);
+    raw.v = load_raw<Tr>(p.v.data, p.v.dtype, row + c);
   }
 }
 
@@ -300,7 +321,7 @@ template <class Tr>
 __device__ void lay_gates(const Params& p, const Place& place, const Slice& at, int first,
                           int count, RawTokens& raw, Stage<Tr>& s) {
   constexpr int kN = Tr::kPerChannel ? 4 : 1;
-  const int x = threadIdx.x % kGateThreads<Tr>, d = gate_channel<Tr>(threadIdx.x);
+  const int x = gate_thread<Tr>() % kGateThreads<Tr>, d = gate_channel<Tr>(gate_thread<Tr>());
   const bool has_gate = p.gate != Gate::none;
   const auto values = [](const uint4& four, DType type, float(&y)[4]) {
     if constexpr (Tr::kPerChannel) {
@@ -313,7 +334,7 @@ __device__ void lay_gates(const Params& p, const Place& place, const Slice& at, 
   values(raw.bias, p.dt_bias.dtype, bias);
   const float rate = p.A_log.present ? expf(value_of(raw.rate, p.A_log.dtype)) : 1.0f;
 #pragma unroll 1
-  for (int t = threadIdx.x / kGateThreads<Tr>; t < count;) {
+  for (int t = gate_thread<Tr>() / kGateThreads<Tr>; t < count;) {
     float g[4];
     values(raw.g, p.g.dtype, g);
 #pragma unroll
@@ -344,7 +365,7 @@ __device__ void lay_values(const Params& p, const Place& place, const Slice& at,
     if constexpr (Tr::kSingle) break;
     if (t < count && c < at.count) {
       const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
-      raw.v = load_raw(p.v.data, p.v.dtype, row + c);
+      raw.v = load_raw<Tr>(p.v.data, p.v.dtype, row + c);
     }
   }
 }

@@ -26,6 +26,8 @@ struct Choice {
   bool starts_early = false;          // before the launch ahead of it on the stream ends
   bool single = false;                // dense, and one token per sequence
   bool direct = false;                // the state straight into registers
+  bool seeded = false;                // 16-bit states are rounded by chance
+  bool touches = false;               // the parameters first, all at once
 };
 
 // kTrees: tokens may start from the state after another one than the one before them.
@@ -37,6 +39,7 @@ struct Traits {
   static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_, kTrees = kTrees_;
   static constexpr bool kStartsEarly = kChoice.starts_early;
   static constexpr bool kSingle = kChoice.single, kDirect = kChoice.direct;
+  static constexpr bool kSeeded = kChoice.seeded, kTouches = kChoice.touches;
   // A warp has 16 columns, four lanes along the channels and eight along the columns, two of which
   // each: the matrix instruction's left factor as it lies in memory.
   static constexpr bool kMma = kChoice.products == Products::mma;
@@ -54,11 +57,9 @@ struct Traits {
                                       : kChoice.tokens > 0 ? kChoice.tokens
                                       : kMma               ? 4
                                                            : 8;
-  // The most whose registers do not spill (README.md has them). fp16 takes more instructions to
-  // unpack, and registers.
-  static constexpr int k16BitCtas = kVFirst && !(kIsHalf<E> && kPerChannel) ? 5 : 4;
+  // The most whose registers do not spill (README.md has them).
   static constexpr int kMostCtas = kMma                                         ? 7
-                                   : sizeof(E) == 2                             ? k16BitCtas
+                                   : sizeof(E) == 2                             ? 4
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
   static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);
@@ -77,22 +78,32 @@ struct Traits {
   static_assert(kSpan <= kThreads, "a thread loads one value column of a token");
   static_assert(!kSingle || (kTiles == 1 && !kTrees && !kMma));
   static_assert(!kDirect || kSingle);
+  static_assert(!kSeeded || (sizeof(E) == 2 && !kMma));
 };
 
 // What the tokens of a call are. All kinds have the same bits.
 enum class Kind {
   several,  // any number of them, or packed
   single,   // one per sequence, dense: few threads per CTA, and nothing kept for later tokens
-  trees     // a token may start from another one than the one before it
+  trees,    // a token may start from another one than the one before it
+  seeded    // any of them, 16-bit states rounded by chance
 };
-template <class E, bool kVFirst>
-inline constexpr Choice kSingleChoice{.threads = kVFirst ? 64 : 128,
-                                      .ctas = kVFirst          ? 12
-                                              : sizeof(E) == 2 ? 5
-                                                               : 6,
-                                      .single = true};
+// K-first a CTA's rows are 256 bytes long (16-bit: 128).
+template <class E, int kWidth, bool kVFirst>
+inline constexpr Choice kSingleChoice{.threads = kVFirst          ? 64
+                                                 : sizeof(E) == 4 ? 2 * kWidth
+                                                                  : kWidth,
+                                      .ctas = kWidth == 64 && sizeof(E) == 2 ? 10
+                                              : kVFirst                      ? 14
+                                                        : (sizeof(E) == 4 ? 512 : 1024) / kWidth,
+                                      .stays = true,
+                                      .starts_early = true,
+                                      .single = true,
+                                      .touches = true};
 template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
-using TraitsOf = Traits<E, kWidth, kVFirst, kPerChannel, kKind == Kind::trees,
-                        kKind == Kind::single ? kSingleChoice<E, kVFirst> : Choice{}>;
+using TraitsOf = Traits<E, kWidth, kVFirst, kPerChannel, kKind >= Kind::trees,
+                        kKind == Kind::single   ? kSingleChoice<E, kWidth, kVFirst>
+                        : kKind == Kind::seeded ? Choice{.ctas = 3, .seeded = true}
+                                                : Choice{}>;
 
 }  // namespace deltic::gpu::decode

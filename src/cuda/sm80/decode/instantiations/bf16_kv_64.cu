@@ -2,5 +2,5 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_DECODE(__nv_bfloat16, 64, false);
+DELTIC_INSTANTIATE_ROUNDED(__nv_bfloat16, 64, false);
 }  // namespace deltic::gpu::decode

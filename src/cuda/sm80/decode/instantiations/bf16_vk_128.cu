@@ -2,5 +2,5 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_DECODE(__nv_bfloat16, 128, true);
+DELTIC_INSTANTIATE_ROUNDED(__nv_bfloat16, 128, true);
 }  // namespace deltic::gpu::decode

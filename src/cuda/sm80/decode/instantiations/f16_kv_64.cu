@@ -2,5 +2,5 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_DECODE(__half, 64, false);
+DELTIC_INSTANTIATE_ROUNDED(__half, 64, false);
 }  // namespace deltic::gpu::decode

@@ -2,5 +2,5 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_DECODE(__half, 128, true);
+DELTIC_INSTANTIATE_ROUNDED(__half, 128, true);
 }  // namespace deltic::gpu::decode
