@@ -60,7 +60,6 @@ __device__ void run_tile(const Params& p, const Part& part, Stage<Tr>& s, int fi
                      : first + t + 1 == place.length ? to
                                                      : -1;
     if (slot >= 0) store_state<Tr>(p, tile_of<Tr>(at, tile), part, slot, tile, raw, s);
-    if constexpr (Tr::kStays && !Tr::kMma) put_state<Tr>(raw, tile, s);
   }
 }
 

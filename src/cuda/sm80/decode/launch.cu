@@ -103,9 +103,17 @@ void launch_tokens(const Problem& p, cudaStream_t stream) {
   if constexpr (sizeof(E) == 2) {
     if (p.has_seed) return launch_kind<E, kWidth, kVFirst, Kind::seeded>(p, stream);
   }
-  const auto run = p.parents               ? launch_kind<E, kWidth, kVFirst, Kind::trees>
-                   : !p.packed && p.T == 1 ? launch_kind<E, kWidth, kVFirst, Kind::single>
-                                           : launch_kind<E, kWidth, kVFirst, Kind::several>;
+  const bool is_single = !p.parents && !p.packed && p.T == 1, has_many = p.N * p.HV >= kManyHeads;
+  if constexpr (!kVFirst && sizeof(E) == 2) {
+    if (is_single && has_many) return launch_kind<E, kWidth, kVFirst, Kind::many>(p, stream);
+  }
+  // Decays per channel are computed by every CTA of a head: with half as many of them fp32 states
+  // go faster through the kernel for several tokens.
+  const bool is_shared =
+      kVFirst && sizeof(E) == 4 && has_many && p.gate == Gate::channel;
+  const auto run = p.parents                 ? launch_kind<E, kWidth, kVFirst, Kind::trees>
+                   : is_single && !is_shared ? launch_kind<E, kWidth, kVFirst, Kind::single>
+                                             : launch_kind<E, kWidth, kVFirst, Kind::several>;
   run(p, stream);
 }
 

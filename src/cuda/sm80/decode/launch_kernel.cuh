@@ -30,6 +30,9 @@ void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
                                                                       cudaStream_t);            \
   template void launch<E, kWidth, kVFirst, kPerChannel, Kind::trees>(const Params&, unsigned,   \
                                                                      cudaStream_t)
+#define DELTIC_INSTANTIATE_MANY(E, kWidth, kPerChannel)                                    \
+  template void launch<E, kWidth, false, kPerChannel, Kind::many>(const Params&, unsigned, \
+                                                                  cudaStream_t)
 #define DELTIC_INSTANTIATE_SEEDED(E, kWidth, kVFirst, kPerChannel)                             \
   template void launch<E, kWidth, kVFirst, kPerChannel, Kind::seeded>(const Params&, unsigned, \
                                                                       cudaStream_t)

@@ -166,7 +166,8 @@ __device__ void store_state(const Params& p, const Slice& at, const Part& part, 
                             const RawTile<Tr>& raw, Stage<Tr>& s) {
   if constexpr (Tr::kMma) __syncwarp();  // whole rows are there
   walk<Tr>(at, part, p.state_out, slot, [&](int i, auto* to, bool is_there) {
-    if (is_there) store_vector(to, Tr::kMma ? s.state[tile][request_place<Tr>(i)] : raw[i]);
+    constexpr bool kFromShared = Tr::kMma || Tr::kGoesBack;
+    if (is_there) store_vector(to, kFromShared ? s.state[tile][request_place<Tr>(i)] : raw[i]);
   });
   if constexpr (Tr::kMma) __syncwarp();  // they have been read
 }
@@ -423,10 +424,11 @@ __device__ void step(const Params& p, const Part& part, WorkOf work_of, int toke
       if constexpr (!kInPlace) S[e] = __fmul_rn(S[e], Tr::kPerChannel ? decay[d] : head_decay);
       S[e] = __fmaf_rn(k[d], u[c], S[e]);
     }
+    uint4& vector = Tr::kGoesBack ? s.state[tile][part_place<Tr>(i)] : raw[i];
     if constexpr (Tr::kSeeded) {
-      raw[i] = pack_by_chance<E>(S, draw_vector<Tr>(p, part, position, at, i));
+      vector = pack_by_chance<E>(S, draw_vector<Tr>(p, part, position, at, i));
     } else {
-      raw[i] = pack<E>(S);
+      vector = pack<E>(S);
     }
   }
 }

@@ -59,15 +59,19 @@ struct Traits {
                                                            : 8;
   // The most whose registers do not spill (README.md has them).
   static constexpr int kMostCtas = kMma                                         ? 7
-                                   : sizeof(E) == 2                             ? 4
+                                   : sizeof(E) == 2                             ? (kVFirst ? 7 : 6)
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
   static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);
   static constexpr int kCtasElsewhere =
-      kCtasPerSm - ((kVFirst ? sizeof(E) == 2 : sizeof(E) == 4 && kWidth == 128) ? 1 : 0);
+      kSingle ? kCtasPerSm * 3 / 4
+              : kCtasPerSm - ((kVFirst ? sizeof(E) == 2 : sizeof(E) == 4 && kWidth == 128) ? 1 : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
   static constexpr bool kStays = !kDirect && (sizeof(E) == 2 || kChoice.stays);
+  // And goes back there vector by vector, where a token more may come: the registers of a whole
+  // part are a CTA per SM.
+  static constexpr bool kGoesBack = kStays && !kSingle && !kMma;
   // fp32 V-first: two runs of four channels half a width apart, so that lanes read neighbours.
   static constexpr bool kHalves = kVFirst && sizeof(E) == 4;
   static_assert(kPieces == 8 || kPieces == 16, "a warp has whole columns of pieces");
@@ -85,25 +89,36 @@ struct Traits {
 enum class Kind {
   several,  // any number of them, or packed
   single,   // one per sequence, dense: few threads per CTA, and nothing kept for later tokens
+  many,     // the same of many sequences, where longer rows are worth more: 16-bit K-first
   trees,    // a token may start from another one than the one before it
   seeded    // any of them, 16-bit states rounded by chance
 };
-// K-first a CTA's rows are 256 bytes long (16-bit: 128).
+// K-first a CTA's rows are 256 bytes long; of 16-bit states 128, where there are few.
 template <class E, int kWidth, bool kVFirst>
-inline constexpr Choice kSingleChoice{.threads = kVFirst          ? 64
-                                                 : sizeof(E) == 4 ? 2 * kWidth
-                                                                  : kWidth,
-                                      .ctas = kWidth == 64 && sizeof(E) == 2 ? 10
-                                              : kVFirst                      ? 14
-                                                        : (sizeof(E) == 4 ? 512 : 1024) / kWidth,
-                                      .stays = true,
-                                      .starts_early = true,
-                                      .single = true,
-                                      .touches = true};
+constexpr Choice single_choice(bool has_many) {
+  const bool is_half = sizeof(E) == 2;
+  const int row_threads = is_half && !has_many ? kWidth : 2 * kWidth;
+  return {.threads = kVFirst ? 64 : row_threads,
+          .ctas = kVFirst                   ? (is_half && kWidth == 64 ? 10 : 14)
+                  : is_half && kWidth == 64 ? 640 / row_threads
+                                            : 1024 / row_threads,
+          .stays = true,
+          .starts_early = true,
+          .single = true,
+          .touches = true};
+}
+template <class E, int kWidth, bool kVFirst>
+constexpr Choice choice_of(Kind kind) {
+  if (kind == Kind::single) return single_choice<E, kWidth, kVFirst>(false);
+  if (kind == Kind::many) return single_choice<E, kWidth, kVFirst>(true);
+  if (kind == Kind::seeded) return {.ctas = 3, .seeded = true};
+  return {};
+}
 template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
-using TraitsOf = Traits<E, kWidth, kVFirst, kPerChannel, kKind >= Kind::trees,
-                        kKind == Kind::single   ? kSingleChoice<E, kWidth, kVFirst>
-                        : kKind == Kind::seeded ? Choice{.ctas = 3, .seeded = true}
-                                                : Choice{}>;
+using TraitsOf =
+    Traits<E, kWidth, kVFirst, kPerChannel, kKind == Kind::trees || kKind == Kind::seeded,
+           choice_of<E, kWidth, kVFirst>(kKind)>;
+// Heads of sequences that are many: measured are 32, which are few, and 2048, which are not.
+inline constexpr int64_t kManyHeads = 512;
 
 }  // namespace deltic::gpu::decode

@@ -3,4 +3,6 @@
 
 namespace deltic::gpu::decode {
 DELTIC_INSTANTIATE_ROUNDED(__nv_bfloat16, 128, false);
+DELTIC_INSTANTIATE_MANY(__nv_bfloat16, 128, false);
+DELTIC_INSTANTIATE_MANY(__nv_bfloat16, 128, true);
 }  // namespace deltic::gpu::decode

@@ -3,4 +3,6 @@
 
 namespace deltic::gpu::decode {
 DELTIC_INSTANTIATE_ROUNDED(__half, 128, false);
+DELTIC_INSTANTIATE_MANY(__half, 128, false);
+DELTIC_INSTANTIATE_MANY(__half, 128, true);
 }  // namespace deltic::gpu::decode

@@ -3,4 +3,6 @@
 
 namespace deltic::gpu::decode {
 DELTIC_INSTANTIATE_ROUNDED(__half, 64, false);
+DELTIC_INSTANTIATE_MANY(__half, 64, false);
+DELTIC_INSTANTIATE_MANY(__half, 64, true);
 }  // namespace deltic::gpu::decode
