@@ -109,8 +109,7 @@ void launch_tokens(const Problem& p, cudaStream_t stream) {
   }
   // Decays per channel are computed by every CTA of a head: with half as many of them fp32 states
   // go faster through the kernel for several tokens.
-  const bool is_shared =
-      kVFirst && sizeof(E) == 4 && has_many && p.gate == Gate::channel;
+  const bool is_shared = kVFirst && sizeof(E) == 4 && has_many && p.gate == Gate::channel;
   const auto run = p.parents                 ? launch_kind<E, kWidth, kVFirst, Kind::trees>
                    : is_single && !is_shared ? launch_kind<E, kWidth, kVFirst, Kind::single>
                                              : launch_kind<E, kWidth, kVFirst, Kind::several>;

@@ -57,7 +57,8 @@ struct Stage {
   // here, not in registers.
   uint4 state[Tr::kTiles][Tr::kDirect ? 1 : Tr::kSlice * Tr::kWidth / Vector<typename Tr::E>::N];
   // K-first: a warp's sums of k and q, by turns.
-  alignas(16) float sums[Tr::kVFirst || Tr::kSingle ? 1 : 2][Tr::kWarps][2][Tr::kVFirst ? 4 : Tr::kSlice];
+  alignas(16) float sums[Tr::kVFirst || Tr::kSingle ? 1 : 2][Tr::kWarps][2]
+                        [Tr::kVFirst ? 4 : Tr::kSlice];
 };
 
 // The first channel of half j (four channels) of a piece.
