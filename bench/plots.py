@@ -5,7 +5,8 @@
   bench/plots.py --check    fails where a plot is not what its data gives
 
 The GPU's: docs/benchmarks/h200.json beside bench/anchors/h200.json. The CPU's:
-docs/benchmarks/cpu.md.
+docs/benchmarks/cpu.md. A training's losses: docs/benchmarks/training.json, which
+examples/python/train_hybrid.py writes.
 The standard library alone, so that the same data gives the same bytes everywhere.
 """
 
@@ -98,6 +99,14 @@ class Canvas:
         self.lines.append(
             f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{self.theme[color]}" '
             f'stroke-width="{width:g}"/>'
+        )
+
+    def curve(self, points: list[tuple[float, float]], *, color: str, dash: str) -> None:
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        broken = f' stroke-dasharray="{dash}"' if dash else ""
+        self.lines.append(
+            f'<path d="M{path}" fill="none" stroke="{self.theme[color]}" '
+            f'stroke-width="1.6"{broken}/>'
         )
 
     def dot(self, x: float, y: float, *, color: str) -> None:
@@ -286,6 +295,77 @@ def cpu_plot(bars: list[Bars], theme: dict[str, str]) -> str:
     return canvas.svg(bottom + 6, title, told)
 
 
+# ---- Training -----------------------------------------------------------------------------------
+
+TRAINED = {"gdn": "Gated DeltaNet", "kda": "Gated DeltaNet and KDA"}
+# By operators and device: colour and dashes, so that curves that coincide are seen all the same.
+CURVES = {
+    "deltic cuda": ("first", ""),
+    "deltic cpu": ("second", "7 5"),
+    "fallback cuda": ("text", "2 5"),
+    "fallback cpu": ("text", "2 5"),
+    "fla cuda": ("quiet", "1 3"),
+}
+
+
+def training_plot(run: dict[str, Any], theme: dict[str, str]) -> str:
+    canvas = Canvas(theme)
+    top, bottom, wide, gap = 78, 300, 360, 60
+    models = run["models"]
+    everything = [
+        loss for model in models.values() for r in model.values() for loss in r.get("losses", [])
+    ]
+    low, high = math.floor(min(everything)), math.ceil(max(everything))
+    sizes = run["sizes"]
+    steps = sizes["steps"]
+    on = run["machine"].get("gpu", run["machine"]["cpu"])
+    title = "Loss of a small Qwen3-Next in training, nats per byte"
+    canvas.text(12, 24, title, size=16, bold=True)
+    how = f"The same weights and batches everywhere; bf16 products; {on}."
+    if sizes["timed_width"]:
+        how += f" tokens/s: a step of {sizes['timed_length']}, width {sizes['timed_width']}."
+    canvas.text(12, 44, how, color="quiet")
+    lines = 0
+    for number, (model, results) in enumerate(models.items()):
+        left = 40 + number * (wide + gap)
+
+        def place(step: int, loss: float, left: int = left) -> tuple[float, float]:
+            return (
+                left + step / max(steps - 1, 1) * wide,
+                bottom - (loss - low) / (high - low) * (bottom - top),
+            )
+
+        canvas.text(left, top - 12, f"{TRAINED[model]}, one layer of attention", bold=True)
+        for loss in range(low, high + 1):
+            y = place(0, loss)[1]
+            canvas.line(left, y, left + wide, y)
+            canvas.text(left - 8, y + 4, str(loss), color="quiet", anchor="end", size=12)
+        for step in (1, steps):
+            x = place(step - 1, low)[0]
+            canvas.text(x, bottom + 16, str(step), color="quiet", anchor="middle", size=12)
+        for line, (name, found) in enumerate(results.items()):
+            color, dash = CURVES[name]
+            y = bottom + 40 + 18 * line
+            said = found.get("error")
+            if said is None:
+                canvas.curve(
+                    [place(*x) for x in enumerate(found["losses"])], color=color, dash=dash
+                )
+                rate = found.get("tokens_per_second")
+                said = f"{found['losses'][-1]:.3f} at the end"
+                said += f", {rate:,.0f} tokens/s" if rate else ""
+            canvas.curve([(left, y - 4), (left + 34, y - 4)], color=color, dash=dash)
+            canvas.text(left + 42, y, f"{name}: {said}", size=12)
+            lines = max(lines, line + 1)
+    told = "; ".join(
+        f"{TRAINED[model]} on {name}: {found['losses'][0]} to {found['losses'][-1]}"
+        for model, results in models.items()
+        for name, found in results.items()
+        if "losses" in found
+    )
+    return canvas.svg(bottom + 40 + 18 * lines, title, told)
+
+
 # ---- Files --------------------------------------------------------------------------------------
 
 
@@ -294,8 +374,10 @@ def plots() -> dict[str, str]:
     run = json.loads((ROOT / "docs/benchmarks/h200.json").read_text(encoding="utf-8"))
     anchors = json.loads((ROOT / "bench/anchors/h200.json").read_text(encoding="utf-8"))
     strips, bars = gpu_strips(run, anchors), cpu_bars(ROOT / "docs/benchmarks/cpu.md")
+    training = json.loads((ROOT / "docs/benchmarks/training.json").read_text(encoding="utf-8"))
     found = {}
     for name, theme in THEMES.items():
+        found[f"training_{name}.svg"] = training_plot(training, theme)
         found[f"gpu_forward_{name}.svg"] = gpu_plot(run, strips, theme)
         found[f"cpu_{name}.svg"] = cpu_plot(bars, theme)
     return found

@@ -38,6 +38,8 @@ constexpr std::array kSequence = {FIELD(Tensors, q),
                                   FIELD(Tensors, has_initial_state),
                                   FIELD(Tensors, accepted),
                                   FIELD(Tensors, parents),
+                                  FIELD(Tensors, recurrent_from),
+                                  FIELD(Tensors, record),
                                   FIELD(Tensors, positions)};
 constexpr std::array kBackward = {FIELD(BackwardTensors, d_o),
                                   FIELD(BackwardTensors, d_final_state),
@@ -100,6 +102,13 @@ constexpr std::array kConvBackward = {
     FIELD(ConvBackwardTensors, d_out), FIELD(ConvBackwardTensors, d_final_state),
     FIELD(ConvBackwardTensors, dx),    FIELD(ConvBackwardTensors, dweight),
     FIELD(ConvBackwardTensors, dbias), FIELD(ConvBackwardTensors, d_initial_state)};
+constexpr std::array kMove = {FIELD(MoveTensors, state_pool), FIELD(MoveTensors, write_pool),
+                              FIELD(MoveTensors, read_index), FIELD(MoveTensors, write_index)};
+constexpr std::array kCommit = {
+    FIELD(CommitTensors, state_pool),  FIELD(CommitTensors, record),
+    FIELD(CommitTensors, accepted),    FIELD(CommitTensors, read_index),
+    FIELD(CommitTensors, write_index), FIELD(CommitTensors, has_initial_state),
+    FIELD(CommitTensors, parents)};
 #undef FIELD
 
 template <class T, size_t N>
@@ -114,6 +123,8 @@ TensorView* find(T& tensors, const std::array<Field<T>, N>& fields, std::string_
 TensorView* find(Tensors& t, std::string_view name) { return find(t, kSequence, name); }
 TensorView* find(BlockTensors& t, std::string_view name) { return find(t, kBlock, name); }
 TensorView* find(ConvTensors& t, std::string_view name) { return find(t, kConv, name); }
+TensorView* find(MoveTensors& t, std::string_view name) { return find(t, kMove, name); }
+TensorView* find(CommitTensors& t, std::string_view name) { return find(t, kCommit, name); }
 template <class T, size_t N>
 TensorView* find_either(T& t, const std::array<Field<T>, N>& fields, std::string_view name) {
   TensorView* own = find(t, fields, name);
@@ -148,6 +159,12 @@ size_t bytes_of(Op, const Options& o, const ConvTensors& t, void* stream) {
 size_t bytes_of(Op, const Options& o, const ConvBackwardTensors& t, void* stream) {
   return conv_backward_workspace_bytes(o, t, stream);
 }
+size_t bytes_of(Op, const Options& o, const MoveTensors& t, void* stream) {
+  return move_workspace_bytes(o, t, stream);
+}
+size_t bytes_of(Op, const Options& o, const CommitTensors& t, void* stream) {
+  return commit_workspace_bytes(o, t, stream);
+}
 
 void run_it(Op op, const Options& o, const Tensors& t, const deltic_workspace& w, void* stream) {
   op == Op::decode ? decode(o, t, w, stream) : forward(o, t, w, stream);
@@ -171,6 +188,12 @@ void run_it(Op, const Options& o, const ConvBackwardTensors& t, const deltic_wor
             void* stream) {
   conv_backward(o, t, w, stream);
 }
+void run_it(Op, const Options& o, const MoveTensors& t, const deltic_workspace& w, void* stream) {
+  move(o, t, w, stream);
+}
+void run_it(Op, const Options& o, const CommitTensors& t, const deltic_workspace& w, void* stream) {
+  commit(o, t, w, stream);
+}
 
 std::vector<Choice> ask(Op op, const Options& o, const Tensors& t) {
   return deltic::explain(op, o, t);
@@ -190,6 +213,12 @@ std::vector<Choice> ask(Op, const Options& o, const ConvTensors& t) {
 std::vector<Choice> ask(Op, const Options& o, const ConvBackwardTensors& t) {
   return deltic::explain(o, t);
 }
+std::vector<Choice> ask(Op, const Options& o, const MoveTensors& t) {
+  return deltic::explain(o, t);
+}
+std::vector<Choice> ask(Op, const Options& o, const CommitTensors& t) {
+  return deltic::explain(o, t);
+}
 
 }  // namespace
 
@@ -200,6 +229,12 @@ Call::Call(Op op, bool is_gradient) : op_(op) {
       break;
     case Op::backward:
       tensors_.emplace<BackwardTensors>();
+      break;
+    case Op::move:
+      tensors_.emplace<MoveTensors>();
+      break;
+    case Op::commit:
+      tensors_.emplace<CommitTensors>();
       break;
     case Op::conv:
       if (is_gradient) {

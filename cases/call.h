@@ -38,11 +38,15 @@ class Call {
   const T& as() const {
     return std::get<T>(tensors_);
   }
+  template <class T>
+  T& as() {
+    return std::get<T>(tensors_);
+  }
 
  private:
   Op op_ = Op::forward;
   std::variant<Tensors, BackwardTensors, BlockTensors, BlockBackwardTensors, ConvTensors,
-               ConvBackwardTensors>
+               ConvBackwardTensors, MoveTensors, CommitTensors>
       tensors_{};
 };
 

@@ -19,6 +19,7 @@
 namespace deltic::cases {
 namespace {
 
+constexpr int64_t kMostDrafts = 16;
 constexpr int kMaxExpansion = 100000;  // cases of one line: seconds to read, a day to run
 // For who has not seen a line yet.
 constexpr const char* kExample = " (a line: forward gate=head dense=1x4096 H=16 K=128 V=128)";
@@ -41,7 +42,10 @@ std::string key_names() {
 // Defaults that depend on other keys. `given` holds the keys of the line.
 void apply_defaults(Case& c, const std::set<std::string, std::less<>>& given) {
   const auto is_given = [&](const char* key) { return given.find(key) != given.end(); };
-  if (is_any(c.op, {Op::cumsum, Op::gate, Op::inverse})) {
+  if (c.op == Op::move && !is_given("pool")) c.pool = Pool::move;
+  if (c.op == Op::commit && !is_given("pool")) c.pool = Pool::inplace;
+  if (c.record && !is_given("final")) c.final_state = Final::none;
+  if (is_any(c.op, {Op::cumsum, Op::gate, Op::inverse, Op::move, Op::commit})) {
     c.H = c.HV;
   } else if (!is_given("HV")) {
     c.HV = c.H;
@@ -90,6 +94,42 @@ void check_conv(const Case& c) {
   }
 }
 
+void check_move(const Case& c) {
+  const bool has_two_lists = c.pool == Pool::move || c.pool == Pool::start ||
+                             c.pool == Pool::peek || c.pool == Pool::mixed || c.pool == Pool::fork;
+  if (!has_two_lists) {
+    fail("pool: expected move, start, peek, mixed or fork for move, got '" + *value_of(c, "pool") +
+         "'");
+  }
+  const int64_t apart = std::abs(c.read_head - c.write_head);
+  if (!c.write_pool && apart > 0 && apart < c.HV) {
+    fail("whead: expected the heads that are read, or none of them, without writepool=1, got " +
+         std::to_string(c.write_head));
+  }
+}
+
+void check_lengths(const Case& c, const char* key) {
+  if (c.longest() <= kMostDrafts) return;
+  fail(std::string(key) + ": expected lengths up to " + std::to_string(kMostDrafts) + ", got " +
+       std::to_string(c.longest()));
+}
+void check_record(const Case& c) {
+  check_lengths(c, "record");
+  const bool only_reads = c.pool == Pool::none || c.pool == Pool::identity ||
+                          c.pool == Pool::inplace || c.pool == Pool::drafts;
+  if (!only_reads || c.final_state != Final::none || c.write_pool || !c.ckpt.empty() || c.gv) {
+    fail(
+        "record: expected final=0 or a pool of identity, inplace or drafts, and no writepool, "
+        "ckpt or gv, got '1'");
+  }
+}
+void check_commit(const Case& c) {
+  check_lengths(c, "dense");
+  if (c.pool == Pool::none || c.pool == Pool::tokens || c.pool == Pool::drafts) {
+    fail("pool: expected slots of one state each for commit, got '" + *value_of(c, "pool") + "'");
+  }
+}
+
 // Conflicts between keys that each have a good value.
 void check_conflicts(const Case& c) {
   if (c.HV % c.H != 0) {
@@ -108,10 +148,10 @@ void check_conflicts(const Case& c) {
   if (c.pool == Pool::tokens && c.op != Op::decode) {
     fail("pool: expected decode as the operation for tokens, got '" + op_name(c) + "'");
   }
-  if (c.op == Op::conv) {
-    check_conv(c);
-  }
-  constexpr int64_t kMostDrafts = 16;
+  if (c.op == Op::conv) check_conv(c);
+  if (c.op == Op::move) check_move(c);
+  if (c.record) check_record(c);
+  if (c.op == Op::commit) check_commit(c);
   if (c.tree && c.longest() > kMostDrafts) {
     fail("tree: expected lengths up to " + std::to_string(kMostDrafts) + ", got " +
          std::to_string(c.longest()));
@@ -153,9 +193,17 @@ int64_t Case::sequence_begin(int64_t n) const {
   for (int64_t i = 0; packed && i < n; ++i) begin += seqs[static_cast<size_t>(i)];
   return begin;
 }
+int64_t Case::recurrent_from(int64_t n) const {
+  const int64_t token = from[static_cast<size_t>(n) % from.size()], end = sequence_length(n);
+  return token == kCkptEnd ? end : std::min(token, end);
+}
 int64_t Case::longest() const {
   if (!packed) return batch > 0 ? length : 0;
   return seqs.empty() ? 0 : *std::max_element(seqs.begin(), seqs.end());
+}
+
+int64_t Case::record_tokens() const {
+  return op == Op::commit ? longest() : std::min<int64_t>(longest() + 1, kMostDrafts);
 }
 
 Case parse(std::string_view line) {

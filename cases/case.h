@@ -50,7 +50,7 @@ class CaseError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline constexpr int64_t kCkptEnd = -1;  // checkpoint offset `end`: the sequence's length
+inline constexpr int64_t kCkptEnd = -1;  // offset `end`: the sequence's length
 
 // Plain data. Fields that mean nothing for the operation keep their defaults (see normalise).
 struct Case {
@@ -74,7 +74,9 @@ struct Case {
 
   // Sizes
   int64_t H = 2, HV = 2, K = 64, V = 64;
-  int64_t D = 64, W = 4, S = 3;  // conv: channels, taps, inputs in a state
+  int64_t D = 64, W = 4, S = 3;           // conv: channels, taps, inputs in a state
+  int64_t layers = 0;                     // move, commit: of pools; 0: they have no such dimension
+  int64_t read_head = 0, write_head = 0;  // move: the first of HV heads
 
   // Dtypes
   DType dtype = DType::f32;      // q k v o; of a building block all inputs that are not named below
@@ -84,20 +86,22 @@ struct Case {
   DType wdtype = DType::f32;     // conv: weight and bias; rmsnorm: weight
   DType sdtype = DType::f32;     // initial and final state, pool
   DType cdtype = DType::f32;     // checkpoints
-  DType odtype =
-      DType::f32;  // outputs of a building block; gradients of one, of parameters of conv
+  DType odtype = DType::f32;     // outputs of a building block; gradients of one, of parameters of
+                                 // conv; move: the pool that is written
 
   // Options
   Beta beta = Beta::value;
-  bool betavec = false;  // decode: beta per value column
-  bool gv = false;       // decode: value-wise log decay
+  bool betavec = false;  // decode and its gradient: beta per value column
+  bool gv = false;       // likewise: value-wise log decay
   bool l2norm = false;
   std::optional<double> scale;
   int chunk = 64;
   Split split = Split::automatic;
-  int64_t segment = 0;                       // segment length of split=<number>
-  bool reverse = false;                      // cumsum
-  bool rstd = false;                         // l2norm: the second output
+  int64_t segment = 0;        // segment length of split=<number>
+  bool recurrent = false;     // forward: in the recurrent form, all tokens or, of sequence n, those
+  std::vector<int64_t> from;  // from from[n % size] or its end on
+  bool reverse = false;       // cumsum
+  bool rstd = false;          // l2norm: the second output
   bool u = true, kg = true, qg = true;       // wy: optional outputs
   bool from_result = false;                  // inverse_backward: from the result instead of A
   Activation activation = Activation::none;  // conv; rmsnorm: of z
@@ -113,6 +117,8 @@ struct Case {
   bool write_pool = false;    // a second pool is written instead
   int64_t null_slot = -1;     // slots up to this one are none
   bool tree = false;          // decode: parents are given
+  bool record = false;        // decode: tokens leave a record instead of states
+  bool transpose = false;     // move: the pool that is written has the other layout
   bool has_init = false;      // has_initial_state is given, 0 for every third sequence
   bool stochastic = false;    // decode: 16-bit states are rounded by chance, positions are given
   DType idx = DType::i32;     // index lists of pool and checkpoints
@@ -135,19 +141,31 @@ struct Case {
 
   // forward, decode, backward: the operations with states.
   bool is_sequence() const { return op == Op::forward || op == Op::decode || op == Op::backward; }
-  bool is_block() const { return !is_sequence() && op != Op::conv; }
+  bool is_block() const {
+    return !is_sequence() && op != Op::conv && op != Op::move && op != Op::commit;
+  }
   bool is_gradient() const { return gradient || op == Op::backward; }
   // Lists of servers beside the pool's own two, and those with another meaning.
   bool has_servers_lists() const {
     return null_slot >= 0 || has_init || write_pool || pool == Pool::drafts || tree;
   }
+  // Whether states of 16 bits are rounded from token to token.
+  bool hands_states_on() const { return op == Op::decode || op == Op::commit || recurrent; }
+  // The operation whose implementations run it.
+  Op listed_op() const { return recurrent && from.empty() ? Op::decode : op; }
   int64_t num_sequences() const;    // N
   int64_t num_batches() const;      // B
   int64_t num_tokens() const;       // T, padding included
   int64_t num_real_tokens() const;  // over all batch rows, padding excluded
   int64_t sequence_length(int64_t n) const;
   int64_t sequence_begin(int64_t n) const;  // in the T dimension
+  int64_t recurrent_from(int64_t n) const;  // with `from`
   int64_t longest() const;
+  // Of a record: numbers of a row, and tokens: one more than there are where it may have them.
+  int64_t record_width() const {
+    return K + V + (gate == Gate::none ? 0 : gate == Gate::head ? 1 : K);
+  }
+  int64_t record_tokens() const;
 };
 
 // As a line begins: forward, kkt, kkt_backward, ...

@@ -138,6 +138,7 @@ int64_t Instance::assign_pool_slots(int64_t index_columns) {
         break;
     }
   }
+  if (c.record) write_slots_.assign(write_slots_.size(), -1);
   token_columns_ = token_slots_.empty() ? 0 : index_columns;
   const int64_t first = c.null_slot + 1;
   for (auto* list : {&read_slots_, &write_slots_, &token_slots_}) {
@@ -159,7 +160,8 @@ int64_t Instance::assign_pool_slots(int64_t index_columns) {
 void Instance::assign_drafts(int64_t index_columns) {
   const Case& c = spec_;
   const int64_t N = c.num_sequences(), most = c.op == Op::conv ? c.S - c.W + 2 : index_columns;
-  if (c.op == Op::decode) token_slots_.assign(static_cast<size_t>(N * index_columns), -1);
+  const bool keeps_tokens = c.op == Op::decode && !c.record;
+  if (keeps_tokens) token_slots_.assign(static_cast<size_t>(N * index_columns), -1);
   for (int64_t n = 0; n < N; ++n) {
     const auto i = static_cast<size_t>(n);
     const bool is_skipped = n % 4 == 3;
@@ -174,7 +176,7 @@ void Instance::assign_drafts(int64_t index_columns) {
     const int64_t row = 1 + (N - 1 - n) * index_columns;
     read_slots_[i] = row + accepted_[i] - 1;
     if (c.op == Op::forward) write_slots_[i] = row;
-    for (int64_t t = 0; t < index_columns && c.op == Op::decode; ++t) {
+    for (int64_t t = 0; t < index_columns && keeps_tokens; ++t) {
       token_slots_[static_cast<size_t>(n * index_columns + t)] = row + t;
     }
   }
@@ -252,7 +254,7 @@ void Instance::add_pool() {
   const Case& c = spec_;
   const int64_t index_columns = c.longest() + 2;
   const int64_t slots = assign_pool_slots(index_columns);
-  const Role role = c.write_pool ? Role::input : Role::inout;
+  const Role role = c.write_pool || c.record ? Role::input : Role::inout;
   Tensor& pool = add("state_pool", role, c.sdtype, states_shape(slots), false);
   std::vector<int64_t> read;  // all other slots stay NaN
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
@@ -387,9 +389,17 @@ void Instance::generate_sequence_op() {
          [&](int64_t i) { return draw_value_gate(c, random, pick, i); });
   }
   if (c.op != Op::backward) add("o", Role::output, c.dtype, {B, T, c.HV, c.V}, true);
+  if (c.record) {
+    add("record", Role::output, DType::f32,
+        {c.num_sequences(), c.record_tokens(), c.HV, c.record_width()}, true);
+  }
   add_lengths();
   add_states();
   add_checkpoints();
+  if (!c.from.empty()) {
+    draw(add("recurrent_from", Role::input, c.idx, {c.num_sequences()}, false),
+         [&](int64_t n) { return static_cast<double>(c.recurrent_from(n)); });
+  }
   if (c.op == Op::backward) add_backward();
 }
 
@@ -401,7 +411,7 @@ void Instance::add_backward() {
     draw(add("d_o", Role::input, c.dtype, {c.num_batches(), c.num_tokens(), c.HV, c.V}, true),
          [&](int64_t i) { return random.normal(i); });
   }
-  add_gradients_of({"q", "k", "v", "beta", "g", "A_log", "dt_bias", "initial_state"});
+  add_gradients_of({"q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_state"});
 }
 
 // Outputs of the inputs' shapes. backward: of their dtypes, but fp32 of the initial state.
@@ -565,6 +575,83 @@ void Instance::generate_conv() {
   add_gradients_of({"x", "weight", "bias", "initial_state"});
 }
 
+// Heads of a pool of move: those before the first one that counts, HV, and then one more.
+int64_t Instance::pool_heads(int64_t first) const { return first + spec_.HV + (first > 0 ? 1 : 0); }
+
+// Numbers in the slots that are read; what nobody reads stays NaN.
+void Instance::draw_pool(Tensor& pool, int64_t heads, int64_t first_head) const {
+  const Case& c = spec_;
+  const Random random(c.seed, "state");
+  const int64_t slots = pool.view.shape[pool.view.rank - 4], state = c.K * c.V;
+  std::vector<char> is_read(static_cast<size_t>(slots), 0);
+  for (size_t n = 0; n < read_slots_.size(); ++n) {
+    const bool starts = !c.has_init || n % 3 != 1;
+    if (starts && read_slots_[n] >= 0) is_read[static_cast<size_t>(read_slots_[n])] = 1;
+  }
+  draw(pool, [&](int64_t i) {
+    const int64_t slot = i / (heads * state) % slots, head = i / state % heads;
+    const bool counts =
+        is_read[static_cast<size_t>(slot)] != 0 && head >= first_head && head < first_head + c.HV;
+    return counts ? 0.5 * random.normal(i) : NAN;
+  });
+}
+
+void Instance::generate_commit() {
+  const Case& c = spec_;
+  const int64_t N = c.num_sequences(), T = c.record_tokens(), W = c.record_width();
+  std::vector<int64_t> pool = states_shape(assign_pool_slots(T)), rows = {N, T, c.HV, W};
+  if (c.layers > 0) {
+    pool.insert(pool.begin(), c.layers);
+    rows.insert(rows.begin(), c.layers);
+  }
+  draw_pool(add("state_pool", Role::inout, c.sdtype, pool, false), c.HV, 0);
+  const Random random(c.seed, "record");
+  draw(add("record", Role::input, DType::f32, rows, false), [&](int64_t i) {
+    const int64_t at = i % W;
+    if (at >= c.K + c.V) return random.uniform(i, 0.3, 1.0);
+    return random.normal(i) / (at < c.K ? std::sqrt(static_cast<double>(c.K)) : 1.0);
+  });
+  add_pool_lists(T);
+  add_has_initial_state();
+  // From none to all of them; of a skipped sequence it may be anything.
+  draw(add("accepted", Role::input, c.idx, {N}, false),
+       [&](int64_t n) { return static_cast<double>(is_skipped(n) ? 99 : (5 * n + T) % (T + 1)); });
+}
+
+void Instance::generate_move() {
+  const Case& c = spec_;
+  const int64_t slots = assign_pool_slots(0);
+  const auto shape = [&](int64_t heads, bool v_first) {
+    std::vector<int64_t> sizes = {slots, heads, v_first ? c.V : c.K, v_first ? c.K : c.V};
+    if (c.layers > 0) sizes.insert(sizes.begin(), c.layers);
+    return sizes;
+  };
+  const bool v_first = c.state == StateLayout::vk;
+  // Within one pool it has the heads of both.
+  const int64_t from = pool_heads(c.write_pool ? c.read_head : std::max(c.read_head, c.write_head));
+  const Role role = c.write_pool ? Role::input : Role::inout;
+  draw_pool(add("state_pool", role, c.sdtype, shape(from, v_first), false), from, c.read_head);
+  if (c.write_pool) {
+    add("write_pool", Role::output, c.odtype,
+        shape(pool_heads(c.write_head), v_first != c.transpose), false);
+  }
+  const int64_t N = c.num_sequences();
+  draw(add("read_index", Role::input, c.idx, {N}, false), listed(read_slots_));
+  draw(add("write_index", Role::input, c.idx, {N}, false), listed(write_slots_));
+}
+
+// Whether an element of a pool or of checkpoints (row-major index) is one that the call writes.
+bool Instance::is_written(const Tensor& t, int64_t index) const {
+  const bool has_layers = t.view.rank == 5;
+  const int64_t slots = t.view.shape[has_layers ? 1 : 0];
+  const int64_t per_slot = t.view.numel() / slots / (has_layers ? t.view.shape[0] : 1);
+  const std::vector<int64_t>& written = written_slots(t.name);
+  if (!std::binary_search(written.begin(), written.end(), index / per_slot % slots)) return false;
+  if (spec_.op != Op::move) return true;
+  const int64_t head = index % per_slot / (spec_.K * spec_.V);
+  return head >= spec_.write_head && head < spec_.write_head + spec_.HV;
+}
+
 // Input rows of padding and of skipped sequences must never be looked at: they hold NaN.
 void Instance::spoil_unread_rows() {
   for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "z", "a", "out", "d_o", "d_out",
@@ -588,7 +675,7 @@ std::vector<std::pair<int64_t, int64_t>> Instance::unread_tokens() const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
   const int64_t tokens = c.num_batches() * c.num_tokens();
   if (c.packed && c.pad > 0) ranges.emplace_back(tokens - c.pad, tokens);
-  if (c.pool == Pool::none) return ranges;
+  if (c.pool == Pool::none || c.op == Op::move || c.op == Op::commit) return ranges;
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
     if (!is_skipped(n)) continue;
     const int64_t first = c.packed ? c.sequence_begin(n) : n * c.length;
@@ -598,7 +685,11 @@ std::vector<std::pair<int64_t, int64_t>> Instance::unread_tokens() const {
 }
 
 void Instance::generate() {
-  if (spec_.op == Op::conv) {
+  if (spec_.op == Op::move) {
+    generate_move();
+  } else if (spec_.op == Op::commit) {
+    generate_commit();
+  } else if (spec_.op == Op::conv) {
     generate_conv();
   } else if (spec_.is_block()) {
     generate_block();

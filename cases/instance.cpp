@@ -35,15 +35,15 @@ MemoryLayout make_layout(const std::vector<int64_t>& shape, Layout kind, bool is
   }
   if (kind == Layout::pages && rank >= 3) {
     // Multiples of 8 elements: 16 bytes of any float. Rows [B,T,...] are the second of three slices
-    // of a longer row; a state's slots are half as long again.
-    const size_t outer = is_row ? 1 : 0;
+    // of a longer row; a state's slots are half as long again, those of layers too.
+    const size_t outer = is_row || rank == 5 ? 1 : 0;
     int64_t content = 1;
     for (size_t i = rank; i-- > outer + 1;) {
       m.strides[i] = content;
       content *= shape[i];
     }
     m.strides[outer] = is_row ? 3 * content : (content * 3 / 2 + 7) / 8 * 8;
-    if (is_row) m.strides[0] = m.strides[1] * shape[1];
+    if (outer == 1) m.strides[0] = m.strides[1] * shape[1];
     m.offset = is_row ? content : 0;
     m.elements = m.strides[0] * shape[0];
     return m;
@@ -195,8 +195,8 @@ Instance Instance::widened(const Instance& other, DType wide) {
     const DType type = dtype_of(t->view);
     const bool is_index = type == DType::i32 || type == DType::i64 || type == DType::u8;
     const std::vector<int64_t> shape(t->view.shape, t->view.shape + t->view.rank);
-    // A state of 16 bits is rounded after every token of decode, by the oracle too.
-    const bool is_rounded = other.spec_.op == Op::decode && is_half(type) && is_carried(t->name);
+    // A state of 16 bits is rounded after every recurrent token, by the oracle too.
+    const bool is_rounded = other.spec_.hands_states_on() && is_half(type) && is_carried(t->name);
     Tensor& twin = copy.add(t->name, t->role, is_index || is_rounded ? type : wide, shape, false);
     if (t->role == Role::output) continue;
     TensorView first_value = t->view;  // before any run
@@ -226,6 +226,11 @@ void Instance::bind(size_t copy) {
     }
     call_.set(t->name, view);
   }
+  if (spec_.op == Op::move) {
+    auto& move = call_.as<MoveTensors>();
+    move.read_head = spec_.read_head, move.write_head = spec_.write_head;
+    move.num_heads = spec_.HV, move.transpose = spec_.transpose;
+  }
   if (spec_.final_state == Final::inplace) call_.set("final_state", call_.get("initial_state"));
   if (keeps_for_backward()) call_.set_saved(at_call(saved_, copy));
 }
@@ -248,6 +253,7 @@ Options Instance::options(const RunOptions& run) const {
   o.activation = c.activation;
   if (c.eps) o.eps = static_cast<float>(*c.eps);
   if (c.null_slot >= 0) o.null_slot = static_cast<int32_t>(c.null_slot);
+  if (c.op == Op::move || c.op == Op::commit) o.state_layout = c.state;
   if (!c.is_sequence()) return o;
   if (c.beta == Beta::sigmoid) o.beta_form = BetaForm::sigmoid;
   if (c.beta == Beta::two_sigmoid) o.beta_form = BetaForm::two_sigmoid;
@@ -255,6 +261,7 @@ Options Instance::options(const RunOptions& run) const {
   o.split = c.split;
   o.segment_length = c.segment;
   o.qk_l2norm = c.l2norm;
+  if (c.recurrent) o.form = Form::recurrent;
   if (c.stochastic) o.seed = c.seed * 0x9E3779B97F4A7C15u;  // both halves of it
   return o;
 }
@@ -482,12 +489,10 @@ std::string Instance::damage() const {
     const auto element = static_cast<size_t>(size_of(dtype_of(t->view)));
     if (!by_slot && static_cast<size_t>(numel) * element == size) continue;
     std::vector<char> writable(size, 0);
-    const std::vector<int64_t>& slots = written_slots(t->name);
-    const int64_t per_slot = t->view.shape[0] > 0 ? numel / t->view.shape[0] : 0;
     const auto first = static_cast<size_t>(static_cast<const std::byte*>(t->view.data) - data);
     const auto row_bytes = static_cast<size_t>(row_width(t->view)) * element;
     for_each_row(t->view, [&](int64_t index, int64_t offset) {
-      if (by_slot && !std::binary_search(slots.begin(), slots.end(), index / per_slot)) return;
+      if (by_slot && !is_written(*t, index)) return;
       std::memset(writable.data() + first + static_cast<size_t>(offset) * element, 1, row_bytes);
     });
     for (size_t i = 0; i < size; ++i) {
@@ -503,9 +508,9 @@ std::string Instance::damage() const {
 
 std::vector<std::pair<int64_t, int64_t>> Instance::zero_ranges(std::string_view name) const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
-  constexpr std::array kNotByToken = {"final_state", "state_pool",      "write_pool",
-                                      "ckpt_states", "dA_log",          "ddt_bias",
-                                      "dweight",     "d_initial_state", "dbias"};
+  constexpr std::array kNotByToken = {"final_state", "state_pool", "write_pool", "ckpt_states",
+                                      "dA_log",      "ddt_bias",   "dweight",    "d_initial_state",
+                                      "dbias",       "record"};
   const bool by_token =
       std::find(kNotByToken.begin(), kNotByToken.end(), name) == kNotByToken.end();
   if (!has(name) || !by_token) return ranges;

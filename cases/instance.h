@@ -177,6 +177,7 @@ class Instance {
   std::vector<std::pair<int64_t, int64_t>> zero_ranges(std::string_view name) const;
   // Slots of state_pool or ckpt_states that the call writes.
   const std::vector<int64_t>& written_slots(std::string_view name) const;
+  bool is_written(const Tensor& t, int64_t index) const;
   // Slots of the pool per sequence; -1 as in the call. Empty without a pool.
   const std::vector<int64_t>& read_slots() const { return read_slots_; }
   const std::vector<int64_t>& write_slots() const { return write_slots_; }
@@ -233,6 +234,10 @@ class Instance {
   void add_block_gradients();
   void add_square_gradient();
   void generate_conv();
+  void generate_move();
+  void generate_commit();
+  void draw_pool(Tensor& pool, int64_t heads, int64_t first_head) const;
+  int64_t pool_heads(int64_t first) const;
   void add_norm_inputs();
   void spoil_unread_rows();
   std::vector<std::pair<int64_t, int64_t>> unread_tokens() const;

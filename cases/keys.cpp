@@ -166,6 +166,15 @@ constexpr Value kCheckpoints = {
     [] { return std::string("offsets a,b,end or none"); },
     [](const Case& c) { return list_text(c.ckpt); },
     [](Case& c, const char* key, Text text) { c.ckpt = to_list(key, text, true); }};
+constexpr Value kRecurrent = {
+    [] { return std::string("none|all|offsets a,b,end"); },
+    [](const Case& c) {
+      return !c.recurrent ? "none" : c.from.empty() ? "all" : list_text(c.from);
+    },
+    [](Case& c, const char* key, Text text) {
+      c.recurrent = text != "none";
+      c.from = c.recurrent && text != "all" ? to_list(key, text, true) : std::vector<int64_t>();
+    }};
 constexpr Value kDense = {
     [] { return std::string("BxT"); },
     [](const Case& c) { return std::to_string(c.batch) + "x" + std::to_string(c.length); },
@@ -290,15 +299,30 @@ std::string has_ckpt(C c) { return need(!c.ckpt.empty(), "ckpt"); }
 std::string no_gradient(C c) { return need(!c.is_gradient(), "an operation that is no gradient"); }
 
 constexpr auto kSequenceOp = only<Op::forward, Op::decode, Op::backward>;
-constexpr auto kStateOp = only<Op::forward, Op::decode, Op::backward, Op::conv>;
+constexpr auto kStateOp =
+    only<Op::forward, Op::decode, Op::backward, Op::conv, Op::move, Op::commit>;
+constexpr auto kInitialOp = only<Op::forward, Op::decode, Op::backward, Op::conv>;
 constexpr auto kForward = only<Op::forward>;
+constexpr auto kSplitOp = only<Op::forward, Op::backward>;
 constexpr auto kDecode = only<Op::decode>;
 constexpr auto kBackward = only<Op::backward>;
+std::string by_tokens(C c) {
+  return need(c.op == Op::decode || c.save == Save::none, "decode, or backward with save=none");
+}
+constexpr auto kByTokens = both<only<Op::decode, Op::backward>, by_tokens>;
 constexpr auto kConv = only<Op::conv>;
 constexpr auto kNorm = only<Op::rmsnorm>;
-constexpr auto kPoolOp = both<only<Op::forward, Op::decode, Op::conv>, no_gradient>;
+constexpr auto kMove = only<Op::move>;
+constexpr auto kLayersOp = only<Op::move, Op::commit>;
+constexpr auto kKeptOp = both<only<Op::forward, Op::decode, Op::conv>, no_gradient>;
+constexpr auto kTwoPoolsOp = both<only<Op::forward, Op::decode, Op::conv, Op::move>, no_gradient>;
+constexpr auto kFlagOp = both<only<Op::forward, Op::decode, Op::conv, Op::commit>, no_gradient>;
+constexpr auto kPoolOp =
+    both<only<Op::forward, Op::decode, Op::conv, Op::move, Op::commit>, no_gradient>;
 constexpr auto kGateOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt,
                               Op::scores, Op::scores_inverse, Op::wy>;
+constexpr auto kGateKindOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate,
+                                  Op::kkt, Op::scores, Op::scores_inverse, Op::wy, Op::commit>;
 constexpr auto kFormOp =
     both<only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate>, a_gate>;
 constexpr auto kKeyHeadOp = only<Op::forward, Op::decode, Op::backward, Op::l2norm, Op::kkt,
@@ -322,11 +346,13 @@ std::string a_weight(C c) {
 }
 std::string value_width(C c) { return need(c.op != Op::wy || c.u, "u among parts"); }
 std::string rows_dtype(C c) {
-  return need(!is_any(c.op, {Op::cumsum, Op::gate}), "another operation than cumsum and gate");
+  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::move, Op::commit}),
+              "another operation than cumsum, gate, move and commit");
 }
 std::string own_outputs(C c) {
-  return need(c.is_block() || (c.op == Op::conv && c.gradient),
-              "a building block or conv_backward as the operation");
+  return need(
+      c.is_block() || (c.op == Op::conv && c.gradient) || (c.op == Op::move && c.write_pool),
+      "a building block, conv_backward or move with writepool=1");
 }
 // Whether a state of sdtype is given or asked for.
 bool has_states(C c) {
@@ -341,6 +367,7 @@ std::string index_lists(C c) {
   return need((c.pool != Pool::none && c.pool != Pool::identity) || !c.ckpt.empty(),
               "a pool with lists or ckpt");
 }
+std::string any_lists(C c) { return c.from.empty() ? index_lists(c) : ""; }
 std::string two_lists(C c) {
   const bool has_one = c.pool == Pool::none || c.pool == Pool::inplace ||
                        c.pool == Pool::writelist || c.pool == Pool::drafts;
@@ -348,9 +375,15 @@ std::string two_lists(C c) {
               "a pool without lists, or with two");
 }
 std::string half_states(C c) {
-  return need(has_states(c) && c.sdtype != DType::f32, "a state, and sdtype=bf16 or f16");
+  return need(has_states(c) && c.sdtype != DType::f32 && !c.record,
+              "a state, sdtype=bf16 or f16, and no record");
 }
-std::string drafts(C c) { return need(c.pool == Pool::drafts, "pool=drafts"); }
+std::string other_pool(C c) { return need(c.write_pool, "writepool=1"); }
+std::string drafts(C c) {
+  const bool may_branch = c.pool == Pool::drafts || (c.record && c.pool == Pool::inplace);
+  return need(c.op == Op::commit || (c.op == Op::decode && may_branch),
+              "commit, or decode with pool=drafts, or with record=1 and pool=inplace");
+}
 std::string initial_state(C c) { return need(c.init || c.pool != Pool::none, "init=1 or a pool"); }
 std::string incoming(C c) {
   return need(c.op == Op::backward || (c.gradient && is_any(c.op, {Op::conv, Op::wy})),
@@ -364,7 +397,7 @@ std::string inverse_gradient(C c) {
   return need(c.op == Op::inverse && c.gradient, "inverse_backward as the operation");
 }
 std::string with_keys(C c) {
-  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::rmsnorm, Op::conv}),
+  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::rmsnorm, Op::conv, Op::move, Op::commit}),
               "an operation with keys");
 }
 std::string no_dense(C c) { return need(c.packed, "no dense"); }
@@ -375,7 +408,7 @@ std::string no_seqs(C c) { return need(!c.packed, "no seqs"); }
 // In the order in which a canonical line has them.
 constexpr Key kKeys[] = {
     {"gate", one_of<&Case::gate, kGates>(), "head",
-     "no decay, one per value head, one per key channel", kGateOp},
+     "no decay, one per value head, one per key channel", kGateKindOp},
     {"form", one_of<&Case::form, kForms>(), "log_decay", "how g becomes the log decay", kFormOp},
     {"lower_bound", kLowerBound, "-5", "of form=bounded", both<kFormOp, is_bounded>},
     {"alog", flag<&Case::alog>(), "1", "A_log is given (softplus: always)",
@@ -392,7 +425,13 @@ constexpr Key kKeys[] = {
     {"K", whole<&Case::K, 1, 1 << 16>(), "64",
      "key width (rmsnorm, l2norm: of a row; inverse: of the keys that A is made of)", key_width},
     {"V", whole<&Case::V, 1, 1 << 20>(), "64", "value width",
-     both<only<Op::forward, Op::decode, Op::backward, Op::wy>, value_width>},
+     both<only<Op::forward, Op::decode, Op::backward, Op::wy, Op::move, Op::commit>, value_width>},
+    {"layers", whole<&Case::layers, 0, 1 << 20>(), "0",
+     "move, commit: layers of the pools (0: without that dimension)", kLayersOp},
+    {"rhead", whole<&Case::read_head, 0, 1 << 20>(), "0",
+     "move: the first of the HV heads that are read (above 0: one more behind them)", kMove},
+    {"whead", whole<&Case::write_head, 0, 1 << 20>(), "0",
+     "move: the first of those that are written, likewise", kMove},
     {"D", whole<&Case::D, 1, 1 << 20>(), "64", "conv: channels", kConv},
     {"W", whole<&Case::W, 1, 8>(), "4", "conv: taps", kConv},
     {"S", whole<&Case::S, 1, 64>(), "W - 1, at least 1", "conv: inputs in a state",
@@ -405,15 +444,18 @@ constexpr Key kKeys[] = {
     {"wdtype", float_dtype<&Case::wdtype>(), "f32", "conv, rmsnorm: of weight and bias", a_weight},
     {"sdtype", float_dtype<&Case::sdtype>(), "f32",
      "of initial and final state, or the pool (f16: conv)", both<kStateOp, a_state>},
-    {"cdtype", float_dtype<&Case::cdtype>(), "f32", "of the checkpoints", both<kPoolOp, has_ckpt>},
+    {"cdtype", float_dtype<&Case::cdtype>(), "f32", "of the checkpoints", both<kKeptOp, has_ckpt>},
     {"odtype", float_dtype<&Case::odtype>(), "f32",
-     "of a building block's outputs or gradients; conv_backward: all but dx", own_outputs},
+     "of a building block's outputs or gradients; conv_backward: all but dx; move: of the pool "
+     "that is written",
+     own_outputs},
     {"beta", one_of<&Case::beta, kBetas>(), "value",
      "absent (1), as given, through a sigmoid, twice that (blocks: none|value; inverse: its data)",
      only<Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::inverse, Op::wy>},
-    {"betavec", flag<&Case::betavec>(), "0", "decode: beta per value column",
-     both<kDecode, a_beta>},
-    {"gv", flag<&Case::gv>(), "0", "decode: a value-wise log decay", kDecode},
+    {"betavec", flag<&Case::betavec>(), "0",
+     "decode, and backward with save=none: beta per value column", both<kByTokens, a_beta>},
+    {"gv", flag<&Case::gv>(), "0", "decode, and backward with save=none: a value-wise log decay",
+     kByTokens},
     {"l2norm", flag<&Case::l2norm>(), "0", "q and k are normalised inside", kSequenceOp},
     {"scale", kScale, "default", "K^-1/2 unless given (cumsum: 1)",
      only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::scores, Op::scores_inverse>},
@@ -426,9 +468,10 @@ constexpr Key kKeys[] = {
     {"state", one_of<&Case::state, kStates>(), "kv",
      "states K-first or V-first; conv: [D,S] or [S,D] in memory", both<kStateOp, any_state>},
     {"init", flag<&Case::init>(), "0",
-     "an initial state is given (gradients: and its gradient asked for)", both<kStateOp, no_pool>},
+     "an initial state is given (gradients: and its gradient asked for)",
+     both<kInitialOp, no_pool>},
     {"final", one_of<&Case::final_state, kFinals>(), "1",
-     "a final state is asked for (inplace: over the initial one)", both<kPoolOp, no_pool>},
+     "a final state is asked for (inplace: over the initial one)", both<kKeptOp, no_pool>},
     {"do", flag<&Case::d_o>(), "1", "gradients: that of o (conv: of out; wy: of w) is given",
      incoming},
     {"dfinal", flag<&Case::dfinal>(), "1", "gradients: that of the final state is given",
@@ -441,27 +484,34 @@ constexpr Key kKeys[] = {
      "turns with skipped ones; decode: a slot per token; all read one slot; by accepted tokens",
      kPoolOp},
     {"writepool", flag<&Case::write_pool>(), "0", "another pool is written than the one read",
-     both<kPoolOp, two_lists>},
-    {"tree", flag<&Case::tree>(), "0", "decode: drafted tokens are a tree, parents are given",
-     both<kDecode, drafts>},
+     both<kTwoPoolsOp, two_lists>},
+    {"transpose", flag<&Case::transpose>(), "0", "move: to the other layout",
+     both<kMove, other_pool>},
+    {"record", flag<&Case::record>(), "0",
+     "decode: drafted tokens leave a record, no state is written", kDecode},
+    {"tree", flag<&Case::tree>(), "0",
+     "decode, commit: drafted tokens are a tree, parents are given", drafts},
     {"null", whole<&Case::null_slot, -1, 1000>(), "-1", "slots up to this one are none",
      both<kPoolOp, index_lists>},
     {"hasinit", flag<&Case::has_init>(), "0",
      "has_initial_state is given: every third sequence starts from zero",
-     both<kPoolOp, initial_state>},
+     both<kFlagOp, initial_state>},
     {"stochastic", flag<&Case::stochastic>(), "0",
      "decode: 16-bit states are rounded by chance, a seed and positions are given",
      both<kDecode, half_states>},
-    {"idx", index_dtype<&Case::idx>(), "i32", "dtype of the index lists of pool and checkpoints",
-     both<kPoolOp, index_lists>},
+    {"idx", index_dtype<&Case::idx>(), "i32",
+     "dtype of the index lists of pool and checkpoints, of offsets and positions",
+     both<kPoolOp, any_lists>},
     {"ckpt", kCheckpoints, "none",
-     "states kept after so many tokens of every sequence that is long enough", kPoolOp},
+     "states kept after so many tokens of every sequence that is long enough", kKeptOp},
     {"ckptskip", flag<&Case::ckptskip>(), "0", "every second checkpoint has slot -1",
-     both<kPoolOp, has_ckpt>},
+     both<kKeptOp, has_ckpt>},
     {"chunk", kChunk, "64", "chunk length (inverse: width of A)",
      only<Op::forward, Op::backward, Op::cumsum, Op::kkt, Op::scores, Op::scores_inverse,
           Op::inverse, Op::wy>},
-    {"split", kSplit, "auto", "how a sequence may be cut", kForward},
+    {"split", kSplit, "auto", "how a sequence may be cut", kSplitOp},
+    {"recurrent", kRecurrent, "none",
+     "tokens in the recurrent form: from so many on, by turns for the sequences", kForward},
     {"reverse", flag<&Case::reverse>(), "0", "sums from the chunk's end", only<Op::cumsum>},
     {"rstd", flag<&Case::rstd>(), "0", "1 / norm is asked for",
      both<only<Op::l2norm>, no_gradient>},
@@ -495,6 +545,8 @@ constexpr Operation kOperations[] = {{Op::forward, false},
                                      {Op::scores_inverse, false},
                                      {Op::rmsnorm, false},
                                      {Op::conv, false},
+                                     {Op::move, false},
+                                     {Op::commit, false},
                                      {Op::cumsum, true},
                                      {Op::gate, true},
                                      {Op::l2norm, true},

@@ -227,17 +227,99 @@ void forward_chunk(const Problem& p, const StateOutputs& out, const Output& o, i
   S = next_state(p, x, S, m.v_new, R);
 }
 
-Values forward(const Instance& instance) {
+// As a call hands a state of 16 bits on.
+void round_state(const Problem& p, Floats& S) {
+  if (!is_half(p.c.sdtype) || !(p.instance.has("initial_state") || p.instance.has("final_state") ||
+                                p.c.pool != Pool::none)) {
+    return;
+  }
+  for (float& s : S) s = round_to(s, p.c.sdtype);
+}
+
+// The recurrence over the tokens [first, end) of a sequence, of a value head; S before and after
+// them.
+void run_tokens(const Problem& p, const StateOutputs& out, const Output& o, const Output& record,
+                int64_t n, int64_t h, int64_t first, Floats& S) {
+  const Case& c = p.c;
+  const int64_t K = c.K, V = c.V;
+  Floats q(static_cast<size_t>(K)), k(q.size()), u(static_cast<size_t>(V)), result(u.size());
+  std::vector<Floats> after;  // a tree's states, the first one that of no token
+  if (c.tree) after.push_back(S);
+  for (int64_t t = first; t < c.sequence_length(n); ++t) {
+    if (c.tree) {
+      const int64_t parent = p.parents[static_cast<size_t>(n * p.parent_columns() + t)];
+      S = after[static_cast<size_t>(parent + 1)];
+    }
+    const int64_t token = p.first_token(n) + t, row = token * c.HV + h;
+    p.load_row(p.q, token, p.k_head(h), q.data());
+    p.load_row(p.k, token, p.k_head(h), k.data());
+    std::fill(u.begin(), u.end(), 0.0f);
+    for (int64_t d = 0; d < K; ++d) {
+      const float decay =
+          c.gate == Gate::none ? 1.0f : std::exp(std::max(kMinLogDecay, p.log_decay(row, h, d)));
+      for (int64_t j = 0; j < V; ++j) {
+        float& s = S[static_cast<size_t>(d * V + j)];
+        s *= decay;
+        if (c.gv) s *= std::exp(std::max(kMinLogDecay, p.gv[static_cast<size_t>(row * V + j)]));
+        u[static_cast<size_t>(j)] += s * k[static_cast<size_t>(d)];
+      }
+    }
+    for (int64_t j = 0; j < V; ++j) {
+      float& y = u[static_cast<size_t>(j)];
+      y = p.beta_at(row, j) * (p.v[static_cast<size_t>(row * V + j)] - y);
+    }
+    for (int64_t at = 0; at < c.record_width() && c.record; ++at) {
+      const int64_t update = ((n * c.record_tokens() + t) * c.HV + h) * c.record_width() + at;
+      const float x = at < K ? k[static_cast<size_t>(at)]
+                      : at < K + V
+                          ? u[static_cast<size_t>(at - K)]
+                          : std::exp(std::max(kMinLogDecay, p.log_decay(row, h, at - K - V)));
+      record.put(static_cast<size_t>(update), x);
+    }
+    std::fill(result.begin(), result.end(), 0.0f);
+    for (int64_t d = 0; d < K; ++d) {
+      for (int64_t j = 0; j < V; ++j) {
+        float& s = S[static_cast<size_t>(d * V + j)];
+        s += k[static_cast<size_t>(d)] * u[static_cast<size_t>(j)];
+        result[static_cast<size_t>(j)] += s * q[static_cast<size_t>(d)];
+      }
+    }
+    for (int64_t j = 0; j < V; ++j) {
+      o.put(static_cast<size_t>(row * V + j), p.scale() * result[static_cast<size_t>(j)]);
+    }
+    round_state(p, S);
+    keep_checkpoints(p, out, n, h, t + 1, S);
+    if (c.tree) after.push_back(S);
+    if (const int64_t columns = p.instance.token_columns(); columns > 0) {
+      const int64_t slot = p.instance.token_slots()[static_cast<size_t>(n * columns + t)];
+      if (slot >= 0) StateOutputs::put(p, out.pool, slot, h, S);
+    }
+  }
+}
+
+// Tokens that run in chunks; the others come after them.
+int64_t chunked_tokens(const Case& c, int64_t n) {
+  if (c.listed_op() == Op::decode) return 0;
+  return c.from.empty() ? c.sequence_length(n) : c.recurrent_from(n);
+}
+
+Values sequences(const Instance& instance) {
   const Problem p(instance);
   Values all;
   const Output o = make_output(instance, all, "o", 0.0);
+  const Output record = make_output(instance, all, "record", 0.0);
   const StateOutputs out(instance, all);
   const int64_t work = p.c.num_sequences() * p.c.HV;
+  const int64_t updates = p.c.record ? work * p.c.record_tokens() : 0;
+  for (int64_t i = 0; i < updates; ++i) {  // without a token: decay 1
+    for (int64_t d = p.c.K + p.c.V; d < p.c.record_width(); ++d)
+      record.put(static_cast<size_t>(i * p.c.record_width() + d), 1.0f);
+  }
 #pragma omp parallel for schedule(dynamic) if (p.is_large())
   for (int64_t i = 0; i < work; ++i) {
     const int64_t n = i / p.c.HV, h = i % p.c.HV;
     if (p.is_skipped(n)) continue;
-    const int64_t length = p.c.sequence_length(n);
+    const int64_t length = chunked_tokens(p.c, n);
     Floats S = first_state(p, n, h);
     keep_checkpoints(p, out, n, h, 0, S);
     for (int64_t begin = 0; begin < length; begin += p.c.chunk) {
@@ -246,68 +328,8 @@ Values forward(const Instance& instance) {
       forward_chunk(p, out, o, n, h, begin, x, S);
       keep_checkpoints(p, out, n, h, begin + rows, S);
     }
-    out.put_final(p, n, h, S);
-  }
-  return all;
-}
-
-Values decode(const Instance& instance) {
-  const Problem p(instance);
-  const Case& c = p.c;
-  Values all;
-  const Output o = make_output(instance, all, "o", 0.0);
-  const StateOutputs out(instance, all);
-  const int64_t K = c.K, V = c.V;
-#pragma omp parallel for schedule(dynamic) if (p.is_large())
-  for (int64_t i = 0; i < c.num_sequences() * c.HV; ++i) {
-    const int64_t n = i / c.HV, h = i % c.HV;
-    if (p.is_skipped(n)) continue;
-    Floats S = first_state(p, n, h), q(static_cast<size_t>(K)), k(q.size());
-    Floats u(static_cast<size_t>(V)), result(u.size());
-    keep_checkpoints(p, out, n, h, 0, S);
-    std::vector<Floats> after;  // a tree's states, the first one that of no token
-    if (c.tree) after.push_back(S);
-    for (int64_t t = 0; t < c.sequence_length(n); ++t) {
-      if (c.tree) {
-        const int64_t parent = p.parents[static_cast<size_t>(n * p.instance.token_columns() + t)];
-        S = after[static_cast<size_t>(parent + 1)];
-      }
-      const int64_t token = p.first_token(n) + t, row = token * c.HV + h;
-      p.load_row(p.q, token, p.k_head(h), q.data());
-      p.load_row(p.k, token, p.k_head(h), k.data());
-      std::fill(u.begin(), u.end(), 0.0f);
-      for (int64_t d = 0; d < K; ++d) {
-        const float decay =
-            c.gate == Gate::none ? 1.0f : std::exp(std::max(kMinLogDecay, p.log_decay(row, h, d)));
-        for (int64_t j = 0; j < V; ++j) {
-          float& s = S[static_cast<size_t>(d * V + j)];
-          s *= decay;
-          if (c.gv) s *= std::exp(std::max(kMinLogDecay, p.gv[static_cast<size_t>(row * V + j)]));
-          u[static_cast<size_t>(j)] += s * k[static_cast<size_t>(d)];
-        }
-      }
-      for (int64_t j = 0; j < V; ++j) {
-        float& y = u[static_cast<size_t>(j)];
-        y = p.beta_at(row, j) * (p.v[static_cast<size_t>(row * V + j)] - y);
-      }
-      std::fill(result.begin(), result.end(), 0.0f);
-      for (int64_t d = 0; d < K; ++d) {
-        for (int64_t j = 0; j < V; ++j) {
-          float& s = S[static_cast<size_t>(d * V + j)];
-          s += k[static_cast<size_t>(d)] * u[static_cast<size_t>(j)];
-          result[static_cast<size_t>(j)] += s * q[static_cast<size_t>(d)];
-        }
-      }
-      for (int64_t j = 0; j < V; ++j) {
-        o.put(static_cast<size_t>(row * V + j), p.scale() * result[static_cast<size_t>(j)]);
-      }
-      keep_checkpoints(p, out, n, h, t + 1, S);
-      if (c.tree) after.push_back(S);
-      if (const int64_t columns = p.instance.token_columns(); columns > 0) {
-        const int64_t slot = p.instance.token_slots()[static_cast<size_t>(n * columns + t)];
-        if (slot >= 0) StateOutputs::put(p, out.pool, slot, h, S);
-      }
-    }
+    if (!p.c.from.empty()) round_state(p, S);
+    run_tokens(p, out, o, record, n, h, length, S);
     out.put_final(p, n, h, S);
   }
   return all;
@@ -319,15 +341,18 @@ Values plain_chunked(const Instance& instance) {
   const Case& c = instance.spec();
   switch (c.op) {
     case Op::forward:
-      return plain::forward(instance);
     case Op::decode:
-      return plain::decode(instance);
+      return plain::sequences(instance);
     case Op::backward:
       return plain::backward(instance);
     case Op::conv:
       return c.gradient ? plain::conv_gradient(instance) : plain::conv(instance);
     case Op::rmsnorm:
       return plain::norm(instance);
+    case Op::move:
+      return plain::move(instance);
+    case Op::commit:
+      return plain::commit(instance);
     default:
       return c.gradient ? plain::block_gradient(instance) : plain::block(instance);
   }

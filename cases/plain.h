@@ -62,6 +62,7 @@ struct Problem {
     return list;
   }
 
+  int64_t parent_columns() const { return instance.tensor("parents").view.shape[1]; }
   // Worth more than one thread: about ten milliseconds.
   int64_t gate_width() const { return c.gate == Gate::channel ? c.K : 1; }
   bool is_large() const { return c.num_real_tokens() * c.HV * c.K * c.V > 1 << 22; }
@@ -218,6 +219,8 @@ Values backward(const Instance& instance);
 Values block(const Instance& instance);
 Values block_gradient(const Instance& instance);
 Values norm(const Instance& instance);
+Values move(const Instance& instance);
+Values commit(const Instance& instance);
 Values conv(const Instance& instance);
 Values conv_gradient(const Instance& instance);
 

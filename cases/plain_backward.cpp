@@ -1,5 +1,6 @@
 // The plain algorithm of backward: the chunked form differentiated step by step, from the last
-// chunk to the first, operands of products rounded, everything else fp32.
+// chunk to the first, operands of products rounded, everything else fp32. With a beta or a decay
+// per value column, of which chunks know nothing: the recurrence, token by token, in fp32.
 #include "cases/plain.h"
 
 namespace deltic::cases::plain {
@@ -148,13 +149,14 @@ ChunkGradient chunk_gradient(const Problem& p, const Chunk& x, const Inner& m, c
 }
 
 struct GradientOutputs {
-  Output dq, dk, dv, dbeta, dg, d_initial;
+  Output dq, dk, dv, dbeta, dg, dgv, d_initial;
   GradientOutputs(const Instance& i, Values& all)
       : dq(make_output(i, all, "dq", 0.0)),
         dk(make_output(i, all, "dk", 0.0)),
         dv(make_output(i, all, "dv", 0.0)),
         dbeta(make_output(i, all, "dbeta", 0.0)),
         dg(make_output(i, all, "dg", 0.0)),
+        dgv(make_output(i, all, "dgv", 0.0)),
         d_initial(make_output(i, all, "d_initial_state", 0.0)) {}
 };
 
@@ -209,6 +211,26 @@ void put_parameters(const Instance& instance, Values& all, const Sums& sums) {
 
 namespace {
 
+// Of the raw beta that stands at `at`.
+void put_beta(const Problem& p, const GradientOutputs& out, int64_t at, float dbeta) {
+  if (p.c.beta == Beta::sigmoid || p.c.beta == Beta::two_sigmoid) {
+    const float b = p.beta[static_cast<size_t>(at)];
+    dbeta *= (p.c.beta == Beta::two_sigmoid ? 2.0f : 1.0f) * sigmoid(b) * sigmoid(-b);
+  }
+  out.dbeta.put(static_cast<size_t>(at), dbeta);
+}
+
+// dy: of a token's log decays.
+void put_gates(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t row, int64_t h,
+               const Floats& dy) {
+  for (int64_t d = 0; d < p.gate_width() && p.c.gate != Gate::none; ++d) {
+    // Below the clamp the decay is 0 whatever the gate is: nothing comes back, and the rounding
+    // of dG times a log decay of -1000 must not either.
+    const bool is_clamped = p.log_decay(row, h, d) < kMinLogDecay;
+    put_gate(p, out.dg, sums, row, h, d, is_clamped ? 0.0f : dy[static_cast<size_t>(d)]);
+  }
+}
+
 void put_chunk(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t token, int64_t h,
                const Chunk& x, const ChunkGradient& r) {
   const int64_t K = x.K, V = x.V, width = p.gate_width();
@@ -219,21 +241,11 @@ void put_chunk(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t
     for (int64_t c = 0; c < V; ++c) {
       out.dv.put(static_cast<size_t>(row * V + c), r.dv[static_cast<size_t>(i * V + c)]);
     }
-    float dbeta = r.dbeta[static_cast<size_t>(i)];
-    if (p.c.beta == Beta::sigmoid || p.c.beta == Beta::two_sigmoid) {
-      const float b = p.beta[static_cast<size_t>(row)];
-      dbeta *= (p.c.beta == Beta::two_sigmoid ? 2.0f : 1.0f) * sigmoid(b) * sigmoid(-b);
-    }
-    out.dbeta.put(static_cast<size_t>(row), dbeta);
+    put_beta(p, out, row, r.dbeta[static_cast<size_t>(i)]);
     for (int64_t d = 0; d < K; ++d) {
       dy[static_cast<size_t>(width > 1 ? d : 0)] += r.dG[static_cast<size_t>(i * K + d)];
     }
-    for (int64_t d = 0; d < width && p.c.gate != Gate::none; ++d) {
-      // Below the clamp the decay is 0 whatever the gate is: nothing comes back, and the rounding
-      // of dG times a log decay of -1000 must not either.
-      const bool is_clamped = p.log_decay(row, h, d) < kMinLogDecay;
-      put_gate(p, out.dg, sums, row, h, d, is_clamped ? 0.0f : dy[static_cast<size_t>(d)]);
-    }
+    put_gates(p, out, sums, row, h, dy);
   }
 }
 
@@ -257,8 +269,115 @@ void put_rows(const Problem& p, const Floats& x, const Floats& dy, const Output&
   }
 }
 
+Floats final_gradient(const Problem& p, int64_t n, int64_t h) {
+  const int64_t K = p.c.K, V = p.c.V;
+  Floats D(static_cast<size_t>(K * V), 0.0f);
+  for (int64_t i = 0; i < K * V && !p.d_final.empty(); ++i) {
+    D[static_cast<size_t>(i)] = p.d_final[p.state_at(n, h, i / V, i % V)];
+  }
+  return D;
+}
+void put_initial(const Problem& p, const GradientOutputs& out, int64_t n, int64_t h,
+                 const Floats& D) {
+  for (int64_t i = 0; i < p.c.K * p.c.V; ++i) {
+    out.d_initial.put(p.state_at(n, h, i / p.c.V, i % p.c.V), D[static_cast<size_t>(i)]);
+  }
+}
+
+// One token of the recurrence: S' = a S b, e = v - S'^T k, u = beta e.
+struct Token {
+  Floats q, k, a, b, e, u, decayed;  // decayed: S' [K,V]
+
+  Token(const Problem& p, int64_t token, int64_t h, const Floats& S)
+      : q(static_cast<size_t>(p.c.K)),
+        k(q.size()),
+        a(q.size(), 1.0f),
+        b(static_cast<size_t>(p.c.V), 1.0f),
+        e(b.size()),
+        u(b.size()),
+        decayed(S) {
+    const int64_t row = token * p.c.HV + h;
+    const auto V = b.size();
+    p.load_row(p.q, token, p.k_head(h), q.data());
+    p.load_row(p.k, token, p.k_head(h), k.data());
+    for (size_t d = 0; d < a.size() && p.c.gate != Gate::none; ++d) {
+      a[d] = std::exp(std::max(kMinLogDecay, p.log_decay(row, h, static_cast<int64_t>(d))));
+    }
+    for (size_t c = 0; c < V && p.c.gv; ++c) {
+      b[c] = std::exp(std::max(kMinLogDecay, p.gv[static_cast<size_t>(row) * V + c]));
+    }
+    for (size_t c = 0; c < V; ++c) e[c] = p.v[static_cast<size_t>(row) * V + c];
+    for (size_t i = 0; i < decayed.size(); ++i) {
+      decayed[i] *= a[i / V] * b[i % V];
+      e[i % V] -= decayed[i] * k[i / V];
+    }
+    for (size_t c = 0; c < V; ++c) u[c] = p.beta_at(row, static_cast<int64_t>(c)) * e[c];
+  }
+  Floats after() const {
+    Floats S = decayed;
+    for (size_t i = 0; i < S.size(); ++i) S[i] += k[i / b.size()] * u[i % b.size()];
+    return S;
+  }
+};
+
+// D: the gradient of the state after the token, then of the one before it.
+void put_token(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t token, int64_t h,
+               const Token& x, Floats& D) {
+  const int64_t row = token * p.c.HV + h;
+  const auto V = x.b.size(), first = static_cast<size_t>(row) * V;
+  const Floats S = x.after();
+  Floats du(V, 0.0f), de(V), dbeta(V), dgv(V, 0.0f), dy(x.q.size(), 0.0f);
+  ChunkGradient r;
+  r.dq.assign(x.q.size(), 0.0f), r.dk.assign(x.q.size(), 0.0f);
+  for (size_t i = 0; i < D.size(); ++i) {
+    const float d_o = p.d_o.empty() ? 0.0f : p.scale() * p.d_o[first + i % V];
+    r.dq[i / V] += S[i] * d_o;
+    D[i] += x.q[i / V] * d_o;
+    r.dk[i / V] += D[i] * x.u[i % V];
+    du[i % V] += D[i] * x.k[i / V];
+  }
+  for (size_t c = 0; c < V; ++c) {
+    de[c] = p.beta_at(row, static_cast<int64_t>(c)) * du[c];
+    dbeta[c] = du[c] * x.e[c];
+    out.dv.put(first + c, de[c]);
+  }
+  for (size_t i = 0; i < D.size(); ++i) {
+    r.dk[i / V] -= x.decayed[i] * de[i % V];
+    D[i] -= x.k[i / V] * de[i % V];
+    const float carried = x.decayed[i] * D[i];
+    dy[p.gate_width() > 1 ? i / V : 0] += carried;
+    dgv[i % V] += carried;
+    D[i] *= x.a[i / V] * x.b[i % V];
+  }
+  float total = 0;
+  for (size_t c = 0; c < V; ++c) {
+    const bool is_clamped = p.c.gv && p.gv[first + c] < kMinLogDecay;
+    out.dgv.put(first + c, is_clamped ? 0.0f : dgv[c]);
+    total += dbeta[c];
+    if (p.c.betavec) put_beta(p, out, row * p.c.V + static_cast<int64_t>(c), dbeta[c]);
+  }
+  if (!p.c.betavec && !p.beta.empty()) put_beta(p, out, row, total);
+  sums.add_rows(p, token, h, r);
+  put_gates(p, out, sums, row, h, dy);
+}
+
+void run_head_by_tokens(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t n,
+                        int64_t h) {
+  std::vector<Token> tokens;
+  Floats S = first_state(p, n, h), D = final_gradient(p, n, h);
+  for (int64_t t = 0; t < p.c.sequence_length(n); ++t) {
+    tokens.emplace_back(p, p.first_token(n) + t, h, S);
+    S = tokens.back().after();
+  }
+  for (int64_t t = p.c.sequence_length(n) - 1; t >= 0; --t) {
+    put_token(p, out, sums, p.first_token(n) + t, h, tokens[static_cast<size_t>(t)], D);
+  }
+  put_initial(p, out, n, h, D);
+}
+
 void run_head(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t n, int64_t h) {
-  const int64_t length = p.c.sequence_length(n), K = p.c.K, V = p.c.V;
+  if (p.c.betavec || p.c.gv) return run_head_by_tokens(p, out, sums, n, h);
+  const int64_t length = p.c.sequence_length(n), V = p.c.V;
   std::vector<Floats> states = {first_state(p, n, h)};
   std::vector<Inner> inner;
   std::vector<Chunk> chunks;
@@ -268,10 +387,7 @@ void run_head(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t 
     inner.push_back(make_inner(p, chunks.back(), states.back()));
     states.push_back(next_state(p, chunks.back(), states.back(), inner.back().v_new, rows));
   }
-  Floats D(static_cast<size_t>(K * V), 0.0f);
-  for (int64_t i = 0; i < K * V && !p.d_final.empty(); ++i) {
-    D[static_cast<size_t>(i)] = p.d_final[p.state_at(n, h, i / V, i % V)];
-  }
+  Floats D = final_gradient(p, n, h);
   for (size_t i = chunks.size(); i-- > 0;) {
     const Chunk& x = chunks[i];
     const int64_t token = p.first_token(n) + static_cast<int64_t>(i) * p.c.chunk;
@@ -281,9 +397,7 @@ void run_head(const Problem& p, const GradientOutputs& out, Sums& sums, int64_t 
     }
     put_chunk(p, out, sums, token, h, x, chunk_gradient(p, x, inner[i], states[i], d_o, D));
   }
-  for (int64_t i = 0; i < K * V; ++i) {
-    out.d_initial.put(p.state_at(n, h, i / V, i % V), D[static_cast<size_t>(i)]);
-  }
+  put_initial(p, out, n, h, D);
 }
 
 }  // namespace

@@ -147,9 +147,10 @@ bool Instance::can_be_tiled(const Case& c) {
   bool chunks_are_whole = true;
   for (int64_t n = 0; n < c.num_sequences(); ++n)
     chunks_are_whole &= c.sequence_length(n) % unit_of(c) == 0;
-  return c.strided == Layout::packed && !c.is_gradient() && c.op != Op::conv &&
-         c.op != Op::rmsnorm && c.pad == 0 && c.ckpt.empty() && !c.has_servers_lists() &&
-         pool_is_plain && chunks_are_whole && c.num_real_tokens() > 0;
+  return c.strided == Layout::packed && !c.is_gradient() && c.op != Op::conv && c.op != Op::move &&
+         c.op != Op::commit && !c.record && c.from.empty() && c.op != Op::rmsnorm && c.pad == 0 &&
+         c.ckpt.empty() && !c.has_servers_lists() && pool_is_plain && chunks_are_whole &&
+         c.num_real_tokens() > 0;
 }
 
 Case Instance::tile_of(const Case& c) {

@@ -321,7 +321,10 @@ std::vector<SuiteRow> select(const BenchOptions& options, std::vector<LeftOut>& 
       const bool known =
           std::any_of(all.begin(), all.end(), [&](const auto& r) { return r.suite == suite; });
       if (!known)
-        throw UsageError("--suite: expected a name that --list prints, got '" + suite + "'");
+        throw UsageError("--suite: expected a name that --list prints, got '" + suite + "'" +
+                         (options.anchors.empty() && options.common.device == DeviceType::cuda
+                              ? " (--anchors FILE adds the suites of a file, in --list too)"
+                              : ""));
     }
     for (const SuiteRow& r : all) {
       if (suites.empty() || std::find(suites.begin(), suites.end(), r.suite) != suites.end())
@@ -343,7 +346,7 @@ std::vector<SuiteRow> select(const BenchOptions& options, std::vector<LeftOut>& 
   });
   // As in verify: an operation that has no implementation of that name has no case here.
   std::erase_if(rows, [&](const SuiteRow& r) {
-    return !cases::may_run(r.spec.op, options.impl, options.common.device);
+    return !cases::may_run(r.spec.listed_op(), options.impl, options.common.device);
   });
   // What others are compared with comes first, and is measured once.
   std::stable_partition(rows.begin(), rows.end(), [](const SuiteRow& r) { return !r.other; });

@@ -1,6 +1,8 @@
 // Counting formulas; their derivation is in counts.h.
 #include "counts.h"
 
+#include <algorithm>
+
 #include "cases/instance.h"
 
 namespace deltic::cli {
@@ -18,6 +20,24 @@ double conv_bytes(const Case& c) {
   return 2 * static_cast<double>(c.num_real_tokens()) * D *
              static_cast<double>(cases::size_of(c.dtype)) +
          N * D * static_cast<double>(c.S * cases::size_of(c.sdtype)) * (reads + writes);
+}
+
+// A number read and a number written of every state; nothing is read where zeros are written.
+double move_bytes(const Case& c) {
+  const double numbers = static_cast<double>(c.num_sequences() * std::max<int64_t>(c.layers, 1)) *
+                         static_cast<double>(c.HV * c.K * c.V);
+  const bool reads = c.pool != cases::Pool::start, writes = c.pool != cases::Pool::peek;
+  return numbers *
+         static_cast<double>((reads && writes ? cases::size_of(c.sdtype) : 0) +
+                             (writes ? cases::size_of(c.write_pool ? c.odtype : c.sdtype) : 0));
+}
+
+// States in and out, and the rows of the record.
+double commit_bytes(const Case& c) {
+  const double states =
+      static_cast<double>(std::max<int64_t>(c.layers, 1) * c.num_sequences() * c.HV);
+  return states * static_cast<double>(2 * c.K * c.V * cases::size_of(c.sdtype) +
+                                      4 * c.record_tokens() * c.record_width());
 }
 
 }  // namespace
@@ -57,6 +77,11 @@ double count_flops(const Case& c) {
       return rows * C * (2 * K + C / 3);
     case Op::inverse:
       return rows * C * C / 3;
+    case Op::move:
+      return 0;
+    case Op::commit:
+      return static_cast<double>(std::max<int64_t>(c.layers, 1) * c.num_sequences() * c.HV) * 3 *
+             K * V * static_cast<double>(c.record_tokens());
     case Op::conv:
       return static_cast<double>(c.num_real_tokens() * c.D * 2 * c.W) * (c.gradient ? 3 : 1);
     default:
@@ -67,6 +92,8 @@ double count_flops(const Case& c) {
 double count_bytes(const Case& c) {
   if (c.gradient) return cases::Instance::shapes_of(c).tensor_bytes();
   if (c.op == Op::conv) return conv_bytes(c);
+  if (c.op == Op::move) return move_bytes(c);
+  if (c.op == Op::commit) return commit_bytes(c);
   const auto size = [](DType t) { return static_cast<double>(cases::size_of(t)); };
   const double K = static_cast<double>(c.K), V = static_cast<double>(c.V), C = c.chunk;
   const double tokens = static_cast<double>(c.num_real_tokens());
@@ -117,8 +144,12 @@ double count_bytes(const Case& c) {
   const bool per_token = c.pool == Pool::tokens || (c.pool == Pool::drafts && c.op == Op::decode);
   const bool writes =
       pool ? c.pool != Pool::peek && !per_token : c.final_state != cases::Final::none;
-  bytes += N * state * size(c.sdtype) * ((reads ? 1 : 0) + (writes ? 1 : 0));
-  if (per_token) bytes += tokens * state * size(c.sdtype) * (c.pool == Pool::tokens ? 2.0 / 3 : 1);
+  bytes += N * state * size(c.sdtype) * ((reads ? 1 : 0) + (writes && !c.record ? 1 : 0));
+  if (c.record) {
+    bytes += 4 * N * static_cast<double>(c.HV * c.record_tokens() * c.record_width());
+  }
+  if (per_token && !c.record)
+    bytes += tokens * state * size(c.sdtype) * (c.pool == Pool::tokens ? 2.0 / 3 : 1);
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
     for (int64_t offset : c.ckpt) {
       if (offset <= c.sequence_length(n)) bytes += state * size(c.cdtype);

@@ -30,12 +30,15 @@ void print_memory(Report& report, const cases::Instance& instance, const Options
       {"chunks", plan.chunks}, {"segment_chunks", plan.segment_chunks}, {"save", std::move(modes)}};
 }
 
-// The ways to divide a forward's work over a GPU, with what they would cost, or why there are none.
+// The ways to divide a call's work over a GPU, with what they would cost, or why there are none.
 void print_divisions(Report& report, const cases::Instance& instance, const Options& options,
                      int sms) {
   constexpr int kH200 = 132;
   if (sms == 0 && !cases::device::missing().empty()) sms = kH200;
-  const std::vector<Division> all = explain_division(options, instance.tensors(), sms);
+  const bool is_backward = instance.spec().op == Op::backward;
+  const std::vector<Division> all = is_backward
+                                        ? explain_division(options, instance.gradients(), sms)
+                                        : explain_division(options, instance.tensors(), sms);
   if (all.empty()) return;
   if (all.front().what.empty()) {
     const Division& none = all.front();
@@ -44,8 +47,8 @@ void print_divisions(Report& report, const cases::Instance& instance, const Opti
     return;
   }
   const std::string where = sms > 0 ? "a GPU of " + std::to_string(sms) + " SMs" : "this GPU";
-  report.print("\n  work of %s on %s, times as predicted, the chosen one first\n\n",
-               all.front().impl.c_str(), where.c_str());
+  report.print("\n  %s of %s on %s, times as predicted, the chosen one first\n\n",
+               is_backward ? "chains of states" : "work", all.front().impl.c_str(), where.c_str());
   size_t width = 0;
   for (const Division& d : all) width = std::max(width, d.what.size());
   for (const Division& d : all) {
@@ -110,7 +113,7 @@ int run_explain(const ExplainOptions& options) {
   if (any && options.common.device == DeviceType::cpu)
     report.summary()["workspace_bytes"] = instance.call_of().workspace_bytes(instance.options(run));
   if (any && c.op == Op::backward) print_memory(report, instance, instance.options(run));
-  if (c.op == Op::forward && options.common.device == DeviceType::cuda)
+  if ((c.op == Op::forward || c.op == Op::backward) && options.common.device == DeviceType::cuda)
     print_divisions(report, instance, instance.options(run), options.sms);
   report.write();
   return any ? kExitPass : kExitFail;

@@ -66,6 +66,13 @@ std::vector<SuiteRow> gpu_suites() {
     add("neighbours", std::string("its step, 64 times 4 drafts ") + state,
         "conv dense=64x4 pool=drafts S=7" + layout + conv);
   }
+  // States of 64 sequences from pool to pool.
+  const std::string move = "move dense=64x1 HV=32 K=128 V=128 writepool=1 ";
+  add("neighbours", "states moved, fp32", move);
+  add("neighbours", "states moved to the other layout, fp32", move + "transpose=1");
+  add("neighbours", "states moved, fp32 to bf16", move + "odtype=bf16");
+  add("neighbours", "states moved to the other layout, bf16",
+      move + "transpose=1 sdtype=bf16 odtype=bf16");
   // options: norm, gate and sigmoid inside, and the same shape with all of them done before.
   const auto add_pair = [&](const std::string& label, const std::string& shape,
                             const std::string& inside, const std::string& before) {

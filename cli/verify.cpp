@@ -78,7 +78,7 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
     const bool fits = std::all_of(options.filters.begin(), options.filters.end(),
                                   [&](const std::string& f) { return cases::matches(s.spec, f); });
     const bool may_run = std::any_of(devices.begin(), devices.end(), [&](DeviceType device) {
-      return cases::may_run(s.spec.op, options.impl, device);
+      return cases::may_run(s.spec.listed_op(), options.impl, device);
     });
     if (fits && may_run) chosen.push_back(std::move(s));
   }
@@ -105,7 +105,7 @@ void run_on(const Case& c, DeviceType device, const VerifyOptions& options,
     instance.emplace(c, true, cases::Place{.device = device});
     return {};
   });
-  for (const std::string& impl : cases::implementation_names(c.op, options.impl, device)) {
+  for (const std::string& impl : cases::implementation_names(c.listed_op(), options.impl, device)) {
     if (asked.status != Status::passed) {
       results.push_back({impl, asked});
       continue;

@@ -348,6 +348,9 @@ static void test_backward_explain(void) {
   EXPECT(strcmp(seen.last, "reference") == 0);
   EXPECT(deltic_backward_explain(&p.options, &t, NULL, NULL) == DELTIC_INVALID_ARGUMENT);
   EXPECT(deltic_backward_explain(&p.options, NULL, on_choice, &seen) == DELTIC_INVALID_ARGUMENT);
+  EXPECT(deltic_backward_explain_division(&p.options, &t, 132, NULL, NULL, NULL) ==
+         DELTIC_INVALID_ARGUMENT);
+  EXPECT(strcmp(deltic_last_error(), "backward: fn: expected a function, got null") == 0);
 
   memset(&plan, 0xFF, sizeof plan);
   EXPECT(deltic_backward_memory(NULL, &t, DELTIC_SAVE_STATES, NULL, &plan) ==

@@ -11,7 +11,7 @@ namespace deltic::test {
 // cuda.sm90.forward: chunks of 64, rows of 16 bits and up to 128 columns, whose strides are
 // multiples of 16 bytes and not 0; states in fp32 or bf16.
 inline bool sm90_forward_takes(const cases::Case& c) {
-  return c.op == Op::forward && c.sdtype != DType::f16 && c.cdtype != DType::f16 &&
+  return c.listed_op() == Op::forward && c.sdtype != DType::f16 && c.cdtype != DType::f16 &&
          cases::is_half(c.dtype) && c.K <= 128 && c.V <= 128 && c.K % 8 == 0 && c.V % 8 == 0 &&
          c.chunk == 64 && c.segment % 64 == 0 && c.strided != cases::Layout::wide &&
          c.strided != cases::Layout::expand;
@@ -25,16 +25,16 @@ inline bool sm90_backward_takes(const cases::Case& c) {
          c.strided != cases::Layout::wide;
 }
 
-// cuda.general: everything but the convolution, the gated norm and the gradients of building
-// blocks.
+// cuda.general: everything but the convolution, the gated norm and moves.
 inline bool cuda_general_takes(const cases::Case& c) {
-  return !c.gradient && c.op != Op::conv && c.op != Op::rmsnorm;
+  return c.op != Op::conv && c.op != Op::rmsnorm && c.op != Op::move;
 }
 
 // cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
 // bytes, lie at multiples of their size.
 inline bool cuda_decode_takes(const cases::Case& c) {
-  if (c.op != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv || !c.ckpt.empty())
+  if (c.listed_op() != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv || c.record ||
+      !c.ckpt.empty())
     return false;
   const bool has_state =
       c.init || c.final_state != cases::Final::none || c.pool != cases::Pool::none;
@@ -49,6 +49,9 @@ inline bool cuda_conv_takes(const cases::Case& c) { return c.op == Op::conv; }
 // cuda.norm: the gated norm, all of it.
 inline bool cuda_norm_takes(const cases::Case& c) { return c.op == Op::rmsnorm; }
 
+// cuda.move: the move, all of it.
+inline bool cuda_move_takes(const cases::Case& c) { return c.op == Op::move; }
+
 struct CudaRule {
   std::string_view impl;
   bool (*takes)(const cases::Case&);
@@ -58,6 +61,7 @@ inline constexpr CudaRule kCudaRules[] = {{"cuda.sm90.forward", sm90_forward_tak
                                           {"cuda.decode", cuda_decode_takes},
                                           {"cuda.conv", cuda_conv_takes},
                                           {"cuda.norm", cuda_norm_takes},
+                                          {"cuda.move", cuda_move_takes},
                                           {"cuda.general", cuda_general_takes}};
 
 }  // namespace deltic::test

@@ -138,7 +138,7 @@ TEST_F(Dispatch, ListsEndWithThePlainOneAndTheOracle) {
   }
   EXPECT_EQ(deltic_implementation(DELTIC_FORWARD, DELTIC_CPU, -1), nullptr);
   EXPECT_EQ(deltic_implementation(DELTIC_FORWARD, DELTIC_CPU, 1000), nullptr);
-  EXPECT_EQ(deltic_implementation(static_cast<deltic_op>(13), DELTIC_CPU, 0), nullptr);
+  EXPECT_EQ(deltic_implementation(DELTIC_NUM_OPS, DELTIC_CPU, 0), nullptr);
   EXPECT_EQ(deltic_implementation(DELTIC_NUM_OPS, DELTIC_CPU, 0), nullptr);
   const char* sentence = nullptr;
   EXPECT_EQ(deltic_implementation_runs_here(DELTIC_FORWARD, DELTIC_CPU, 1000, &sentence), 0);

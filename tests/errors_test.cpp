@@ -280,6 +280,61 @@ const Wrong kTensorErrors[] = {
          " (sizeof the struct: see deltic_tensors_init)"},
     {"options_reserved", F, [](World& w) { w.options.reserved = 1; },
      "reserved: expected 0, got 1"},
+    {"options_reserved1", F, [](World& w) { w.options.reserved1 = -1; },
+     "reserved1: expected 0, got -1"},
+    {"form_unknown", F, [](World& w) { w.options.form = 2; },
+     "form: expected chunked (0) or recurrent (1), got 2"},
+    {"form_of_decode", D, [](World& w) { w.options.form = DELTIC_FORM_RECURRENT; },
+     "form: expected chunked (forward alone has two forms), got recurrent"},
+    {"form_and_save", F,
+     [](World& w) {
+       w.options.form = DELTIC_FORM_RECURRENT;
+       w.options.save = DELTIC_SAVE_ALL;
+     },
+     "save: expected none with the form recurrent (backward finds the states again), got all"},
+    {"form_implementation", F,
+     [](World& w) {
+       w.options.form = DELTIC_FORM_RECURRENT;
+       w.options.impl = "cpu.amx";
+     },
+     "impl: cpu.amx was named and does not take this call: it has the chunked form alone",
+     DELTIC_UNSUPPORTED},
+    {"recurrent_from_chunked", F, [](World& w) { w.t.recurrent_from = w.memory.list({1}); },
+     "recurrent_from: expected none without the form recurrent, got a tensor"},
+    {"recurrent_from_of_decode", D, [](World& w) { w.t.recurrent_from = w.memory.list({1}); },
+     "recurrent_from: expected none (decode is recurrent from its first token on), got a tensor"},
+    {"recurrent_from_shape", F,
+     [](World& w) {
+       w.options.form = DELTIC_FORM_RECURRENT;
+       w.t.recurrent_from = w.memory.list({1, 2});
+     },
+     "recurrent_from: expected shape [1], got [2]"},
+    {"recurrent_from_dtype", F,
+     [](World& w) {
+       w.options.form = DELTIC_FORM_RECURRENT;
+       w.t.recurrent_from = w.memory.zeros(DType::f32, {1}).view();
+     },
+     "recurrent_from: expected int32 or int64, got fp32"},
+    {"recurrent_from_late", F,
+     [](World& w) {
+       w.options.form = DELTIC_FORM_RECURRENT;
+       w.t.recurrent_from = w.memory.list({9});
+     },
+     "recurrent_from: expected 0 to 8, the length of sequence 0, got 9 at 0"},
+    {"recurrent_from_negative", F,
+     [](World& w) {
+       w.options.form = DELTIC_FORM_RECURRENT;
+       w.pack({0, 5, 8});
+       w.t.recurrent_from = w.memory.list({5, -1}, DType::i32);
+     },
+     "recurrent_from: expected 0 to 3, the length of sequence 1, got -1 at 1"},
+    {"recurrent_from_over_output", F,
+     [](World& w) {
+       w.options.form = DELTIC_FORM_RECURRENT;
+       w.t.recurrent_from = w.memory.list({1});
+       w.t.o.data = w.t.recurrent_from.data;
+     },
+     "o: expected memory of its own, got an overlap with recurrent_from"},
     {"no_q", F, [](World& w) { w.t.q = none(); }, "q: expected a tensor, got none"},
     {"no_k", F, [](World& w) { w.t.k = none(); }, "k: expected a tensor, got none"},
     {"no_v", D, [](World& w) { w.t.v = none(); }, "v: expected a tensor, got none"},
@@ -1801,10 +1856,11 @@ TEST(OperationError, NotABlock) {
   EXPECT_EQ(w->call(DELTIC_FORWARD), DELTIC_INVALID_ARGUMENT);
   EXPECT_STREQ(deltic_last_error(),
                "block: op: expected a building block, 2 to 8, 11 or 12, got forward (0)");
-  EXPECT_EQ(w->call(static_cast<deltic_op>(13)), DELTIC_INVALID_ARGUMENT);
-  EXPECT_STREQ(
-      deltic_last_error(),
-      "block: op: expected a building block, 2 to 8, 11 or 12, got unknown operation (13)");
+  EXPECT_EQ(w->call(DELTIC_NUM_OPS), DELTIC_INVALID_ARGUMENT);
+  EXPECT_STREQ(deltic_last_error(),
+               ("block: op: expected a building block, 2 to 8, 11 or 12, got unknown operation (" +
+                std::to_string(DELTIC_NUM_OPS) + ")")
+                   .c_str());
   EXPECT_EQ(w->query(DELTIC_DECODE), DELTIC_INVALID_ARGUMENT);
 }
 TEST(OperationError, ExplainTakesForwardAndDecode) {
@@ -1836,9 +1892,11 @@ TEST(OperationError, ScoresInverseHasNoGradientOfItsOwn) {
 TEST(OperationError, NotABlockWithAGradient) {
   const auto w = std::make_unique<GradientWorld>(DELTIC_SCORES);
   const std::string expected = "block_backward: op: expected a building block, 2 to 8 or 12, got ";
+  const std::string unknown = "unknown operation (" + std::to_string(DELTIC_NUM_OPS) + ")";
   const std::pair<int, const char*> rows[] = {{DELTIC_DECODE, "decode (1)"},
                                               {DELTIC_CONV, "conv (10)"},
-                                              {13, "unknown operation (13)"},
+                                              {DELTIC_MOVE, "move (13)"},
+                                              {DELTIC_NUM_OPS, unknown.c_str()},
                                               {-1, "unknown operation (-1)"}};
   for (const auto& [op, got] : rows) {
     EXPECT_EQ(w->call(static_cast<deltic_op>(op)), DELTIC_INVALID_ARGUMENT);

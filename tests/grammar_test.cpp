@@ -158,6 +158,13 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"rmsnorm z=0 act=silu", "case: act: expected conv or rmsnorm with z"},
       {"rmsnorm eps=-1", "case: eps: expected a number of at least 0 or default, got '-1'"},
       {"forward D=3", "case: D: expected conv as the operation"},
+      {"forward layers=2", "case: layers: expected move as the operation"},
+      {"move odtype=bf16", "case: odtype: expected a building block, conv_backward or move with"},
+      {"move transpose=1", "case: transpose: expected writepool=1"},
+      {"move pool=inplace", "case: pool: expected move, start, peek, mixed or fork for move, got "},
+      {"move HV=4 whead=2", "case: whead: expected the heads that are read, or none of them"},
+      {"move H=2", "case: H: expected"},
+      {"move dtype=bf16", "case: dtype: expected another operation than cumsum, gate and move"},
   };
   for (const auto& row : rows) {
     const std::string text = error_of(row.line);

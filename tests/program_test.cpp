@@ -208,7 +208,11 @@ TEST_F(Program, WrongSettingsAndCasesAreNamed) {
 // Wrong arguments are named first, on a machine without a GPU too; then that there is none.
 TEST_F(Program, ArgumentsComeBeforeTheMachine) {
   const std::string on_gpu = " --device cuda ";
-  expect_usage_error("bench" + on_gpu + "--suite nosuch",
+  expect_usage_error(
+      "bench" + on_gpu + "--suite nosuch",
+      "--suite: expected a name that --list prints, got 'nosuch' (--anchors FILE adds "
+      "the suites of a file, in --list too)");
+  expect_usage_error("bench --suite nosuch",
                      "--suite: expected a name that --list prints, got 'nosuch'");
   expect_usage_error(
       "bench" + on_gpu,
@@ -513,6 +517,29 @@ TEST_F(Program, ExplainsTheDivisionOfWork) {
                      "--sms: expected a whole number from 4 to 1024, got '0'");
   expect_usage_error("explain --sms 132 'forward seqs=64'",
                      "--sms: expected it with --device cuda, got --device cpu");
+}
+// And of a backward's chains.
+TEST_F(Program, ExplainsTheDivisionOfChains) {
+  if (run("info").text.find("sm_90a") == std::string::npos) GTEST_SKIP() << "a build without CUDA";
+  const std::string line = "backward gate=head K=128 V=128 seqs=8192 ";
+  const auto chains = [&](const std::string& more) {
+    const std::string text = run("explain --device cuda --sms 132 '" + line + more + "'").text;
+    const std::string title =
+        "chains of states of cuda.sm90.backward on a GPU of 132 SMs, times as predicted, the "
+        "chosen one first\n\n";
+    const size_t at = text.find(title);
+    return at == std::string::npos ? text : text.substr(at + title.size());
+  };
+  EXPECT_EQ(chains("dtype=bf16 H=64").find("  whole sequences"), 0u) << chains("dtype=bf16 H=64");
+  const std::string few = chains("dtype=bf16 H=2");
+  EXPECT_NE(few.substr(0, few.find('\n')).find(" segments of "), std::string::npos) << few;
+  EXPECT_NE(few.find("  whole sequences"), std::string::npos) << few;
+  const std::string given = chains("dtype=bf16 H=2 split=640");
+  EXPECT_EQ(given.find("  13 segments of 10 chunks"), 0u) << given;
+  EXPECT_NE(given.find("asked for by split"), std::string::npos) << given;
+  EXPECT_NE(chains("dtype=f32 H=2")
+                .find("cuda.sm90.backward divides no work here: q, k and v are not bf16 or fp16"),
+            std::string::npos);
 }
 
 TEST_F(Program, MeasuresBackward) {

@@ -10,6 +10,7 @@
 #include "core/sizes.h"
 #include "cuda/code.h"
 #include "cuda/saved.h"
+#include "cuda/schedule/chains.h"
 #include "cuda/schedule/order.cuh"
 #include "cuda/schedule/pieces.cuh"
 #include "cuda/schedule/segments.h"
@@ -334,6 +335,46 @@ TEST(Segments, OfCallsInTurn) {
     EXPECT_EQ(chunks(Gate::channel, 32768, 8, 128, 132), 103);
     EXPECT_EQ(chunks(Gate::head, 8192, 8, 128, 16), 0);
   }
+}
+
+// The backward's: cut where few states leave SMs idle, whole where they fill them.
+TEST(Chains, AreCutWhereHeadsAreFew) {
+  const auto chunks = [](Gate gate, int64_t tokens, int64_t heads, int sms) {
+    Problem p{};
+    p.gate = gate, p.B = p.N = 1, p.T = tokens, p.HV = heads, p.K = p.V = 128;
+    p.split = DELTIC_SPLIT_AUTO;
+    return chain_segment(p, sms);
+  };
+  for (const Gate gate : {Gate::none, Gate::head, Gate::channel}) {
+    EXPECT_EQ(chunks(gate, 8192, 96, 132), 0);
+    EXPECT_EQ(chunks(gate, 8192, 64, 132), 0);
+    EXPECT_EQ(chunks(gate, 500, 1, 132), 0);
+    EXPECT_EQ(chunks(gate, 8192, 4, 0), 0);
+    EXPECT_EQ(chunks(gate, int64_t{1} << 45, int64_t{1} << 20, 132), 0);
+    for (const int64_t heads : {1, 2, 4, 8}) {
+      const int segment = chunks(gate, 32768, heads, 132);
+      ASSERT_GT(segment, 0) << heads;
+      EXPECT_LE(512 / segment, kMaxSegments) << heads;
+      const ChainCosts c =
+          chain_costs_of(gate == Gate::channel ? GateKind::kChannel : GateKind::kHead);
+      const ChainWork w = {int(heads), int(512 * heads), 512, 128, 128, 132};
+      const float whole = chain_time(c, w, 1, 0).all();
+      EXPECT_LT(chain_time(c, w, (511 + segment) / segment, segment).all(), 0.6f * whole) << heads;
+    }
+  }
+}
+TEST(Chains, AsTheCallSays) {
+  Problem p{};
+  p.gate = Gate::head, p.B = p.N = 1, p.T = 8192, p.HV = 4, p.K = p.V = 128;
+  p.split = DELTIC_SPLIT_OFF;
+  EXPECT_EQ(chain_segment(p, 132), 0);
+  p.split = DELTIC_SPLIT_BY_LENGTH;
+  const int by_length = chain_segment(p, 132);
+  EXPECT_EQ(by_length, kMinSegmentChunks);
+  p.B = p.N = 7;
+  EXPECT_EQ(chain_segment(p, 20), by_length);
+  p.split = DELTIC_SPLIT_SEGMENTS, p.segment_length = 640;
+  EXPECT_EQ(chain_segment(p, 132), 10);
 }
 
 // Every batch row has slots of its own; packed sequences share one row's.

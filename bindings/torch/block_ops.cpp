@@ -195,6 +195,14 @@ Tensor rmsnorm(const Tensor& x, const MaybeTensor& z, const MaybeTensor& weight,
   return b.run_for_out(b.t.x);
 }
 
+// The same into memory of the caller's.
+void rmsnorm_out_(const Tensor& x, const MaybeTensor& z, const MaybeTensor& weight,
+                  const Tensor& out, double eps, const std::string& options) {
+  Norm b(x, z, weight, eps, options);
+  b.t.out = b.as_given("out", out);
+  b.run(b.workspace_bytes(b.t.x), b.t.x);
+}
+
 // Bit i of `want` asks for the i-th gradient; the others come back empty.
 std::tuple<Tensor, Tensor, Tensor> rmsnorm_backward(const Tensor& d_out, const Tensor& x,
                                                     const MaybeTensor& z, const MaybeTensor& weight,
@@ -288,6 +296,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("scores_inverse", TORCH_BOX(&scores_inverse));
   m.impl("block_backward", TORCH_BOX(&block_backward));
   m.impl("rmsnorm", TORCH_BOX(&rmsnorm));
+  m.impl("rmsnorm_out_", TORCH_BOX(&rmsnorm_out_));
   m.impl("rmsnorm_backward", TORCH_BOX(&rmsnorm_backward));
 }
 
@@ -312,6 +321,9 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
       "q=None, " DELTIC_SEQUENCES "bool output_kg=False, " DELTIC_OPTIONS
       ") -> (Tensor w, Tensor u, Tensor kg, Tensor qg)");
   m.def("rmsnorm(Tensor x, Tensor? z, Tensor? weight, float eps, str options='') -> Tensor");
+  m.def(
+      "rmsnorm_out_(Tensor x, Tensor? z, Tensor? weight, Tensor(a!) out, float eps, "
+      "str options='') -> ()");
   m.def(
       "rmsnorm_backward(Tensor d_out, Tensor x, Tensor? z, Tensor? weight, float eps, "
       "str options='', int want=7) -> (Tensor dx, Tensor dz, Tensor dweight)");

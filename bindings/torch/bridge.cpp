@@ -178,7 +178,7 @@ const char* foreign_type_name(int32_t type) {
 const char* types_of(std::string_view name) {
   if (name.starts_with("cu_seqlens") || name.ends_with("_index") || name == "ckpt_cu" ||
       name == "ckpt_tokens" || name == "ckpt_slots" || name == "accepted" || name == "parents" ||
-      name == "positions") {
+      name == "recurrent_from" || name == "positions") {
     return "int32 or int64";
   }
   if (name == "has_initial_state") return "bool or uint8";
@@ -485,6 +485,7 @@ bool Options::take(std::string_view key, std::string_view value) {
   if (key == "beta") return choose(c.beta_form, {"value", "sigmoid", "2sigmoid"});
   if (key == "layout") return choose(c.state_layout, {"kv", "vk"});
   if (key == "save") return choose(c.save, {"none", "states", "all"});
+  if (key == "form") return choose(c.form, {"chunked", "recurrent"});
   if (key == "activation") return choose(c.activation, {"none", "silu", "sigmoid"});
   if (key == "qk_l2norm") return flag(c.qk_l2norm);
   if (key == "reverse") return flag(c.reverse);
@@ -589,6 +590,27 @@ DELTIC_API const char* deltic_torch_namespace() {
 // Whether sequences of CUDA tensors have gradients in this build.
 DELTIC_API int32_t deltic_torch_has_cuda_backward() {
   return deltic_implementation(DELTIC_BACKWARD, DELTIC_CUDA, 0) != nullptr;
+}
+// Whether a device of this machine (DELTIC_CPU or DELTIC_CUDA) runs the norm and its gradient, and
+// with them all that has code wherever the general kernels have (convolution, decode): dispatch is
+// asked, nothing is launched.
+DELTIC_API int32_t deltic_torch_runs_on(int32_t type, int32_t index) {
+  bridge::t_tensors.clear();
+  deltic_options options;
+  deltic_options_init(&options, sizeof options);
+  deltic_tensor where{};
+  where.device_type = type, where.device_index = index;
+  deltic_block_tensors t;
+  deltic_block_tensors_init(&t, sizeof t);
+  t.x = t.out = bridge::plan({1, 1, 1, 16}, DELTIC_F32, where);
+  uint64_t bytes = 0;
+  if (deltic_block_workspace(DELTIC_RMSNORM, &options, &t, nullptr, &bytes) != DELTIC_OK) return 0;
+  deltic_block_backward_tensors b;
+  deltic_block_backward_tensors_init(&b, sizeof b);
+  t.out = {};  // the gradient starts from the inputs
+  b.forward = &t, b.d_out = b.dx = t.x;
+  return deltic_block_backward_workspace(DELTIC_RMSNORM, &options, &b, nullptr, &bytes) ==
+         DELTIC_OK;
 }
 
 // Threads of a call: 0 for torch's number. Returns 0 where the number is refused.

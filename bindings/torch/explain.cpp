@@ -52,6 +52,7 @@ constexpr Slot kSlots[] = {{"q", &deltic_tensors::q},
                            {"has_initial_state", &deltic_tensors::has_initial_state},
                            {"accepted", &deltic_tensors::accepted},
                            {"parents", &deltic_tensors::parents},
+                           {"recurrent_from", &deltic_tensors::recurrent_from},
                            {"positions", &deltic_tensors::positions},
                            {"out", &deltic_tensors::o}};
 

@@ -38,6 +38,9 @@ struct Inputs : Call {
     t.read_index = as_given("read_index", read_index);
     t.write_index = as_given("write_index", write_index);
   }
+  void recurrent_from(const MaybeTensor& from) {
+    t.recurrent_from = as_given("recurrent_from", from);
+  }
   void tree(const MaybeTensor& parents) { t.parents = as_given("parents", parents); }
   void positions(const MaybeTensor& of) { t.positions = as_given("positions", of); }
   void servers_lists(const MaybeTensor& write_pool, const MaybeTensor& has_initial_state,
@@ -158,13 +161,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward_save(
     const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
     const MaybeTensor& initial_state, const MaybeTensor& cu_seqlens,
     const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu, const MaybeTensor& ckpt_tokens,
-    const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states, MaybeFloat scale,
-    MaybeFloat lower_bound, const std::string& options) {
+    const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states,
+    const MaybeTensor& recurrent_from, MaybeFloat scale, MaybeFloat lower_bound,
+    const std::string& options) {
   Inputs in("forward_save", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.initial_state(initial_state);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  in.recurrent_from(recurrent_from);
   plan_outputs(in.t, in.options);
   const ForwardBytes bytes = forward_bytes(in.options.c, in.t, stream_of(in.t.q));
 
@@ -253,7 +258,8 @@ std::tuple<Tensor, Tensor> forward_out_(
     const MaybeTensor& has_initial_state, const MaybeTensor& accepted,
     const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& ckpt_cu,
     const MaybeTensor& ckpt_tokens, const MaybeTensor& ckpt_slots, const MaybeTensor& ckpt_states,
-    const MaybeTensor& out, MaybeFloat scale, MaybeFloat lower_bound, const std::string& options) {
+    const MaybeTensor& recurrent_from, const MaybeTensor& out, MaybeFloat scale,
+    MaybeFloat lower_bound, const std::string& options) {
   Inputs in("forward_out_", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
@@ -261,6 +267,7 @@ std::tuple<Tensor, Tensor> forward_out_(
   in.pool(state_pool, read_index, write_index);
   in.servers_lists(write_pool, has_initial_state, accepted);
   in.checkpoints(ckpt_cu, ckpt_tokens, ckpt_slots, ckpt_states);
+  in.recurrent_from(recurrent_from);
   return run_out(in, false, out);
 }
 
@@ -280,6 +287,25 @@ std::tuple<Tensor, Tensor> decode_out_(
   in.servers_lists(write_pool, has_initial_state, accepted);
   in.tree(parents), in.positions(positions);
   return run_out(in, true, out);
+}
+
+// Drafted tokens, whose updates go into `record`: no state is written.
+Tensor decode_record_(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& beta,
+                      const MaybeTensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
+                      const Tensor& state_pool, const MaybeTensor& read_index,
+                      const MaybeTensor& has_initial_state, const MaybeTensor& accepted,
+                      const MaybeTensor& parents, const Tensor& record,
+                      const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+                      const MaybeTensor& out, MaybeFloat scale, MaybeFloat lower_bound,
+                      const std::string& options) {
+  Inputs in("decode_record_", options, scale, lower_bound);
+  in.rows(q, k, v, beta, g, std::nullopt, A_log, dt_bias);
+  in.sequences(cu_seqlens, cu_seqlens_cpu);
+  in.pool(state_pool, read_index, std::nullopt);
+  in.servers_lists(std::nullopt, has_initial_state, accepted);
+  in.tree(parents);
+  in.t.record = in.as_given("record", record);
+  return std::get<0>(run_out(in, true, out));
 }
 
 using Gradients =
@@ -342,6 +368,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("decode_", TORCH_BOX(&decode_));
   m.impl("forward_out_", TORCH_BOX(&forward_out_));
   m.impl("decode_out_", TORCH_BOX(&decode_out_));
+  m.impl("decode_record_", TORCH_BOX(&decode_record_));
 }
 
 // Tensor arguments and options that operators share, in their order.
@@ -360,7 +387,7 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
         ") -> (Tensor o, Tensor final_state)");
   m.def("forward_save(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_SEQUENCES DELTIC_CHECKPOINTS
-        "Tensor? ckpt_states, " DELTIC_OPTIONS
+        "Tensor? ckpt_states, Tensor? recurrent_from, " DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state, Tensor ckpt_states, Tensor saved)");
   m.def("forward_(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, Tensor(a!)? state_pool, Tensor? read_index, Tensor? "
@@ -379,12 +406,16 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
             DELTIC_OPTIONS ") -> Tensor");
   m.def("forward_out_(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_POOLS DELTIC_SEQUENCES DELTIC_CHECKPOINTS
-        "Tensor(c!)? ckpt_states, Tensor(d!)? out, " DELTIC_OPTIONS
+        "Tensor(c!)? ckpt_states, Tensor? recurrent_from, Tensor(d!)? out, " DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state)");
   m.def("decode_out_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
         "Tensor? initial_state, " DELTIC_POOLS
         "Tensor? parents, Tensor? positions, " DELTIC_SEQUENCES "Tensor(d!)? out, " DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state)");
+  m.def("decode_record_(" DELTIC_ROWS DELTIC_GATE_PARAMS
+        "Tensor state_pool, Tensor? read_index, Tensor? has_initial_state, Tensor? accepted, "
+        "Tensor? parents, Tensor(a!) record, " DELTIC_SEQUENCES "Tensor(d!)? out, " DELTIC_OPTIONS
+        ") -> Tensor");
 }
 
 DELTIC_TORCH_KERNELS(DELTIC_TORCH_NAMESPACE, CPU, m) { register_kernels(m); }

@@ -101,7 +101,9 @@ typedef enum deltic_op {
   DELTIC_CONV = 10,    /* causal depthwise convolution of a few taps, in front of the delta rule */
   DELTIC_SCORES_INVERSE = 11, /* scores, and (I + A)^-1 of kkt's A, in one pass */
   DELTIC_RMSNORM = 12,        /* x / sqrt(mean x^2 + eps) * weight * activation(z) */
-  DELTIC_NUM_OPS = 13         /* in this header; a newer library has more */
+  DELTIC_MOVE = 13,           /* states from slots of one pool to slots of another */
+  DELTIC_COMMIT = 14,         /* states to where accepted tokens left them, from decode's record */
+  DELTIC_NUM_OPS = 15         /* in this header; a newer library has more */
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -138,6 +140,14 @@ typedef enum deltic_save {
   DELTIC_SAVE_ALL = 2 /* the state before every chunk, on the CPU also v_new and the inverse: less
                          work later */
 } deltic_save;
+
+/* How forward goes over the tokens of a sequence. The gradients are those of the same function:
+ * backward goes chunk by chunk either way. */
+typedef enum deltic_form {
+  DELTIC_FORM_CHUNKED = 0,
+  DELTIC_FORM_RECURRENT = 1 /* token by token, by decode's implementations and with decode's bits:
+                               all tokens, or those from tensors.recurrent_from on. Not with save */
+} deltic_form;
 
 /* What `conv` applies to its sums, and `rmsnorm` to z. */
 typedef enum deltic_activation {
@@ -185,6 +195,8 @@ typedef struct deltic_options {
   int32_t null_slot; /* slots from -1 up to this one are none, in every list of slots: -1 or more */
   int32_t has_eps;   /* 0: 1e-5 */
   float eps;         /* rmsnorm only: finite, at least 0 */
+  int32_t form;      /* deltic_form, of forward; backward takes and ignores it */
+  int32_t reserved1; /* 0 */
   /* decode, states of 16 bits: 1 rounds them to one of their two neighbours, by chance, so that the
    * mean of many is the number itself (stochastic rounding), instead of to the nearest. The chance
    * is a function of the seed, the token's position in its sequence (tensors.positions), the value
@@ -256,6 +268,20 @@ typedef struct deltic_tensors {
    * parents[n][t] of this call, before t, or (-1) from where the sequence starts. Found in a slot
    * unless it is token t - 1: the parent needs one, and a start none that a token before writes. */
   deltic_tensor parents; /* [N,T'] int32 or int64 */
+  /* forward with DELTIC_FORM_RECURRENT: the first token of each sequence that runs in the recurrent
+   * form, 0 to its length; the tokens before run in chunks. As two calls would: the state between
+   * them is stored as final_state or the pool would take it (or as the state that is read, or else
+   * in fp32), and decode starts from it. Checkpoints up to that token are the chunked form's.
+   * backward takes and ignores it. */
+  deltic_tensor recurrent_from; /* [N] int32 or int64, any stride */
+  /* decode: up to 16 drafted tokens that leave states as they are. Nothing but o and this is
+   * written: row [n][t][h] is what token t does to the state, S_t = decay_t S_{t-1} + k_t u_t^T: k
+   * (K numbers, normalised), u (V numbers) and the decay (K numbers, one or none, as the gate is).
+   * Rows behind a sequence's length, and of a skipped one, change nothing (k = u = 0, decay 1). T'
+   * is at least the longest length. deltic_commit applies the rows of accepted tokens. With
+   * `parents` no token needs a slot. Not with gv, final_state, write_index, write_pool or
+   * checkpoints. */
+  deltic_tensor record; /* out [N,T',HV,W] fp32, W = K + V + the numbers of a decay */
   /* With options.has_seed: the position of sequence n's first token of this call, any number; the
    * next token's is one more, that of a tree's token one more than its parent's. Absent: 0. */
   deltic_tensor positions; /* [N] int32 or int64 */
@@ -391,6 +417,40 @@ typedef struct deltic_conv_backward_tensors {
   deltic_tensor d_initial_state;
 } deltic_conv_backward_tensors;
 
+/* Tensors of a move: entry m copies slot read_index[m] of state_pool (-1: zeros) to slot
+ * write_index[m] of write_pool (-1: the entry is nothing), of every layer the value heads
+ * [read_head, read_head + num_heads) to those from write_head on; all else stays as it is. Within
+ * one pool no slot may be read by one entry and written by another. The same dtype moves the same
+ * bits; a narrower one is rounded to nearest even. */
+typedef struct deltic_move_tensors {
+  uint64_t size;            /* sizeof(deltic_move_tensors) */
+  deltic_tensor state_pool; /* [slots,HV,K,V] or [slots,HV,V,K], as options.state_layout says; fp32,
+                               bf16 or fp16; [layers,slots,...]: the same slots of all layers */
+  deltic_tensor write_pool; /* out: as many layers, slots, heads, dtype and strides of its own.
+                               Absent: within state_pool */
+  deltic_tensor read_index, write_index;    /* [M] int32 or int64, any stride */
+  int64_t read_head, write_head, num_heads; /* num_heads 0: all of state_pool from read_head on.
+                               Within one pool: the same heads, or others altogether */
+  int32_t transpose;                        /* 1: write_pool has the other layout than state_pool */
+  int32_t reserved;                         /* 0 */
+} deltic_move_tensors;
+
+/* Tensors of a commit: per sequence the state of its slot, S <- decay_t S + k_t u_t^T for the
+ * accepted tokens of decode's record, of all layers at once. A 16-bit state is rounded after every
+ * token: the bits are those of decode, token by token, in the implementation of the same name
+ * (cuda.general). */
+typedef struct deltic_commit_tensors {
+  uint64_t size;            /* sizeof(deltic_commit_tensors) */
+  deltic_tensor state_pool; /* in and out [slots,HV,K,V] or [slots,HV,V,K]; [layers,slots,...] */
+  deltic_tensor record;     /* [N,T',HV,W] fp32; [layers,N,T',HV,W] */
+  deltic_tensor
+      accepted; /* [N] int32 or int64: so many tokens count, 0 to T'. With parents the
+                   last of them is token accepted[n] - 1, the others those it comes from */
+  deltic_tensor read_index, write_index; /* [N] as in deltic_tensors */
+  deltic_tensor has_initial_state;       /* [N] DELTIC_U8, as in the call of decode */
+  deltic_tensor parents;                 /* [N,T'] int32 or int64, likewise */
+} deltic_commit_tensors;
+
 typedef deltic_buffer deltic_workspace;
 
 /* What training costs in memory: sizes follow from shapes and options alone. Chunks and segments
@@ -450,6 +510,8 @@ DELTIC_API void deltic_memory_plan_init(deltic_memory_plan* plan, uint64_t size)
 DELTIC_API void deltic_conv_tensors_init(deltic_conv_tensors* tensors, uint64_t size);
 DELTIC_API void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors,
                                                   uint64_t size);
+DELTIC_API void deltic_move_tensors_init(deltic_move_tensors* tensors, uint64_t size);
+DELTIC_API void deltic_commit_tensors_init(deltic_commit_tensors* tensors, uint64_t size);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -478,6 +540,12 @@ typedef void (*deltic_division_fn)(void* user, const char* impl, const char* wha
 DELTIC_API deltic_status deltic_explain_division(const deltic_options* options,
                                                  const deltic_tensors* tensors, int32_t num_sms,
                                                  void* stream, deltic_division_fn fn, void* user);
+/* The same for a backward: whether the chains of its states are cut into segments. The times are
+ * those of the chains alone. */
+DELTIC_API deltic_status deltic_backward_explain_division(const deltic_options* options,
+                                                          const deltic_backward_tensors* tensors,
+                                                          int32_t num_sms, void* stream,
+                                                          deltic_division_fn fn, void* user);
 DELTIC_API deltic_status deltic_block_explain(int32_t op, const deltic_options* options,
                                               const deltic_block_tensors* tensors,
                                               deltic_explain_fn fn, void* user);
@@ -493,6 +561,12 @@ DELTIC_API deltic_status deltic_conv_explain(const deltic_options* options,
 DELTIC_API deltic_status deltic_conv_backward_explain(const deltic_options* options,
                                                       const deltic_conv_backward_tensors* tensors,
                                                       deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_move_explain(const deltic_options* options,
+                                             const deltic_move_tensors* tensors,
+                                             deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_commit_explain(const deltic_options* options,
+                                               const deltic_commit_tensors* tensors,
+                                               deltic_explain_fn fn, void* user);
 
 /* The memory that backward needs, and forward keeps for it, under a deltic_save. What the tensors
  * have of `saved` does not matter; `plan` comes with its size. */
@@ -557,6 +631,20 @@ DELTIC_API deltic_status deltic_conv_backward_workspace(const deltic_options* op
 DELTIC_API deltic_status deltic_conv_backward(const deltic_options* options,
                                               const deltic_conv_backward_tensors* tensors,
                                               const deltic_workspace* workspace, void* stream);
+/* States from slots of one pool to slots of another. */
+DELTIC_API deltic_status deltic_move_workspace(const deltic_options* options,
+                                               const deltic_move_tensors* tensors, void* stream,
+                                               uint64_t* bytes);
+DELTIC_API deltic_status deltic_move(const deltic_options* options,
+                                     const deltic_move_tensors* tensors,
+                                     const deltic_workspace* workspace, void* stream);
+/* States to where the accepted ones of drafted tokens left them. */
+DELTIC_API deltic_status deltic_commit_workspace(const deltic_options* options,
+                                                 const deltic_commit_tensors* tensors, void* stream,
+                                                 uint64_t* bytes);
+DELTIC_API deltic_status deltic_commit(const deltic_options* options,
+                                       const deltic_commit_tensors* tensors,
+                                       const deltic_workspace* workspace, void* stream);
 
 /* Checked mode on a GPU. The host does not see the values of a call there, so checks run on the
  * stream before the work. If they find an error - lengths, slots, lists, an input that is not

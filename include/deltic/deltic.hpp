@@ -53,7 +53,9 @@ enum class Op : int32_t {
   backward = DELTIC_BACKWARD,
   conv = DELTIC_CONV,
   scores_inverse = DELTIC_SCORES_INVERSE,
-  rmsnorm = DELTIC_RMSNORM
+  rmsnorm = DELTIC_RMSNORM,
+  move = DELTIC_MOVE,
+  commit = DELTIC_COMMIT
 };
 enum class GateForm : int32_t {
   log_decay = DELTIC_GATE_LOG_DECAY,
@@ -78,6 +80,8 @@ enum class Save : int32_t {
   states = DELTIC_SAVE_STATES,
   all = DELTIC_SAVE_ALL
 };
+// How forward goes over the tokens; recurrent: from Tensors::recurrent_from on, or all.
+enum class Form : int32_t { chunked = DELTIC_FORM_CHUNKED, recurrent = DELTIC_FORM_RECURRENT };
 // What conv applies to its sums, and rmsnorm to z.
 enum class Activation : int32_t {
   none = DELTIC_ACTIVATION_NONE,
@@ -197,6 +201,7 @@ struct Options {
   Activation activation = Activation::none;  // conv and rmsnorm
   std::optional<int32_t> null_slot{};        // slots up to this one are none
   std::optional<float> eps{};                // rmsnorm only
+  Form form = Form::chunked;                 // forward
   std::optional<uint64_t> seed{};            // decode: 16-bit states are rounded by chance
 
   // Valid while this object lives (impl).
@@ -224,6 +229,7 @@ struct Options {
     o.null_slot = null_slot.value_or(0);
     o.has_eps = eps.has_value() ? 1 : 0;
     o.eps = eps.value_or(0.0f);
+    o.form = static_cast<int32_t>(form);
     o.has_seed = seed.has_value() ? 1 : 0;
     o.seed = seed.value_or(0);
     return o;
@@ -236,7 +242,8 @@ struct Tensors {
       cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
       ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
   deltic_buffer saved{};  // with Options::save; Workspace::c() gives one
-  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{}, positions{};
+  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{}, recurrent_from{}, record{},
+      positions{};
 
   deltic_tensors c() const {
     return {sizeof(deltic_tensors),
@@ -265,6 +272,8 @@ struct Tensors {
             has_initial_state,
             accepted,
             parents,
+            recurrent_from,
+            record,
             positions};
   }
 };
@@ -401,6 +410,43 @@ struct ConvBackwardTensors {
   }
 };
 
+// Tensors of a move of states between slots; see deltic_move_tensors.
+struct MoveTensors {
+  TensorView state_pool{}, write_pool{}, read_index{}, write_index{};
+  int64_t read_head = 0, write_head = 0, num_heads = 0;  // 0 heads: all from read_head on
+  bool transpose = false;
+
+  deltic_move_tensors c() const {
+    return {sizeof(deltic_move_tensors),
+            state_pool,
+            write_pool,
+            read_index,
+            write_index,
+            read_head,
+            write_head,
+            num_heads,
+            transpose ? 1 : 0,
+            0};
+  }
+};
+
+// Tensors of a commit of drafted tokens; see deltic_commit_tensors.
+struct CommitTensors {
+  TensorView state_pool{}, record{}, accepted{}, read_index{}, write_index{}, has_initial_state{},
+      parents{};
+
+  deltic_commit_tensors c() const {
+    return {sizeof(deltic_commit_tensors),
+            state_pool,
+            record,
+            accepted,
+            read_index,
+            write_index,
+            has_initial_state,
+            parents};
+  }
+};
+
 // Scratch memory for run functions: 64-byte aligned, grows on demand, reusable from call to call.
 class Workspace {
  public:
@@ -492,6 +538,14 @@ inline size_t conv_backward_workspace_bytes(const Options& options,
                                             void* stream = nullptr) {
   return detail::bytes(deltic_conv_backward_workspace, options, tensors, stream);
 }
+inline size_t move_workspace_bytes(const Options& options, const MoveTensors& tensors,
+                                   void* stream = nullptr) {
+  return detail::bytes(deltic_move_workspace, options, tensors, stream);
+}
+inline size_t commit_workspace_bytes(const Options& options, const CommitTensors& tensors,
+                                     void* stream = nullptr) {
+  return detail::bytes(deltic_commit_workspace, options, tensors, stream);
+}
 
 inline void forward(const Options& options, const Tensors& tensors,
                     const deltic_workspace& workspace, void* stream = nullptr) {
@@ -521,6 +575,14 @@ inline void conv(const Options& options, const ConvTensors& tensors,
 inline void conv_backward(const Options& options, const ConvBackwardTensors& tensors,
                           const deltic_workspace& workspace, void* stream = nullptr) {
   detail::call(deltic_conv_backward, options, tensors, &workspace, stream);
+}
+inline void move(const Options& options, const MoveTensors& tensors,
+                 const deltic_workspace& workspace, void* stream = nullptr) {
+  detail::call(deltic_move, options, tensors, &workspace, stream);
+}
+inline void commit(const Options& options, const CommitTensors& tensors,
+                   const deltic_workspace& workspace, void* stream = nullptr) {
+  detail::call(deltic_commit, options, tensors, &workspace, stream);
 }
 
 // What checked mode found in the last call on a GPU with this workspace: waits for the stream, then
@@ -557,6 +619,14 @@ inline void conv(const Options& options, const ConvTensors& tensors) {
 inline void conv_backward(const Options& options, const ConvBackwardTensors& tensors) {
   const Workspace w(conv_backward_workspace_bytes(options, tensors));
   conv_backward(options, tensors, w.c());
+}
+inline void move(const Options& options, const MoveTensors& tensors) {
+  const Workspace w(move_workspace_bytes(options, tensors));
+  move(options, tensors, w.c());
+}
+inline void commit(const Options& options, const CommitTensors& tensors) {
+  const Workspace w(commit_workspace_bytes(options, tensors));
+  commit(options, tensors, w.c());
 }
 inline void cumsum(const Options& o, const BlockTensors& t) { block(Op::cumsum, o, t); }
 inline void gate(const Options& o, const BlockTensors& t) { block(Op::gate, o, t); }
@@ -618,7 +688,7 @@ std::vector<Choice> choices(F function, const Call&... of_call) {
 inline std::vector<Choice> explain(Op op, const Options& options, const Tensors& tensors) {
   return detail::choices(deltic_explain, op, options, tensors);
 }
-// One way to divide a forward's work over a GPU; with `what` empty, why there is none.
+// One way to divide a call's work over a GPU; with `what` empty, why there is none.
 struct Division {
   std::string impl, what;
   double predicted_us = 0;
@@ -627,15 +697,28 @@ struct Division {
 };
 // The chosen way first, then the others; num_sms 0: those that the stream may use on the call's
 // device.
-inline std::vector<Division> explain_division(const Options& options, const Tensors& tensors,
-                                              int32_t num_sms = 0, void* stream = nullptr) {
+namespace detail {
+template <class Function, class Any>
+std::vector<Division> divisions(Function function, const Options& options, const Any& tensors,
+                                int32_t num_sms, void* stream) {
   std::vector<Division> found;
   const deltic_division_fn collect = [](void* user, const char* impl, const char* what, double us,
                                         int32_t chosen, const char* reason) {
     static_cast<std::vector<Division>*>(user)->push_back({impl, what, us, chosen != 0, reason});
   };
-  detail::call(deltic_explain_division, options, tensors, num_sms, stream, collect, &found);
+  call(function, options, tensors, num_sms, stream, collect, &found);
   return found;
+}
+}  // namespace detail
+inline std::vector<Division> explain_division(const Options& options, const Tensors& tensors,
+                                              int32_t num_sms = 0, void* stream = nullptr) {
+  return detail::divisions(deltic_explain_division, options, tensors, num_sms, stream);
+}
+// Of the chains of a backward's states.
+inline std::vector<Division> explain_division(const Options& options,
+                                              const BackwardTensors& tensors, int32_t num_sms = 0,
+                                              void* stream = nullptr) {
+  return detail::divisions(deltic_backward_explain_division, options, tensors, num_sms, stream);
 }
 inline std::vector<Choice> explain(Op op, const Options& options, const BlockTensors& tensors) {
   return detail::choices(deltic_block_explain, op, options, tensors);
@@ -653,6 +736,12 @@ inline std::vector<Choice> explain(const Options& options, const ConvTensors& te
 }
 inline std::vector<Choice> explain(const Options& options, const ConvBackwardTensors& tensors) {
   return detail::choices(deltic_conv_backward_explain, options, tensors);
+}
+inline std::vector<Choice> explain(const Options& options, const MoveTensors& tensors) {
+  return detail::choices(deltic_move_explain, options, tensors);
+}
+inline std::vector<Choice> explain(const Options& options, const CommitTensors& tensors) {
+  return detail::choices(deltic_commit_explain, options, tensors);
 }
 // What backward needs, and forward keeps for it, under a Save; see deltic_memory_plan.
 inline deltic_memory_plan backward_memory(const Options& options, const BackwardTensors& tensors,

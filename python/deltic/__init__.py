@@ -21,6 +21,7 @@ from ._library import LIBRARY as _LIBRARY
 from ._native import Checkpoints, decode, delta_rule, recurrent
 from ._norm import rms_norm
 from ._settings import get_num_threads, info, set_num_threads, show_config
+from ._states import commit, move_states
 
 if _TYPE_CHECKING:
     from ._explain import explain
@@ -32,6 +33,7 @@ __all__ = [
     "causal_conv1d",
     "causal_conv1d_update",
     "chunk_cumsum",
+    "commit",
     "cumsum",
     "decode",
     "delta_rule",
@@ -43,6 +45,7 @@ __all__ = [
     "kkt",
     "l2norm",
     "log_decay",
+    "move_states",
     "recurrent",
     "rms_norm",
     "scores",

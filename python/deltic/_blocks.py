@@ -7,18 +7,14 @@ import torch
 from torch import Tensor
 
 from ._fakes import register_fake
-from ._library import OPS, function_of, operator_name, qualified, said_in
-from ._library import call as call_operator
+from ._library import OPS, call, qualified, said_in
 from ._native import (
     GATES,
     Gate,
     check_numbers,
     chunk_word,
     flag_word,
-    is_cuda,
     name_word,
-    needs_grad,
-    refuse_cuda_gradient,
     word_for,
 )
 from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, wanted, wide
@@ -213,7 +209,7 @@ def _block_backward(
     needs: Mapping[str, bool],
 ) -> dict[str, Tensor]:
     """The gradients of a block, by the name of its input; empty tensors where not needed."""
-    found = call_operator(
+    found = call(
         _BLOCK_BACKWARD,
         _NUMBERS[name],
         *(given.get(x) for x in ("q", "k", "v", "x", "g", "beta", "A_log", "dt_bias", "a", "out")),
@@ -352,15 +348,6 @@ class WY(NamedTuple):
     u: Tensor | None
     kg: Tensor | None
     qg: Tensor | None
-
-
-def call(op: Any, *args: Any) -> Any:
-    """An operator; an error now where its gradient would be missing later."""
-    tensors = tuple(x for x in args if isinstance(x, Tensor))
-    if tensors and is_cuda(tensors[0]) and needs_grad(tensors):
-        function = function_of(operator_name(op), args)
-        refuse_cuda_gradient(function, "building blocks have no backward for CUDA tensors")
-    return call_operator(op, *args)
 
 
 def _words(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._fakes import register_fake
-from ._library import HAS_CUDA_BACKWARD, OPS, call, is_transformed, qualified
+from ._library import LIBRARY, OPS, call, is_transformed, qualified
 from ._native import (
     Checkpoints,
     autocast,
@@ -33,8 +33,14 @@ Activation = Literal["silu"] | None
 MOST_TAPS = 8
 
 
-def _has_kernels(index: int | None) -> bool:
-    return HAS_CUDA_BACKWARD and torch.cuda.get_device_capability(index) >= (9, 0)
+_CUDA = 1  # the library's number for it
+_GPUS: dict[int, bool] = {}
+
+
+def _has_kernels(index: int) -> bool:
+    if index not in _GPUS:
+        _GPUS[index] = bool(LIBRARY.deltic_torch_runs_on(_CUDA, index))
+    return _GPUS[index]
 
 
 # What torch.compiler.assume_constant_result does: a compiler asks once. The decorator itself would
@@ -45,7 +51,8 @@ _has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def has_kernels(x: Tensor) -> bool:
     """Whether the operators around the delta rule run where a tensor lies."""
     if x.device.type == "cuda":
-        return bool(_has_kernels(x.device.index))
+        index = x.device.index
+        return bool(_has_kernels(torch.cuda.current_device() if index is None else index))
     return x.device.type == "cpu"
 
 

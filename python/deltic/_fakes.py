@@ -22,7 +22,7 @@ class _Shapes:
     """The shapes of one call's tensors, and the sizes that they gave to letters."""
 
     def __init__(self, operator: str, function: str, given: dict[str, Any]) -> None:
-        self.operator, self.function = operator, function
+        self.operator, self.function, self.given = operator, function, given
         self.words = str(given.get("options", "")).split()
         self.shapes = {
             name: list(x.shape) or [1] * (name in ANY_SHAPE)
@@ -156,7 +156,10 @@ def _check_sequences(c: _Shapes) -> None:
         c.take("ckpt_cu", "N+1")
         c.sizes["entries"] = c.shapes["ckpt_tokens"][0]
         c.take("ckpt_slots", "entries")
+    _check_record(c)
     _check_parents(c)
+    if c.index("recurrent_from"):
+        c.take("recurrent_from", "N")
     if c.index("positions"):
         if not any(word.startswith("seed=") for word in c.words):
             c.refuse("positions", "none without a seed, got a tensor")
@@ -198,13 +201,30 @@ def _check_columns(c: _Shapes, name: str) -> None:
         c.refuse(name, f"at least T = {c.sizes['T']} columns, got shape {shape}")
 
 
+def _check_record(c: _Shapes) -> None:
+    """The updates of drafted tokens."""
+    shape = c.shapes.get("record")
+    if shape is None:
+        return
+    if len(shape) != 4:
+        c.refuse("record", f"shape [N,T',HV,W], got {shape}")
+    if _is_less(_MOST_DRAFTS, shape[1]):
+        c.refuse("record", f"at most {_MOST_DRAFTS} drafted tokens T', got {shape[1]}")
+    gate = len(c.shapes.get("g", ()))
+    decays = 0 if gate == 0 else 1 if gate == 3 else c.sizes["K"]
+    c.sizes["T'"], c.sizes["W"] = shape[1], c.sizes["K"] + c.sizes["V"] + decays
+    c.take("record", "N,T',HV,W")
+    if "cu_seqlens" not in c.shapes and _is_less(shape[1], c.sizes["T"]):
+        c.refuse("record", f"at least T = {c.sizes['T']} tokens T', got shape {shape}")
+
+
 def _check_parents(c: _Shapes) -> None:
     """Trees of drafted tokens."""
     shape = c.shapes.get("parents")
     if shape is None:
         return
     name = "write_index" if "write_index" in c.shapes else "read_index"
-    if len(c.shapes.get(name, ())) != 2:
+    if len(c.shapes.get(name, ())) != 2 and "record" not in c.shapes:
         c.refuse("parents", "none without a write index per token, got a tensor")
     c.index("parents", (1, 2))
     if len(shape) != 2 or _differ(shape[0], c.sizes["N"]):
@@ -242,6 +262,7 @@ def _check_norm(c: _Shapes) -> None:
         c.refuse("x", "a width of at least 1, got 0")
     c.take("z", "B,T,H,D")
     c.take("weight", "D")
+    c.take("out", "B,T,H,D")
 
 
 def _check_conv(c: _Shapes) -> None:
@@ -293,11 +314,81 @@ def _check_conv(c: _Shapes) -> None:
     take_states("d_final_state", "N")
 
 
+def _check_pool(c: _Shapes, name: str, v_first: bool) -> tuple[list[Any], list[Any]]:
+    """A pool of states, maybe of layers: these, and K and V."""
+    shape = c.shapes[name]
+    state = "HV,V,K" if v_first else "HV,K,V"
+    if len(shape) not in (4, 5):
+        c.refuse(name, f"shape [slots,{state}], or with layers before them, got {shape}")
+    if any(isinstance(size, int) and size == 0 for size in shape[-3:]):
+        c.refuse(name, f"at least one head, key channel and value column, got shape {shape}")
+    return shape[:-4], shape[-2:][:: -1 if v_first else 1]
+
+
+def _check_commit(c: _Shapes) -> None:
+    """A pool, the record of its drafted tokens, and lists."""
+    layers, (K, V) = _check_pool(c, "state_pool", "layout=vk" in c.words)
+    heads, record = c.shapes["state_pool"][-3], c.shapes["record"]
+    if len(record) != 4 + len(layers):
+        letters = "layers,N,T',HV,W" if layers else "N,T',HV,W"
+        c.refuse("record", f"shape [{letters}], got {record}")
+    is_other = any(map(_differ, layers, record)) or _differ(record[-2], heads)
+    sizes = (record[-1], K, V)
+    if all(isinstance(size, int) for size in sizes):
+        is_other = is_other or record[-1] - K - V not in (0, 1, K)
+    if is_other:
+        text = (
+            f"{'layers and ' if layers else ''}HV = {heads} as state_pool has, and rows of K + V "
+        )
+        text += f"numbers, one or K more of a gate, K = {K}, V = {V}, got shape {record}"
+        c.refuse("record", text)
+    if _is_less(_MOST_DRAFTS, record[-3]):
+        c.refuse("record", f"at most {_MOST_DRAFTS} drafted tokens T', got {record[-3]}")
+    c.sizes["N"] = record[-4]
+    c.take("has_initial_state", "N")
+    for name in ("accepted", "read_index", "write_index"):
+        if c.index(name):
+            c.take(name, "N")
+    slots, has_lists = c.shapes["state_pool"][-4], {"read_index", "write_index"} & set(c.shapes)
+    if not has_lists and _is_less(slots, c.sizes["N"]):
+        text = f"at least N = {c.sizes['N']} slots without indices, got {slots}"
+        c.refuse("state_pool", text)
+    parents = c.shapes.get("parents")
+    if parents is not None:
+        c.index("parents", (1, 2))
+        is_short = len(parents) != 2 or _is_less(parents[1], record[-3])
+        if is_short or _differ(parents[0], c.sizes["N"]):
+            text = f"shape [N,T'] with N = {c.sizes['N']} and T' = {record[-3]} as the record has"
+            c.refuse("parents", f"{text}, got {parents}")
+
+
+def _check_move(c: _Shapes) -> None:
+    """Two pools of states of one size, and their lists."""
+    is_v_first = "layout=vk" in c.words
+    layouts = {
+        "state_pool": is_v_first,
+        "write_pool": is_v_first != c.given.get("transpose", False),
+    }
+    sizes = [_check_pool(c, name, v) for name, v in layouts.items() if name in c.shapes]
+    if len(sizes) == 2:
+        (layers, state_sizes), (other_layers, others) = sizes
+        if len(layers) != len(other_layers) or any(map(_differ, layers, other_layers)):
+            text = f"layers as state_pool has them, got shape {c.shapes['write_pool']} and "
+            c.refuse("write_pool", f"{text}{c.shapes['state_pool']}")
+        if any(map(_differ, state_sizes, others)):
+            text = f"states of K = {state_sizes[0]} and V = {state_sizes[1]} as state_pool has, got"
+            c.refuse("write_pool", f"{text} {others[0]} and {others[1]}")
+    c.index("read_index")
+    c.index("write_index")
+    c.sizes["M"] = c.shapes["read_index"][0]
+    c.take("write_index", "M")
+
+
 _CHECKS: dict[str, Callable[[_Shapes], None]] = {
     **dict.fromkeys(
         (
             *("forward", "forward_save", "forward_", "forward_out_"),
-            *("decode", "decode_", "decode_out_", "backward"),
+            *("decode", "decode_", "decode_out_", "decode_record_", "backward"),
         ),
         _check_sequences,
     ),
@@ -305,7 +396,9 @@ _CHECKS: dict[str, Callable[[_Shapes], None]] = {
         ("cumsum", "gate", "l2norm", "kkt", "scores", "inverse", "scores_inverse", "wy"),
         _check_block,
     ),
-    "rmsnorm": _check_norm,
+    **dict.fromkeys(("rmsnorm", "rmsnorm_out_"), _check_norm),
+    "move_": _check_move,
+    "commit_": _check_commit,
     **dict.fromkeys(("conv", "conv_", "conv_out_", "conv_backward"), _check_conv),
 }
 

@@ -55,6 +55,8 @@ def load() -> ctypes.CDLL:
     library.deltic_torch_namespace.restype = ctypes.c_char_p
     library.deltic_torch_last_status.restype = ctypes.c_int32
     library.deltic_torch_has_cuda_backward.restype = ctypes.c_int32
+    library.deltic_torch_runs_on.restype = ctypes.c_int32
+    library.deltic_torch_runs_on.argtypes = [ctypes.c_int32] * 2
     library.deltic_torch_set_num_threads.argtypes = [ctypes.c_int32]
     library.deltic_torch_get_num_threads.restype = ctypes.c_int32
     library.deltic_torch_set_log.restype = None

@@ -11,6 +11,7 @@ from ._sequence_ops import (
     DECODE,
     DECODE_,
     DECODE_OUT_,
+    DECODE_RECORD_,
     FORWARD,
     FORWARD_,
     FORWARD_OUT_,
@@ -25,15 +26,17 @@ Gate = Literal["log_decay", "softplus", "bounded"]
 BetaForm = Literal["value", "sigmoid", "2sigmoid"]
 StateLayout = Literal["kv", "vk"]
 Split = Literal["auto", "off", "by_length"] | int
+Form = Literal["chunked", "recurrent"]
 
 # Options as words of the operators' text.
 GATES = {"log_decay": "", "softplus": " gate=softplus", "bounded": " gate=bounded"}
 _BETA_FORMS = {"value": "", "sigmoid": " beta=sigmoid", "2sigmoid": " beta=2sigmoid"}
-_STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
+STATE_LAYOUTS = {"kv": "", "vk": " layout=vk"}
 # The library's numbers are fp32: a larger one would become infinite.
 _MOST_FP32 = 3.4028234663852886e38
 _CHUNK = 64
 _SPLITS = {"auto": "", "off": " split=off", "by_length": " split=by_length"}
+_FORMS = {"chunked": "", "recurrent": " form=recurrent"}
 
 
 class Checkpoints(NamedTuple):
@@ -86,6 +89,8 @@ class _ChunkOptions(_Options, total=False):
     write_pool: Tensor | None
     accepted: Tensor | None
     null_slot: int | None
+    form: Form | None
+    recurrent_from: Tensor | None
 
 
 class _RecurrentOptions(_Options, total=False):
@@ -205,11 +210,11 @@ def _words(
         except TypeError:
             is_plain = False  # something unhashable, which is said below
     try:
-        words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + _STATE_LAYOUTS[state_layout]
+        words = f"as={op}" + GATES[gate] + _BETA_FORMS[beta_form] + STATE_LAYOUTS[state_layout]
     except (KeyError, TypeError):
         words = f"as={op}" + word_for(op, "gate", gate, GATES)
         words += word_for(op, "beta_form", beta_form, _BETA_FORMS)
-        words += word_for(op, "state_layout", state_layout, _STATE_LAYOUTS)
+        words += word_for(op, "state_layout", state_layout, STATE_LAYOUTS)
     words += flag_word(op, "qk_l2norm", " qk_l2norm", qk_l2norm)
     words += flag_word(op, "output_final_state", " final", output_final_state)
     if is_plain:
@@ -258,22 +263,13 @@ def is_cuda(x: Any) -> bool:
     return isinstance(x, Tensor) and x.device.type == "cuda"
 
 
-def refuse_cuda_gradient(op: str, why: str) -> NoReturn:
-    """The error for gradients that CUDA tensors do not have: now, not when backward runs."""
-    raise NotImplementedError(
-        f"{op}: requires_grad: expected CPU tensors where gradients are asked for ({why}: use "
-        "torch.no_grad()), got CUDA tensors"
-    )
-
-
-def check_has_gradient(op: str, q: Tensor, gv: Tensor | None = None) -> None:
-    """Raises where the device of a call over sequences has no gradient for it."""
-    if not is_cuda(q):
-        return
-    if not HAS_CUDA_BACKWARD:
-        refuse_cuda_gradient(op, "there is no backward for CUDA tensors in this build")
-    if gv is not None:
-        refuse_cuda_gradient(op, "gv has no backward for CUDA tensors")
+def check_has_gradient(op: str, q: Tensor) -> None:
+    """Raises where the device of a call over sequences has no gradient: now, not in backward."""
+    if is_cuda(q) and not HAS_CUDA_BACKWARD:
+        raise NotImplementedError(
+            f"{op}: requires_grad: expected CPU tensors where gradients are asked for (there is no "
+            "backward for CUDA tensors in this build: use torch.no_grad()), got CUDA tensors"
+        )
 
 
 @overload
@@ -333,6 +329,8 @@ def delta_rule(
     has_initial_state: Tensor | None = None,
     accepted: Tensor | None = None,
     null_slot: int | None = None,
+    form: Form | None = None,
+    recurrent_from: Tensor | None = None,
     out: Tensor | None = None,
     impl: str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -384,6 +382,13 @@ def delta_rule(
         accepted: ``[N]`` int32 or int64, with ``read_index [N, T']``: sequence n starts from slot
             ``read_index[n, accepted[n] - 1]``.
         null_slot: slots from -1 up to this one are none, in every list of slots; by default -1.
+        form: ``"chunked"``, or ``"recurrent"``: token by token, with the bits of :func:`decode`.
+            Gradients are those of the same function and come chunk by chunk; nothing is kept for
+            them (``recompute``).
+        recurrent_from: ``[N]`` int32 or int64, 0 to the length of each sequence: from this token
+            on the form is recurrent, before it is chunked. o and states have the bits of a call
+            over the first tokens and a :func:`decode` of the others, started from the state that
+            the first one left (with a pool of 16 bits: as it is stored there).
         out: ``[B, T, HV, V]`` in v's dtype, in which o is written and returned; rows of a longer
             buffer will do.
         impl: the name of an implementation, by default the best that takes the call. float64 runs
@@ -413,6 +418,8 @@ def delta_rule(
             ("write_pool", write_pool, None),
             ("accepted", accepted, None),
             ("null_slot", null_slot, None),
+            ("form", form, None),
+            ("recurrent_from", recurrent_from, None),
         ):
             if value is not None if default is None else value != default:
                 expected, got = ("none", "one") if default is None else (repr(default), repr(value))
@@ -441,6 +448,10 @@ def delta_rule(
     if chunk_size is not _CHUNK or null_slot is not None:
         words += chunk_word("delta_rule", chunk_size) + null_word("delta_rule", null_slot)
     kept = flag_word("delta_rule", "recompute", " save=states", recompute) or " save=all"
+    if form is not None or recurrent_from is not None:
+        found = _form_word(form, recurrent_from)
+        words += found
+        kept = kept if found == "" else ""
     if output_final_state and state_pool is not None:
         refuse_final_state("delta_rule", "state_pool")
     ckpt = _NO_CHECKPOINTS if checkpoints is None else checkpoint_tensors("delta_rule", checkpoints)
@@ -448,7 +459,8 @@ def delta_rule(
     trains = needs_grad(rows)
     in_place = state_pool is not None or read_index is not None or write_index is not None
     servers = (write_pool, has_initial_state, accepted)
-    if out is not None or null_slot is not None or has_any(*servers):
+    has_from = recurrent_from is not None and not trains
+    if out is not None or null_slot is not None or has_from or has_any(*servers):
         if trains or needs_grad((state_pool, write_pool, out)):
             _refuse_gradient("delta_rule", (state_pool, write_pool), has_initial_state, out)
         o, final_state = call(
@@ -461,6 +473,7 @@ def delta_rule(
             cu_seqlens,
             cu_seqlens_cpu,
             *ckpt,
+            recurrent_from,
             out,
             scale,
             lower_bound,
@@ -493,6 +506,7 @@ def delta_rule(
             cu_seqlens,
             cu_seqlens_cpu,
             *ckpt,
+            recurrent_from,
             scale,
             lower_bound,
             words,
@@ -505,6 +519,17 @@ def delta_rule(
             FORWARD, *rows, cu_seqlens, cu_seqlens_cpu, scale, lower_bound, words
         )
     return o, final_state if output_final_state else None
+
+
+def _form_word(form: Any, recurrent_from: Tensor | None) -> str:
+    """The word for a form, which a first token of it says too."""
+    if form is None:
+        return _FORMS["recurrent"]
+    if recurrent_from is not None and form == "chunked":
+        raise ValueError(
+            "delta_rule: recurrent_from: expected none with the form 'chunked', got a tensor"
+        )
+    return word_for("delta_rule", "form", form, _FORMS)
 
 
 def _check_wide_beta(q: Tensor, v: Tensor, beta: Tensor) -> None:
@@ -671,7 +696,7 @@ def _by_token(
         o, final_state = call(DECODE_OUT_, *rows, *pools, *sequences, out, *numbers, words)
         return o if out is None else out, final_state if " final" in words else None
     if trains:
-        check_has_gradient(function, q, rows[5])
+        check_has_gradient(function, q)
         o, final_state = call(differentiable(DECODE), *rows, *sequences, *numbers, words)
     else:
         o, final_state = call_without_gradients(DECODE, *rows, *sequences, *numbers, words)
@@ -693,6 +718,7 @@ def decode(
     has_initial_state: Tensor | None = None,
     accepted: Tensor | None = None,
     parents: Tensor | None = None,
+    record: Tensor | None = None,
     null_slot: int | None = None,
     seed: int | None = None,
     positions: Tensor | None = None,
@@ -726,7 +752,11 @@ def decode(
             goes to ``read_index[n, t]``: the slots of the drafted tokens.
         parents: ``[N, T']`` int32 or int64, a tree of up to 16 drafted tokens: token t starts from
             the state after token ``parents[n, t]``, one before it, or (-1) from where the sequence
-            starts. Needs a slot per token.
+            starts. Needs a slot per token, or a record.
+        record: ``[N, T', HV, W]`` fp32, written: what up to 16 drafted tokens do to the states,
+            which stay as they are; :func:`commit` applies those that are accepted. A row is k, u
+            and the decay, ``W = K + V`` and K, 1 or 0 for a gate per channel, per head or none.
+            Not with ``gv``, ``write_index`` or ``write_pool``.
         seed: a number of 64 bits: a pool of bf16 or fp16 is rounded after every token to one of the
             two neighbours by chance, so that the mean is right (stochastic rounding), instead of to
             the nearest. The chance is a function of the seed, the token's position in its sequence,
@@ -752,6 +782,30 @@ def decode(
     check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
     servers = (write_pool, has_initial_state, accepted, parents, positions)
+    if record is not None:
+        for name, given in (("gv", gv), ("write_index", write_index), ("write_pool", write_pool)):
+            if given is not None:
+                raise ValueError(f"decode: {name}: expected none with a record, got a tensor")
+        if seed is not None or positions is not None:
+            name = "positions" if seed is None else "seed"
+            raise ValueError(f"decode: {name}: expected none with a record, got one")
+        if needs_grad((record, out)):
+            _refuse_gradient("decode", (record,), None, out)
+        if state_pool is None:
+            raise TypeError("decode: state_pool: expected a tensor, got none")
+        o = call(
+            DECODE_RECORD_,
+            *(q, k, v, beta, g, A_log, dt_bias),
+            *(state_pool, read_index, has_initial_state, accepted, parents, record),
+            cu_seqlens,
+            cu_seqlens_cpu,
+            out,
+            scale,
+            lower_bound,
+            words + null_word("decode", null_slot),
+        )
+        scored: Tensor = o if out is None else out
+        return scored
     if out is not None or null_slot is not None or seed is not None or has_any(*servers):
         if needs_grad((write_pool, out)):
             _refuse_gradient("decode", (write_pool,), None, out)

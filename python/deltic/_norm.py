@@ -8,12 +8,13 @@ from torch import Tensor
 
 from ._fakes import register_fake
 from ._library import OPS, call, got, kind_of, qualified
-from ._native import is_eps, name_word
+from ._native import is_eps, name_word, needs_grad
 from ._sequence_ops import below_autograd, nothing, refuse_gradient, refuse_vmap, wanted
 
 GateActivation = Literal["silu", "sigmoid"] | None
 
 _RMSNORM = OPS.rmsnorm.default
+_RMSNORM_OUT_ = OPS.rmsnorm_out_.default
 _RMSNORM_BACKWARD = OPS.rmsnorm_backward.default
 _ACTIVATIONS = {None: "", "silu": " activation=silu", "sigmoid": " activation=sigmoid"}
 
@@ -23,6 +24,18 @@ def _rmsnorm_fake(
     x: Tensor, z: Tensor | None, weight: Tensor | None, eps: float, options: str = ""
 ) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@register_fake("rmsnorm_out_")
+def _rmsnorm_out_fake(
+    x: Tensor,
+    z: Tensor | None,
+    weight: Tensor | None,
+    out: Tensor,
+    eps: float,
+    options: str = "",
+) -> None:
+    return None
 
 
 @register_fake("rmsnorm_backward")
@@ -65,7 +78,7 @@ def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
 
 torch.library.register_autograd(qualified("rmsnorm"), _backward, setup_context=_setup)
 refuse_gradient("rmsnorm_backward")
-for _name in ("rmsnorm", "rmsnorm_backward"):
+for _name in ("rmsnorm", "rmsnorm_out_", "rmsnorm_backward"):
     refuse_vmap(_name)
 
 
@@ -76,6 +89,17 @@ def _as_heads(x: Tensor) -> Tensor:
     if x.shape[-2] == 0:
         return x.reshape(1, 0, 1, x.shape[-1])
     return x.flatten(0, -4)
+
+
+def _as_view(out: Tensor) -> Tensor:
+    """The same of what is written, which a copy would not reach."""
+    heads = _as_heads(out)
+    if heads.numel() and heads.data_ptr() != out.data_ptr():
+        raise ValueError(
+            "rms_norm: out: expected leading dimensions that are one by their strides, got shape "
+            f"{list(out.shape)}, strides {list(out.stride())}"
+        )
+    return heads
 
 
 def _autocast(x: Tensor) -> Tensor:
@@ -101,6 +125,7 @@ def rms_norm(
     *,
     eps: float = 1e-5,
     activation: GateActivation = "silu",
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor:
     """``x / sqrt(mean(x ** 2) + eps) * weight * activation(z)`` over the last dimension.
@@ -113,6 +138,8 @@ def rms_norm(
         z: the gate, x's shape; without it there is no activation.
         eps: what is added to the mean square.
         activation: of z: ``"silu"``, ``"sigmoid"`` or None, z itself.
+        out: of x's shape, in which the rows are written and returned; not x itself. Such a call has
+            no gradient.
         impl: the name of an implementation, by default the best that takes the call. float64 runs
             in the oracle only, ``"reference"``.
 
@@ -128,7 +155,7 @@ def rms_norm(
     [[0.5, -0.5]]
     """
     z = None if z is None else _autocast(z)
-    return plain_rms_norm(_autocast(x), weight, z, eps, activation, impl)
+    return plain_rms_norm(_autocast(x), weight, z, eps, activation, impl, out)
 
 
 def plain_rms_norm(
@@ -138,6 +165,7 @@ def plain_rms_norm(
     eps: float,
     activation: GateActivation,
     impl: str | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """:func:`rms_norm` of the tensors as they are, whatever autocast says: what layers call."""
     try:
@@ -164,5 +192,21 @@ def plain_rms_norm(
     if impl is not None:
         words += name_word("rms_norm", impl)
     gate = None if z is None else _as_heads(z)
+    if out is not None:
+        _check_rows("out", out)
+        if out.shape != x.shape:
+            raise ValueError(
+                f"rms_norm: out: expected x's shape {list(x.shape)}, got {list(out.shape)}"
+            )
+        if not out.is_floating_point():
+            name = str(out.dtype).removeprefix("torch.")
+            raise TypeError(f"rms_norm: out: expected fp32, bf16 or fp16, got {name}")
+        if needs_grad((x, z, weight, out)):
+            raise ValueError(
+                "rms_norm: out: expected none where gradients are asked for (use "
+                "torch.no_grad()), got one"
+            )
+        call(_RMSNORM_OUT_, _as_heads(x), gate, weight, _as_view(out), float(eps), words)
+        return out
     y: Tensor = call(_RMSNORM, _as_heads(x), gate, weight, float(eps), words)
     return y.view(x.shape)

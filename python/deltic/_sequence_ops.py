@@ -26,6 +26,7 @@ DECODE_ = OPS.decode_.default
 # With everything that servers have, and an output of the caller's.
 FORWARD_OUT_ = OPS.forward_out_.default
 DECODE_OUT_ = OPS.decode_out_.default
+DECODE_RECORD_ = OPS.decode_record_.default
 
 # Bits of `want`, in the order of backward's outputs.
 _GRADIENTS = ("q", "k", "v", "beta", "g", "gv", "A_log", "dt_bias", "initial_state")
@@ -149,6 +150,7 @@ def _forward_save_fake(
     ckpt_tokens: Tensor | None,
     ckpt_slots: Tensor | None,
     ckpt_states: Tensor | None,
+    recurrent_from: Tensor | None,
     scale: float | None = None,
     lower_bound: float | None = None,
     options: str = "",
@@ -248,6 +250,7 @@ def _forward_out_fake(
     ckpt_tokens: Tensor | None,
     ckpt_slots: Tensor | None,
     ckpt_states: Tensor | None,
+    recurrent_from: Tensor | None,
     out: Tensor | None,
     scale: float | None = None,
     lower_bound: float | None = None,
@@ -283,6 +286,31 @@ def _decode_out_fake(
     options: str = "",
 ) -> tuple[Tensor, Tensor]:
     return _out_fakes(q, v, initial_state, cu_seqlens, out, options)
+
+
+@register_fake("decode_record_")
+def _decode_record_fake(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor | None,
+    g: Tensor | None,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    state_pool: Tensor,
+    read_index: Tensor | None,
+    has_initial_state: Tensor | None,
+    accepted: Tensor | None,
+    parents: Tensor | None,
+    record: Tensor,
+    cu_seqlens: Tensor | None,
+    cu_seqlens_cpu: Tensor | None,
+    out: Tensor | None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+    options: str = "",
+) -> Tensor:
+    return v.new_empty(v.shape) if out is None else nothing(q)
 
 
 @register_fake("decode_")
@@ -331,8 +359,8 @@ def _keep(ctx: Any, names: tuple[str, ...], inputs: tuple[Any, ...], saved: Tens
     ctx.set_materialize_grads(False)
     ctx.num_inputs = len(inputs)
     ctx.save_for_backward(*inputs[: len(names)], saved)
-    # What forward keeps and returns is no business of backward's.
-    mine = " ".join(w for w in words if w != "final" and not w.startswith("save="))
+    # What forward keeps and returns, and in which form, is no business of backward's.
+    mine = " ".join(w for w in words if w != "final" and not w.startswith(("save=", "form=")))
     ctx.options = (scale, lower_bound, mine)
     has_final_state = "final" in words
     ctx.has_final_state = has_final_state
@@ -418,7 +446,7 @@ for _name, _backward, _setup in (
 refuse_gradient("backward")
 for _name in (
     *("forward", "forward_save", "forward_", "forward_out_"),
-    *("decode", "decode_", "decode_out_", "backward"),
+    *("decode", "decode_", "decode_out_", "decode_record_", "backward"),
 ):
     refuse_vmap(_name)
 

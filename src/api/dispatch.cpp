@@ -93,18 +93,28 @@ const Implementation& implementation_at(deltic_op op, deltic_device_type device,
                                                : reference::implementation(op);
 }
 
+const Implementation* named_behind(deltic_op op, deltic_device_type device, const char* option) {
+  const bool is_known = option != nullptr && option[0] != '\0' && find(op, device, option);
+  return named_implementation(op, device, is_known ? option : nullptr, op);
+}
+
 const Implementation* named_implementation(deltic_op op, deltic_device_type device,
-                                           const char* option) {
-  static_cast<void>(logs_dispatch(name_of(op)));  // a wrong DELTIC_LOG fails as a wrong name does
+                                           const char* option, deltic_op called) {
+  const char* const who = name_of(called);
+  static_cast<void>(logs_dispatch(who));  // a wrong DELTIC_LOG fails as a wrong name does
   if (option != nullptr && option[0] != '\0') {
     const Implementation* i = find(op, device, option);
     if (i == nullptr && known(op, option)) {
       const bool is_cpu = device == DELTIC_CPU;
-      fail(DELTIC_UNSUPPORTED, name_of(op), ": impl: ", option, " was named and runs on ",
+      fail(DELTIC_UNSUPPORTED, who, ": impl: ", option, " was named and runs on ",
            is_cpu ? "CUDA" : "CPU", " tensors, got ", is_cpu ? "CPU" : "CUDA", " tensors");
     }
+    if (i == nullptr && called != op && known(called, option)) {
+      fail(DELTIC_UNSUPPORTED, who, ": impl: ", option,
+           " was named and does not take this call: it has the chunked form alone");
+    }
     if (i == nullptr) {
-      fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": impl: expected one of ", list_names(op, device),
+      fail(DELTIC_INVALID_ARGUMENT, who, ": impl: expected one of ", list_names(op, device),
            ", got ", option);
     }
     return i;

@@ -14,7 +14,7 @@ deltic_status deltic_info(deltic_info_fn fn, void* user) {
     if (fn == nullptr) fail(DELTIC_INVALID_ARGUMENT, "info: fn: expected a function, got null");
     fn(user, "version", DELTIC_VERSION_STRING);
     fn(user, "abi", std::to_string(DELTIC_ABI_VERSION).c_str());
-    fn(user, "commit", DELTIC_COMMIT);
+    fn(user, "commit", DELTIC_BUILT_COMMIT);
     fn(user, "build", DELTIC_BUILD_TYPE);
 #if defined(__clang__)
     fn(user, "compiler", "clang " __clang_version__);

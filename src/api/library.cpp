@@ -54,6 +54,10 @@ void deltic_backward_tensors_init(deltic_backward_tensors* tensors, uint64_t siz
   init(tensors, size);
 }
 void deltic_conv_tensors_init(deltic_conv_tensors* tensors, uint64_t size) { init(tensors, size); }
+void deltic_commit_tensors_init(deltic_commit_tensors* tensors, uint64_t size) {
+  init(tensors, size);
+}
+void deltic_move_tensors_init(deltic_move_tensors* tensors, uint64_t size) { init(tensors, size); }
 void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors, uint64_t size) {
   init(tensors, size);
 }

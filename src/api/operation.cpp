@@ -8,6 +8,7 @@
 #include "api/dispatch.h"
 #include "api/settings.h"
 #include "api/threads.h"
+#include "api/work.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "core/sizes.h"
@@ -33,6 +34,8 @@ Runs tensors_of(const deltic_tensors& t) {
 Runs tensors_of(const deltic_block_tensors& t) { return {run(t.q, t.weight)}; }
 Runs tensors_of(const deltic_backward_tensors& t) { return {run(t.d_o, t.d_initial_state)}; }
 Runs tensors_of(const deltic_block_backward_tensors& t) { return {run(t.d_out, t.dweight)}; }
+Runs tensors_of(const deltic_commit_tensors& t) { return {run(t.state_pool, t.parents)}; }
+Runs tensors_of(const deltic_move_tensors& t) { return {run(t.state_pool, t.write_index)}; }
 Runs tensors_of(const deltic_conv_tensors& t) { return {run(t.x, t.ckpt_states)}; }
 Runs tensors_of(const deltic_conv_backward_tensors& t) { return {run(t.d_out, t.d_initial_state)}; }
 
@@ -51,9 +54,14 @@ deltic_device_type device_in(const Tensors& tensors) {
   }
 }
 
-CheckContext context_of(deltic_op op, const Implementation* named, bool query) {
+bool has_first_token(const auto& tensors) {
+  if constexpr (requires { tensors.recurrent_from; }) return tensors.recurrent_from.rank != 0;
+  return false;
+}
+
+CheckContext context_of(deltic_op op, deltic_op listed, const Implementation* named, bool query) {
   return {.query = query,
-          .allow_f64 = named != nullptr && named == &reference::implementation(op),
+          .allow_f64 = named != nullptr && named == &reference::implementation(listed),
           .threads = default_threads(),
           .checked = default_checked(name_of(op))};
 }
@@ -62,6 +70,8 @@ template <class Tensors>
 struct Call {
   const deltic_options options;
   const GivenTensors<Tensors> given;
+  const deltic_op listed;  // whose implementations can be named: of a forward that is recurrent
+                           // from its first token on they are decode's
   const Implementation* const named;
   Problem problem;
 
@@ -69,13 +79,18 @@ struct Call {
        void* stream, bool query)
       : options(read_options(name_of(op), caller_options)),
         given(name_of(op), caller_tensors),
-        named(named_implementation(op, device_in(given.tensors), options.impl)),
-        problem(check_call(op, options, given.tensors, context_of(op, named, query))) {
+        listed(op == DELTIC_FORWARD && options.form == DELTIC_FORM_RECURRENT &&
+                       !has_first_token(given.tensors)
+                   ? DELTIC_DECODE
+                   : op),
+        named(named_implementation(listed, device_in(given.tensors), options.impl, op)),
+        problem(check_call(op, options, given.tensors, context_of(op, listed, named, query))) {
     problem.stream = stream;
     if (is_forked_child()) problem.threads = 1;
     // Of packed ones the lengths are looked at.
     if (!has_tokens_or_states(problem) && !problem.packed) problem.N = 0;
   }
+  Work work() const { return choose_work(problem, named, options.impl); }
 };
 
 // Bytes that the call writes, beside everything else it was given.
@@ -121,9 +136,9 @@ auto sized(const Problem& p, const char* what, const Body& body) {
 }
 
 // Checks of values run before the work, in the same memory.
-uint64_t needed_bytes(const Problem& p, const Implementation& chosen, bool works) {
+uint64_t needed_bytes(const Problem& p, const Work& chosen, bool works) {
   return sized(p, "workspace", [&]() -> uint64_t {
-    const size_t work = works ? chosen.workspace_bytes(p) : 0;
+    const size_t work = works ? chosen.bytes(p) : 0;
     if (p.device == DELTIC_CPU) return std::max<uint64_t>(work, value_scratch_bytes(p));
     return static_cast<uint64_t>(checked_sum(work, p.checked ? gpu::check_bytes(p) : 0));
   });
@@ -166,7 +181,7 @@ void workspace_query(deltic_op op, const deltic_options* options, const Tensors*
   if (bytes == nullptr) {
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": bytes: expected a pointer, got null");
   }
-  *bytes = needed_bytes(call.problem, choose(call.problem, call.named), has_work(call.problem));
+  *bytes = needed_bytes(call.problem, call.work(), has_work(call.problem));
 }
 
 void saved_query(const deltic_options* options, const deltic_tensors* tensors, uint64_t* bytes) {
@@ -193,7 +208,7 @@ void memory_query(const deltic_options* options, const deltic_backward_tensors* 
   result.saved_states = sizes.states;
   result.saved_bytes = sizes.bytes;
   // The plan of a call that asks for gradients, whether they are named already or not.
-  result.workspace_bytes = needed_bytes(p, choose(p, call.named), true);
+  result.workspace_bytes = needed_bytes(p, call.work(), true);
   write_struct(result, plan->size, plan);
 }
 
@@ -207,7 +222,7 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
     gpu::check_device(name_of(op), p.device_index);
     scope.emplace(p.device_index);  // a stream may be the current device's default one
   }
-  const Implementation& chosen = choose(p, call.named);
+  const Work chosen = call.work();
   const bool works = has_work(p);
   const uint64_t needed = needed_bytes(p, chosen, works);
   const deltic_workspace given = workspace != nullptr ? *workspace : deltic_workspace{nullptr, 0};
@@ -256,20 +271,34 @@ template <class Tensors>
 void explain_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                        deltic_explain_fn fn, void* user) {
   const Call<Tensors> call(op, options, tensors, nullptr, true);
-  const Problem& p = call.problem;
+  const Problem p = asked_call(call.problem, call.named);
   if (fn == nullptr)
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": fn: expected a function, got null");
   const int count = implementation_count(p.op, p.device);
+  // Of a call in two forms somebody takes the rest too, or nobody takes the call.
+  std::string behind, nobody;
+  if (has_two_forms(call.problem)) {
+    try {
+      behind = name_behind(call.problem, call.named, call.options.impl);
+    } catch (const Failure& failure) {
+      if (failure.status() != DELTIC_UNSUPPORTED) throw;
+      nobody = failure.what();
+    }
+  }
+  const auto refusal_of = [&](const Implementation& candidate) {
+    const char* sentence = refusal(candidate, p);
+    return sentence == nullptr && !nobody.empty() ? nobody.c_str() : sentence;
+  };
   int chosen = -1;
   for (int i = 0; i < count && chosen < 0; ++i) {
     const Implementation& candidate = implementation_at(p.op, p.device, i);
     const bool eligible =
         call.named != nullptr ? &candidate == call.named : !candidate.only_when_named;
-    if (eligible && refusal(candidate, p) == nullptr) chosen = i;
+    if (eligible && refusal_of(candidate) == nullptr) chosen = i;
   }
   const auto say = [&](int i, const char* yes) {
     const Implementation& candidate = implementation_at(p.op, p.device, i);
-    const char* sentence = refusal(candidate, p);
+    const char* sentence = refusal_of(candidate);
     const std::string named_in_vain =
         sentence != nullptr && &candidate == call.named
             ? cat("named (impl or DELTIC_IMPL), but does not take the call: ", sentence)
@@ -278,9 +307,12 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
     fn(user, candidate.name, sentence == nullptr, i == chosen,
        sentence != nullptr ? sentence : yes);
   };
-  if (chosen >= 0)
-    say(chosen, call.named != nullptr ? "named by the caller"
-                                      : "the first in the list that takes the call");
+  if (chosen >= 0) {
+    std::string why =
+        call.named != nullptr ? "named by the caller" : "the first in the list that takes the call";
+    if (!behind.empty()) why += cat("; ", behind, " runs the tokens from recurrent_from on");
+    say(chosen, why.c_str());
+  }
   for (int i = 0; i < count; ++i) {
     if (i == chosen) continue;
     say(i, implementation_at(p.op, p.device, i).only_when_named
@@ -290,36 +322,46 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
   }
 }
 
-void explain_division(const deltic_options* options, const deltic_tensors* tensors, int32_t num_sms,
-                      void* stream, deltic_division_fn fn, void* user) {
-  const Call<deltic_tensors> call(DELTIC_FORWARD, options, tensors, stream, true);
-  if (fn == nullptr) fail(DELTIC_INVALID_ARGUMENT, "forward: fn: expected a function, got null");
+template <class Tensors>
+void explain_division(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                      int32_t num_sms, void* stream, deltic_division_fn fn, void* user) {
+  const Call<Tensors> call(op, options, tensors, stream, true);
+  if (fn == nullptr) {
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": fn: expected a function, got null");
+  }
   constexpr int32_t kFewest = 4, kMost = 1024;
   if (num_sms != 0 && (num_sms < kFewest || num_sms > kMost)) {
-    fail(DELTIC_INVALID_ARGUMENT, "forward: num_sms: expected 0, or ", kFewest, " to ", kMost,
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": num_sms: expected 0, or ", kFewest, " to ", kMost,
          " SMs, got ", num_sms);
   }
   const Problem& p = call.problem;
   if (p.device != DELTIC_CUDA) return;
   const int sms = num_sms > 0 ? num_sms : gpu::num_sms(p.device_index, stream);
   if (sms == 0) {
-    fail(DELTIC_INVALID_ARGUMENT,
-         "forward: num_sms: expected a number of SMs without a GPU, got 0");
+    fail(DELTIC_INVALID_ARGUMENT, name_of(op),
+         ": num_sms: expected a number of SMs without a GPU, got 0");
   }
   for (int i = 0; i < implementation_count(p.op, p.device); ++i) {
     const Implementation& candidate = implementation_at(p.op, p.device, i);
     if (candidate.divisions == nullptr || (call.named != nullptr && &candidate != call.named))
       continue;
-    const std::vector<Division> ways = candidate.divisions(p, sms);
+    const std::vector<Division> ways =
+        call.listed == p.op ? candidate.divisions(p, sms) : std::vector<Division>{};
     for (const Division& d : ways)
       fn(user, candidate.name, d.what.c_str(), d.predicted_us, d.chosen, d.reason.c_str());
     if (!ways.empty()) continue;
     // Without tokens `refuse` may name this machine or build, which do not matter here.
-    const char* why = p.N == 0 || p.T == 0 ? "the call has no tokens" : candidate.refuse(p);
+    const char* why = p.N == 0 || p.T == 0  ? "the call has no tokens"
+                      : call.listed != p.op ? "all tokens run in the recurrent form"
+                                            : candidate.refuse(p);
     if (why != nullptr) fn(user, candidate.name, "", 0.0, 0, why);
   }
 }
 
+template void explain_division(deltic_op, const deltic_options*, const deltic_tensors*, int32_t,
+                               void*, deltic_division_fn, void*);
+template void explain_division(deltic_op, const deltic_options*, const deltic_backward_tensors*,
+                               int32_t, void*, deltic_division_fn, void*);
 template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*, void*,
                               uint64_t*);
 template void workspace_query(deltic_op, const deltic_options*, const deltic_block_tensors*, void*,
@@ -360,5 +402,19 @@ template void run_operation(deltic_op, const deltic_options*, const deltic_conv_
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*,
                                 const deltic_conv_backward_tensors*, deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_move_tensors*, void*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                                deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_commit_tensors*, void*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                                deltic_explain_fn, void*);
 
 }  // namespace deltic

@@ -21,8 +21,15 @@ void device_error(const deltic_workspace* workspace, void* stream);
 template <class Tensors>
 void explain_operation(deltic_op op, const deltic_options* options, const Tensors* tensors,
                        deltic_explain_fn fn, void* user);
-void explain_division(const deltic_options* options, const deltic_tensors* tensors, int32_t num_sms,
-                      void* stream, deltic_division_fn fn, void* user);
+template <class Tensors>
+void explain_division(deltic_op op, const deltic_options* options, const Tensors* tensors,
+                      int32_t num_sms, void* stream, deltic_division_fn fn, void* user);
+
+extern template void explain_division(deltic_op, const deltic_options*, const deltic_tensors*,
+                                      int32_t, void*, deltic_division_fn, void*);
+extern template void explain_division(deltic_op, const deltic_options*,
+                                      const deltic_backward_tensors*, int32_t, void*,
+                                      deltic_division_fn, void*);
 
 extern template void workspace_query(deltic_op, const deltic_options*, const deltic_tensors*, void*,
                                      uint64_t*);
@@ -70,5 +77,19 @@ extern template void run_operation(deltic_op, const deltic_options*,
 extern template void explain_operation(deltic_op, const deltic_options*,
                                        const deltic_conv_backward_tensors*, deltic_explain_fn,
                                        void*);
+
+extern template void workspace_query(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                                     void*, uint64_t*);
+extern template void run_operation(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                                   const deltic_workspace*, void*);
+extern template void explain_operation(deltic_op, const deltic_options*, const deltic_move_tensors*,
+                                       deltic_explain_fn, void*);
+
+extern template void workspace_query(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                                     void*, uint64_t*);
+extern template void run_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                                   const deltic_workspace*, void*);
+extern template void explain_operation(deltic_op, const deltic_options*,
+                                       const deltic_commit_tensors*, deltic_explain_fn, void*);
 
 }  // namespace deltic

@@ -86,7 +86,15 @@ deltic_status deltic_explain(int32_t op, const deltic_options* options,
 deltic_status deltic_explain_division(const deltic_options* options, const deltic_tensors* tensors,
                                       int32_t num_sms, void* stream, deltic_division_fn fn,
                                       void* user) {
-  return guard([&] { explain_division(options, tensors, num_sms, stream, fn, user); });
+  return guard(
+      [&] { explain_division(DELTIC_FORWARD, options, tensors, num_sms, stream, fn, user); });
+}
+deltic_status deltic_backward_explain_division(const deltic_options* options,
+                                               const deltic_backward_tensors* tensors,
+                                               int32_t num_sms, void* stream, deltic_division_fn fn,
+                                               void* user) {
+  return guard(
+      [&] { explain_division(DELTIC_BACKWARD, options, tensors, num_sms, stream, fn, user); });
 }
 deltic_status deltic_backward_explain(const deltic_options* options,
                                       const deltic_backward_tensors* tensors, deltic_explain_fn fn,
@@ -145,4 +153,31 @@ deltic_status deltic_conv_backward_explain(const deltic_options* options,
                                            const deltic_conv_backward_tensors* tensors,
                                            deltic_explain_fn fn, void* user) {
   return guard([&] { explain_operation(DELTIC_CONV, options, tensors, fn, user); });
+}
+deltic_status deltic_move_workspace(const deltic_options* options,
+                                    const deltic_move_tensors* tensors, void* stream,
+                                    uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_MOVE, options, tensors, stream, bytes); });
+}
+deltic_status deltic_move(const deltic_options* options, const deltic_move_tensors* tensors,
+                          const deltic_workspace* workspace, void* stream) {
+  return guard([&] { run_operation(DELTIC_MOVE, options, tensors, workspace, stream); });
+}
+deltic_status deltic_move_explain(const deltic_options* options, const deltic_move_tensors* tensors,
+                                  deltic_explain_fn fn, void* user) {
+  return guard([&] { explain_operation(DELTIC_MOVE, options, tensors, fn, user); });
+}
+deltic_status deltic_commit_workspace(const deltic_options* options,
+                                      const deltic_commit_tensors* tensors, void* stream,
+                                      uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_COMMIT, options, tensors, stream, bytes); });
+}
+deltic_status deltic_commit(const deltic_options* options, const deltic_commit_tensors* tensors,
+                            const deltic_workspace* workspace, void* stream) {
+  return guard([&] { run_operation(DELTIC_COMMIT, options, tensors, workspace, stream); });
+}
+deltic_status deltic_commit_explain(const deltic_options* options,
+                                    const deltic_commit_tensors* tensors, deltic_explain_fn fn,
+                                    void* user) {
+  return guard([&] { explain_operation(DELTIC_COMMIT, options, tensors, fn, user); });
 }

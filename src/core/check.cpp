@@ -8,7 +8,7 @@ namespace deltic {
 const char* name_of(deltic_op op) {
   constexpr const char* names[] = {"forward", "decode",         "cumsum",  "gate", "l2norm",
                                    "kkt",     "scores",         "inverse", "wy",   "backward",
-                                   "conv",    "scores_inverse", "rmsnorm"};
+                                   "conv",    "scores_inverse", "rmsnorm", "move", "commit"};
   return names[op];
 }
 
@@ -106,7 +106,7 @@ void check_parents(Checker& c, const deltic_tensors& t) {
   Problem& p = c.p_;
   if (t.parents.rank == 0) return;
   if (p.op != DELTIC_DECODE) c.bad("parents", "expected none (decode has trees), got a tensor");
-  if (p.write_index.n1 == 0) {
+  if (p.write_index.n1 == 0 && !p.updates) {
     c.bad("parents", "expected none without a write index per token, got a tensor");
   }
   p.parents = c.indices(t.parents, "parents", true);
@@ -126,6 +126,7 @@ void check_parents(Checker& c, const deltic_tensors& t) {
 void check_seed(Checker& c, const deltic_tensors& t) {
   Problem& p = c.p_;
   if (!p.has_seed) return c.absent(t.positions, "positions", "without a seed");
+  if (p.updates) c.bad("seed", "expected none with a record, got ", p.seed);
   if (!rounds_tokens(p)) {
     const States& kept = kept_states(p);
     c.bad("seed", "expected none but with states of 16 bits, got states of ",
@@ -134,6 +135,44 @@ void check_seed(Checker& c, const deltic_tensors& t) {
   p.positions = c.indices(t.positions, "positions");
   if (p.positions) c.shape(t.positions, "positions", {p.N});
   c.input(t.positions, "positions");
+}
+
+// Drafted tokens that leave a record and no state.
+void check_record(Checker& c, const deltic_tensors& t) {
+  Problem& p = c.p_;
+  if (!c.given(t.record, "record", true)) return;
+  if (p.op != DELTIC_DECODE) c.bad("record", "expected none (decode has one), got a tensor");
+  constexpr const char* kWhere = "with a record, beside which no state is written";
+  c.absent(t.final_state, "final_state", kWhere), c.absent(t.write_index, "write_index", kWhere);
+  c.absent(t.write_pool, "write_pool", kWhere), c.absent(t.ckpt_states, "ckpt_states", kWhere);
+  c.absent(t.gv, "gv", "with a record, which has no decay per value column");
+  if (t.record.rank != 4) {
+    c.bad("record", "expected shape [N,T',HV,W], got ", shape_text(t.record));
+  }
+  c.record(t.record, 0);
+  c.shape(t.record, "record", {p.N, p.update_tokens, p.HV, p.K + p.V + decay_width(p)});
+  if (!p.packed && p.update_tokens < p.T) {
+    c.bad("record", "expected at least T = ", p.T, " tokens T', got shape ", shape_text(t.record));
+  }
+  p.state_out = {}, p.write_index = {};
+}
+
+// Where sequences go over to the recurrent form, of forward and, where nothing depends on it, of
+// backward.
+Indices check_recurrent_from(Checker& c, const deltic_tensors& t) {
+  if (t.recurrent_from.rank == 0) return {};
+  const Problem& p = c.p_;
+  if (p.op == DELTIC_DECODE) {
+    c.bad("recurrent_from", "expected none (decode is recurrent from its first token on), got a ",
+          "tensor");
+  }
+  if (p.form != DELTIC_FORM_RECURRENT) {
+    c.bad("recurrent_from", "expected none without the form recurrent, got a tensor");
+  }
+  const Indices from = c.indices(t.recurrent_from, "recurrent_from");
+  c.shape(t.recurrent_from, "recurrent_from", {p.N});
+  c.input(t.recurrent_from, "recurrent_from");
+  return from;
 }
 
 void check_split(const Checker& c) {
@@ -158,6 +197,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
   p.o = Checker::rows(t.o);
   check_states(c, t);
   check_checkpoint_tensors(c, t);
+  check_record(c, t);
   p.saved = t.saved;
   if (p.is_pool && p.save != DELTIC_SAVE_NONE) {
     c.bad("save", "expected none with a state pool, which has no gradient, got ",
@@ -172,11 +212,13 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
       t.initial_state.dtype == t.final_state.dtype &&
       std::equal(t.initial_state.strides, t.initial_state.strides + 4, t.final_state.strides);
   c.output(t.o, "o");
+  c.output(t.record, "record");
   c.output(t.final_state, "final_state");
-  if (!p.has_write_pool) c.output(t.state_pool, "state_pool");
+  const bool is_read_only = p.has_write_pool || p.updates;
+  if (!is_read_only) c.output(t.state_pool, "state_pool");
   c.output(t.write_pool, "write_pool");
   if (!p.is_ckpt_in_pool) c.output(t.ckpt_states, "ckpt_states");
-  if (p.has_write_pool) c.input(t.state_pool, "state_pool");
+  if (is_read_only) c.input(t.state_pool, "state_pool");
   c.input(t.has_initial_state, "has_initial_state"), c.input(t.accepted, "accepted");
   c.input(t.q, "q"), c.input(t.k, "k"), c.input(t.v, "v");
   c.input(t.beta, "beta"), c.input(t.g, "g"), c.input(t.gv, "gv");
@@ -186,6 +228,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
   c.input(t.ckpt_cu, "ckpt_cu"), c.input(t.ckpt_tokens, "ckpt_tokens");
   c.input(t.ckpt_slots, "ckpt_slots");
   check_parents(c, t);
+  p.recurrent_from = check_recurrent_from(c, t);
   check_seed(c, t);
   c.input(t.initial_state, "initial_state", in_place ? "final_state" : nullptr);
   check_split(c);
@@ -205,6 +248,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_bac
   c.absent(t.ckpt_states, "ckpt_states", "in a backward call: checkpoints are not differentiable");
   c.absent(t.has_initial_state, "has_initial_state", "in a backward call");
   c.absent(t.parents, "parents", "in a backward call");
+  c.absent(t.record, "record", "in a backward call");
   c.absent(t.positions, "positions", "in a backward call");
   check_states(c, t);
   check_checkpoint_tensors(c, t);
@@ -247,6 +291,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_bac
   c.input(t.cu_seqlens, "cu_seqlens"), c.input(t.cu_seqlens_host, "cu_seqlens_host");
   c.input(t.initial_state, "initial_state"), c.input(b.d_o, "d_o");
   c.input(b.d_final_state, "d_final_state");
+  static_cast<void>(check_recurrent_from(c, t));
 
   p.d_o = Checker::rows(b.d_o), p.dq = Checker::rows(b.dq), p.dk = Checker::rows(b.dk);
   p.dv = Checker::rows(b.dv), p.dbeta = Checker::rows(b.dbeta), p.dg = Checker::rows(b.dg);

@@ -38,6 +38,12 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_con
 Problem check_call(deltic_op op, const deltic_options& options,
                    const deltic_conv_backward_tensors& tensors, const CheckContext& context);
 
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_move_tensors& tensors,
+                   const CheckContext& context);
+
+Problem check_call(deltic_op op, const deltic_options& options,
+                   const deltic_commit_tensors& tensors, const CheckContext& context);
+
 // Whether a view shares a byte with memory [data, data + bytes).
 bool overlaps(const deltic_tensor& t, const void* data, uint64_t bytes);
 

@@ -69,17 +69,19 @@ bool is_padding(const Problem& p, int64_t n) {
   return (p.read_index || p.write_index) && is_none(p.read_index) && is_none(p.write_index);
 }
 
-// Counts of accepted tokens: each names a column of the table or, of conv, a place in the window.
+// Counts of accepted tokens: each names a column of the table, of conv a place in the window, and
+// of commit the tokens of the record that count.
 void check_accepted(const Problem& p) {
-  const bool is_conv = p.op == DELTIC_CONV;
-  const int64_t most = is_conv ? p.V - p.taps + 2 : p.read_index.n1;
+  const bool is_conv = p.op == DELTIC_CONV, is_commit = p.op == DELTIC_COMMIT;
+  const int64_t most = is_conv ? p.V - p.taps + 2 : is_commit ? p.update_tokens : p.read_index.n1;
+  const int64_t least = is_commit ? 0 : 1;
   for (int64_t n = 0; n < p.N; ++n) {
     const int64_t accepted = p.accepted(n);
-    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+    const int64_t length = length_of(p, n);
     const bool is_long = is_conv && length > most;
-    if (accepted >= 1 && accepted <= most && !is_long) continue;
+    if (accepted >= least && accepted <= most && !is_long) continue;
     if (is_padding(p, n)) continue;
-    if (accepted < 1 || accepted > most) {
+    if (accepted < least || accepted > most) {
       bad(p, {.wrong = Wrong::accepted,
               .argument = Argument::accepted,
               .sequence = n,
@@ -94,8 +96,42 @@ void check_accepted(const Problem& p) {
   }
 }
 
-// Trees of drafted tokens: every parent comes before its token and has a slot to start from.
+// Where sequences go over to the recurrent form.
+void check_recurrent_from(const Problem& p) {
+  for (int64_t n = 0; n < p.N; ++n) {
+    const int64_t from = p.recurrent_from(n), length = length_of(p, n);
+    if (from >= 0 && from <= length) continue;
+    bad(p, {.wrong = Wrong::token_of_sequence,
+            .argument = Argument::recurrent_from,
+            .sequence = n,
+            .got = from,
+            .limit = length,
+            .at = n});
+  }
+}
+
+// commit: the tokens that the last accepted one comes from.
+void check_path(const Problem& p) {
+  for (int64_t n = 0; n < p.N; ++n) {
+    if (is_padding(p, n)) continue;
+    for (int64_t t = p.accepted(n) - 1; t >= 0;) {
+      const int64_t parent = p.parents(n, t);
+      if (parent < -1 || parent >= t) {
+        bad(p, {.wrong = Wrong::parent,
+                .argument = Argument::parents,
+                .sequence = n,
+                .token = t,
+                .got = parent});
+      }
+      t = parent;
+    }
+  }
+}
+
+// Trees of drafted tokens: every parent comes before its token and has a slot to start from, if
+// there is no record to start from.
 void check_parents(const Problem& p) {
+  if (p.op == DELTIC_COMMIT) return check_path(p);
   for (int64_t n = 0; n < p.N; ++n) {
     const Sequence s = sequence(p, n);
     if (s.length > kMaxDrafts) {
@@ -114,10 +150,11 @@ void check_parents(const Problem& p) {
     for (int64_t t = 0; t < s.length && !s.skipped; ++t) {  // padding may have any
       const int64_t parent = p.parents(n, t);
       const bool is_before = parent >= -1 && parent < t;
-      const bool is_kept =
-          is_before && (parent == t - 1 || parent < 0 || token_slot(p, s, parent) >= 0);
+      const bool is_kept = is_before && (p.updates || parent == t - 1 || parent < 0 ||
+                                         token_slot(p, s, parent) >= 0);
       // A later branch from the start finds it in its slot: in place a token may have been there.
-      for (int64_t i = 0; i < t && parent < 0 && s.read_slot >= 0 && !p.has_write_pool; ++i) {
+      for (int64_t i = 0;
+           i < t && parent < 0 && s.read_slot >= 0 && !p.has_write_pool && !p.updates; ++i) {
         if (token_slot(p, s, i) != s.read_slot) continue;
         bad(p, {.wrong = Wrong::start_overwritten,
                 .argument = Argument::parents,
@@ -136,6 +173,19 @@ void check_parents(const Problem& p) {
   }
 }
 
+// Every token has a row in the record.
+void check_record_columns(const Problem& p) {
+  for (int64_t n = 0; n < p.N; ++n) {
+    const int64_t length = p.cu(n + 1) - p.cu(n);
+    if (length <= p.update_tokens) continue;
+    bad(p, {.wrong = Wrong::few_columns,
+            .argument = Argument::record,
+            .sequence = n,
+            .got = p.update_tokens,
+            .limit = length});
+  }
+}
+
 // Who writes a slot, of writes in order; null: nobody.
 const SlotWrite* write_to(const SlotWrite* writes, int64_t count, int64_t slot) {
   const SlotWrite* w = std::lower_bound(writes, writes + count, SlotWrite{slot, -1});
@@ -150,7 +200,7 @@ void check_pool(const Problem& p, SlotWrite* writes) {
   const Argument write_name = is_own ? Argument::write_index : Argument::read_index;
   int64_t count = 0;
   for (int64_t n = 0; n < p.N; ++n) {
-    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+    const int64_t length = length_of(p, n);
     if (per_token && length > p.write_index.n1) {
       bad(p, {.wrong = Wrong::few_columns,
               .argument = write_name,
@@ -163,7 +213,7 @@ void check_pool(const Problem& p, SlotWrite* writes) {
       check_slot(p, Argument::read_index, slot, p.state_in.slots, n);
     }
     const Indices& write = p.write_index ? p.write_index : p.read_index;
-    for (int64_t t = 0; t < (per_token ? length : 1); ++t) {
+    for (int64_t t = 0; t < (per_token ? length : 1) && p.state_out; ++t) {
       const int64_t slot = per_token ? write(n, t) : write(n);
       check_slot(p, write_name, slot, p.state_out.slots, n);
       if (named_slot(p, slot) >= 0) writes[count++] = {slot, n};
@@ -229,13 +279,13 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
               .limit = M,
               .at = n + 1});
     }
-    const int64_t length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+    const int64_t length = length_of(p, n);
     for (int64_t m = begin; m < end; ++m) {
       const int64_t slot = p.ckpt_slots(m);
       check_slot(p, Argument::ckpt_slots, slot, p.ckpt.slots, m);
       if (checkpoint_slot(p, m) < 0) continue;
       if (p.ckpt_tokens(m) < 0 || p.ckpt_tokens(m) > length) {
-        bad(p, {.wrong = Wrong::checkpoint_token,
+        bad(p, {.wrong = Wrong::token_of_sequence,
                 .argument = Argument::ckpt_tokens,
                 .sequence = n,
                 .got = p.ckpt_tokens(m),
@@ -253,8 +303,8 @@ void check_checkpoints(const Problem& p, SlotWrite* writes) {
 }
 
 // Columns [begin, end) of it: of a window with accepted tokens not all are read.
-void check_finite_state(const Problem& p, const States& states, Argument name, int64_t slot,
-                        int64_t n, int64_t begin, int64_t end) {
+void check_finite_state(const Problem& p, int64_t layer, const States& states, Argument name,
+                        int64_t slot, int64_t n, int64_t begin, int64_t end) {
   if (!states || slot < 0) return;
   for (int64_t h = 0; h < p.HV; ++h) {
     for (int64_t d = 0; d < p.K; ++d) {
@@ -262,8 +312,12 @@ void check_finite_state(const Problem& p, const States& states, Argument name, i
         const int64_t at = states.at(slot, h) + d * states.s_k + v * states.s_v;
         const double x = load_f64(states.data, states.dtype, at);
         if (!std::isfinite(x)) {
-          bad(p,
-              {.wrong = Wrong::not_finite, .argument = name, .sequence = n, .head = h, .value = x});
+          bad(p, {.wrong = Wrong::not_finite,
+                  .argument = name,
+                  .sequence = n,
+                  .head = h,
+                  .layer = layer,
+                  .value = x});
         }
       }
     }
@@ -305,6 +359,8 @@ void check_host_lengths(const Problem& p) {
 void check_values(const Problem& p, std::span<std::byte> scratch) {
   auto* writes = reinterpret_cast<SlotWrite*>(scratch.data());
   if (p.packed) check_lengths(p, p.cu, Argument::cu_seqlens);
+  if (p.updates && p.packed) check_record_columns(p);
+  if (p.recurrent_from) check_recurrent_from(p);
   if (p.accepted) check_accepted(p);
   if (p.is_pool) check_pool(p, writes);
   if (p.parents) check_parents(p);
@@ -333,6 +389,9 @@ CheckedInputs checked_inputs(const Problem& p) {
   rows(p.beta, Argument::beta, p.HV, p.beta_kind == BetaKind::value ? p.V : 1);
   rows(p.g, Argument::g, p.HV, gate_width);
   rows(p.gv, Argument::gv, p.HV, p.V);
+  if (p.op == DELTIC_COMMIT) {
+    rows(p.updates, Argument::record, p.HV, p.K + p.V + decay_width(p));
+  }
   rows(p.d_o, Argument::d_o, p.HV, p.V);
   if (p.is_gradient) rows(p.out, Argument::out, p.HV, p.chunk, diagonal);
   if (is_square) {
@@ -357,7 +416,10 @@ CheckedInputs checked_inputs(const Problem& p) {
   return all;
 }
 
-void check_finite(const Problem& p) {
+namespace {
+
+// One layer, of several or (-1) the only one.
+void check_finite_layer(const Problem& p, int64_t layer) {
   const CheckedInputs inputs = checked_inputs(p);
   const std::span all_rows(inputs.rows, static_cast<size_t>(inputs.num_rows));
   for (int i = 0; i < inputs.num_params; ++i) check_finite_parameter(p, inputs.params[i]);
@@ -365,9 +427,9 @@ void check_finite(const Problem& p) {
     const Sequence s = sequence(p, n);
     const Argument state = p.is_pool ? Argument::state_pool : Argument::initial_state;
     const bool is_window = p.op == DELTIC_CONV && p.accepted && s.length > 0;
-    check_finite_state(p, p.state_in, state, s.read_slot, n, is_window ? s.inputs - p.taps + 1 : 0,
-                       is_window ? s.inputs : p.V);
-    check_finite_state(p, p.d_final, Argument::d_final_state, n, n, 0, p.V);
+    check_finite_state(p, layer, p.state_in, state, s.read_slot, n,
+                       is_window ? s.inputs - p.taps + 1 : 0, is_window ? s.inputs : p.V);
+    check_finite_state(p, layer, p.d_final, Argument::d_final_state, n, n, 0, p.V);
     for (int64_t t = 0; t < s.length && !s.skipped; ++t) {
       for (int64_t h = 0; h < p.HV; ++h) {
         for (const CheckedRows& in : all_rows) {
@@ -382,6 +444,7 @@ void check_finite(const Problem& p) {
                       .sequence = n,
                       .token = t,
                       .head = h,
+                      .layer = layer,
                       .value = x});
             }
           }
@@ -411,6 +474,14 @@ void check_finite(const Problem& p) {
         }
       }
     }
+  }
+}
+
+}  // namespace
+
+void check_finite(const Problem& p) {
+  for (int64_t layer = 0; layer < p.layers; ++layer) {
+    check_finite_layer(layer_of(p, layer), p.layers > 1 ? layer : -1);
   }
 }
 

@@ -85,6 +85,16 @@ class Checker {
       bad("save", "expected none (forward alone saves), got ", o.save);
     }
     if (o.reserved != 0) bad("reserved", "expected 0, got ", o.reserved);
+    if (o.reserved1 != 0) bad("reserved1", "expected 0, got ", o.reserved1);
+    one_of("form", o.form, DELTIC_FORM_RECURRENT, "chunked (0) or recurrent (1)");
+    if (o.form != DELTIC_FORM_CHUNKED && p_.op != DELTIC_FORWARD && p_.op != DELTIC_BACKWARD) {
+      bad("form", "expected chunked (forward alone has two forms), got recurrent");
+    }
+    if (o.form != DELTIC_FORM_CHUNKED && o.save != DELTIC_SAVE_NONE) {
+      bad("save", "expected none with the form recurrent (backward finds the states again), got ",
+          o.save == DELTIC_SAVE_STATES ? "states" : "all");
+    }
+    p_.form = static_cast<deltic_form>(o.form);
     one_of("has_null_slot", o.has_null_slot, 1, "0 or 1");
     if (o.has_null_slot && o.null_slot < -1) {
       bad("null_slot", "expected -1 (none) or a slot, got ", o.null_slot);
@@ -114,13 +124,16 @@ class Checker {
     }
     p_.has_seed = o.has_seed != 0, p_.seed = o.seed;
     p_.activation = static_cast<deltic_activation>(o.activation);
-    if (p_.op == DELTIC_CONV) {
+    if (p_.op == DELTIC_CONV || p_.op == DELTIC_MOVE || p_.op == DELTIC_COMMIT) {
       const auto unused = [&](const char* name, bool is_set) {
-        if (is_set)
-          bad(name, "expected the default (the delta rule's options are not conv's), got another");
+        if (is_set) {
+          bad(name, "expected the default (the delta rule's options are not ", op_,
+              "'s), got another");
+        }
       };
       unused("gate_form", o.gate_form != 0), unused("beta_form", o.beta_form != 0);
-      unused("qk_l2norm", o.qk_l2norm != 0), unused("state_layout", o.state_layout != 0);
+      unused("qk_l2norm", o.qk_l2norm != 0);
+      unused("state_layout", o.state_layout != 0 && p_.op == DELTIC_CONV);
       unused("scale", o.has_scale != 0), unused("split", o.split > DELTIC_SPLIT_OFF);
     }
     if (block) {
@@ -464,6 +477,51 @@ class Checker {
     return s;
   }
 
+  // A pool [slots,HV,K,V] or [layers,slots,HV,K,V] in one of the layouts, of any sizes.
+  struct Pool {
+    States states;
+    int64_t layers, heads, K, V;
+  };
+  Pool pool(const deltic_tensor& t, const char* name, bool is_output, bool v_first) {
+    required(t, name, is_output);
+    state_dtype(t, name);
+    if (t.rank != 4 && t.rank != 5) {
+      bad(name, "expected shape ", v_first ? "[slots,HV,V,K]" : "[slots,HV,K,V]",
+          ", or with layers before them, got ", shape_text(t));
+    }
+    const int32_t first = t.rank - 4;
+    Pool x{{},
+           first == 1 ? t.shape[0] : 1,
+           t.shape[first + 1],
+           t.shape[first + 2],
+           t.shape[first + 3]};
+    if (v_first) std::swap(x.K, x.V);
+    if (x.heads < 1 || x.K < 1 || x.V < 1) {
+      bad(name, "expected at least one head, key channel and value column, got shape ",
+          shape_text(t));
+    }
+    States& s = x.states;
+    s.data = t.data, s.dtype = static_cast<DType>(t.dtype), s.present = true;
+    s.slots = t.shape[first], s.s_slot = stride(t, first), s.s_head = stride(t, first + 1);
+    s.s_k = v_first ? 1 : stride(t, first + 2), s.s_v = v_first ? stride(t, first + 2) : 1;
+    s.s_layer = first == 1 ? stride(t, 0) : 0;
+    return x;
+  }
+
+  // What tokens do to states, [N,T',HV,W], behind `first` dimensions: its dtype and tokens.
+  void record(const deltic_tensor& t, int32_t first) {
+    const DType d = static_cast<DType>(t.dtype);
+    if (d != DType::f32 && !(d == DType::f64 && context_.allow_f64)) {
+      bad("record", "expected fp32, got ", name_of(d));
+    }
+    p_.update_tokens = t.shape[first + 1];
+    if (p_.update_tokens > kMaxDrafts) {
+      bad("record", "expected at most ", kMaxDrafts, " drafted tokens T', got ", p_.update_tokens);
+    }
+    p_.updates = {t.data, d, true, stride(t, first), stride(t, first + 1), stride(t, first + 2)};
+    p_.update_layer = first == 1 ? stride(t, 0) : 0;
+  }
+
   void sequences(const deltic_tensor& cu, const deltic_tensor& cu_host) {
     p_.cu = indices(cu, "cu_seqlens");
     p_.packed = p_.cu.present;
@@ -498,12 +556,13 @@ class Checker {
   // the states have, whether there are any or not.
   void sizes_together() const {
     const int64_t sizes[] = {p_.N, p_.HV, p_.K, p_.V};
-    int64_t numbers = 1;
+    int64_t numbers = std::max<int64_t>(p_.layers, 1);
     for (const int64_t n : sizes) {
       if (__builtin_mul_overflow(numbers, std::max<int64_t>(n, 1), &numbers) ||
           numbers > kMaxExtent) {
-        bad("tensors", "expected at most 2^", kMaxExtentLog2, " numbers N*HV*K*V, got ",
-            shape_text(sizes, 4));
+        bad("tensors", "expected at most 2^", kMaxExtentLog2, " numbers N*HV*K*V",
+            p_.layers == 1 ? "" : " of all layers", ", got ", shape_text(sizes, 4),
+            p_.layers == 1 ? "" : " of " + std::to_string(p_.layers));
       }
     }
   }

@@ -18,7 +18,7 @@ enum class Wrong : int32_t {
   slot,                // limit, got, at
   written_twice,       // got: the slot; sequence, other: who writes it
   read_while_written,  // got: the slot; sequence; other: who writes it
-  checkpoint_token,    // limit: tokens, sequence, got, at
+  token_of_sequence,   // limit: tokens, sequence, got, at
   not_finite,          // value; where
   growing_gate,        // value; where
   accepted,            // limit, got, sequence
@@ -61,13 +61,16 @@ enum class Argument : int32_t {
   ckpt_tokens,
   ckpt_slots,
   accepted,
-  parents
+  parents,
+  recurrent_from,
+  record
 };
 
 struct Finding {
   Wrong wrong = Wrong::nothing;
   Argument argument = Argument::q;
   int64_t sequence = -1, token = -1, head = -1, channel = -1;  // where; -1: not of such a one
+  int64_t layer = -1;
   int64_t got = 0, other = 0, limit = 0, at = 0;
   double value = 0;
 };

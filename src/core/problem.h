@@ -58,9 +58,11 @@ struct States {
   bool present = false;
   int64_t slots = 0, s_slot = 0, s_head = 0, s_k = 0,
           s_v = 0;  // s_v is 1 K-first, s_k is 1 V-first
+  int64_t s_layer = 0;
 
   explicit operator bool() const { return present; }
   int64_t at(int64_t slot, int64_t h) const { return slot * s_slot + h * s_head; }
+  int64_t at(int64_t layer, int64_t slot, int64_t h) const { return layer * s_layer + at(slot, h); }
 };
 
 // int32 or int64 indices, one or two dimensions.
@@ -86,6 +88,11 @@ struct Flags {
   bool operator()(int64_t i) const { return data[i * s0] != 0; }
 };
 
+// Where the tokens of a sequence lie.
+struct Span {
+  int64_t batch, begin, length;  // row of the B dimension, first token, tokens
+};
+
 struct Problem {
   deltic_op op = DELTIC_FORWARD;
   deltic_device_type device = DELTIC_CPU;
@@ -102,7 +109,8 @@ struct Problem {
   float scale = 1.0f, lower_bound = 0.0f;
   int32_t chunk = 64;  // width of A for `inverse`
   deltic_split split = DELTIC_SPLIT_AUTO;
-  int64_t segment_length = 0;  // tokens, with DELTIC_SPLIT_SEGMENTS
+  int64_t segment_length = 0;              // tokens, with DELTIC_SPLIT_SEGMENTS
+  deltic_form form = DELTIC_FORM_CHUNKED;  // of forward
   int32_t threads = 1;
   void* stream = nullptr;  // of the call, or of the one that a query is for
   // SMs of the stream's context, asked for once in a call by who needs them; 0: not yet.
@@ -114,11 +122,16 @@ struct Problem {
   Rows inverse;                        // out, of scores_inverse: `a` of the call
   Param A_log, dt_bias;
   Indices cu, cu_host;
+  Indices recurrent_from;  // [N], of a forward that goes over to the recurrent form there
+  // [N], where the call runs over parts of its sequences, which lie inside of them; on its device.
+  const Span* spans = nullptr;
   // initial/final state or a pool: where sequence n starts and ends. state_out is the write pool
   // where there is one.
   States state_in, state_out, ckpt;
   bool is_pool = false, has_write_pool = false;
   bool is_ckpt_in_pool = false;  // `ckpt` is state_out
+  int64_t layers = 1;            // of the pools: the lists are those of every layer
+  bool transposes = false;       // state_out has the other layout than v_first says
   int64_t null_slot = -1;        // slots up to this one are none
   // read_index is a table [N,T'] with `accepted` (conv: never, there `accepted` moves the window).
   Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots, accepted;
@@ -127,6 +140,10 @@ struct Problem {
   uint64_t seed = 0;
   Indices positions;  // [N], of first tokens; absent: 0
   Flags has_initial;
+  // What tokens do to states, row (sequence, token, value head): k, u and decays. Written by decode
+  // instead of states, read by commit, where T is the number of its tokens.
+  Rows updates;
+  int64_t update_layer = 0, update_tokens = 0;  // stride of layers; T'
 
   // Backward: what came back, the gradients asked for, and what the forward kept.
   deltic_save save = DELTIC_SAVE_NONE;
@@ -160,23 +177,40 @@ struct Problem {
 inline const States& kept_states(const Problem& p) {
   return p.state_out ? p.state_out : p.state_in;
 }
-inline bool rounds_tokens(const Problem& p) {
+inline bool keeps_16_bits(const Problem& p) {
   const States& kept = kept_states(p);
-  return p.op == DELTIC_DECODE && kept && size_of(kept.dtype) == 2;
+  return kept && size_of(kept.dtype) == 2;
 }
+inline bool rounds_tokens(const Problem& p) {
+  return (p.op == DELTIC_DECODE || p.op == DELTIC_COMMIT) && keeps_16_bits(p);
+}
+
+// Whether forward runs in the recurrent form: all of it, or from a token of each sequence on.
+inline bool is_recurrent(const Problem& p) {
+  return p.op == DELTIC_FORWARD && p.form == DELTIC_FORM_RECURRENT;
+}
+inline bool has_two_forms(const Problem& p) { return is_recurrent(p) && p.recurrent_from; }
 
 // Whether a call without tokens has a state to write.
 inline bool writes_states(const Problem& p) {
   return p.N > 0 && (p.state_out || p.d_initial || (p.ckpt && p.ckpt_tokens.n0 > 0));
 }
 
+// Whether there are rows of updates for decode to write.
+inline bool writes_updates(const Problem& p) {
+  return p.op == DELTIC_DECODE && p.updates && p.N > 0 && p.update_tokens > 0;
+}
+
 // Whether sequences have anything in them. Of others there may be 2^50, or as many heads: nobody
 // passes over them.
-inline bool has_tokens_or_states(const Problem& p) { return p.T > 0 || p.ckpt || writes_states(p); }
+inline bool has_tokens_or_states(const Problem& p) {
+  return p.T > 0 || p.ckpt || writes_states(p) || writes_updates(p);
+}
 
 // Whether there is a byte for the call to write, or a buffer of forward's to look at.
 inline bool has_work(const Problem& p) {
-  if (p.save != DELTIC_SAVE_NONE || p.saved.bytes > 0 || writes_states(p)) return true;
+  if (p.save != DELTIC_SAVE_NONE || p.saved.bytes > 0) return true;
+  if (writes_states(p) || writes_updates(p)) return true;
   if (p.dA_log || p.ddt_bias || p.dweight || p.dbias) return true;
   if (p.B == 0 || p.T == 0) return false;
   for (const Rows* rows : {&p.o, &p.w, &p.u, &p.kg, &p.qg, &p.rstd, &p.inverse, &p.dq, &p.dk, &p.dv,
@@ -224,13 +258,19 @@ inline int64_t listed_read_slot(const Problem& p, int64_t n) {
   return read ? named_slot(p, read(n, read_column(p, n))) : n;
 }
 
+// Tokens of sequence n; needs host-visible lengths.
+inline int64_t length_of(const Problem& p, int64_t n) {
+  if (p.spans != nullptr) return p.spans[n].length;
+  return p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+}
+
 // Needs host-visible lengths and indices. With write_index [N,T'] write_slot is -1: ask token_slot.
 inline Sequence sequence(const Problem& p, int64_t n) {
   Sequence s;
   s.n = n;
   s.batch = p.packed ? 0 : n;
-  s.begin = p.packed ? p.cu(n) : 0;
-  s.length = p.packed ? p.cu(n + 1) - p.cu(n) : p.T;
+  s.begin = p.spans != nullptr ? p.spans[n].begin : p.packed ? p.cu(n) : 0;
+  s.length = length_of(p, n);
   const bool per_token = p.write_index.n1 > 0;
   if (p.is_pool) {
     const Indices& write = p.write_index ? p.write_index : p.read_index;
@@ -248,6 +288,10 @@ inline Sequence sequence(const Problem& p, int64_t n) {
   } else {
     s.read_slot = p.state_in ? n : -1;
     s.write_slot = p.state_out ? n : -1;
+  }
+  if (p.updates && p.op == DELTIC_DECODE) {  // no state is written
+    s.write_slot = -1;
+    s.skipped = p.is_pool && s.read_slot < 0;
   }
   if (p.has_initial && !p.has_initial(n)) s.read_slot = -1;
   if (p.op == DELTIC_CONV) {
@@ -290,6 +334,37 @@ inline StateSource jump_source(const Problem& p, const Sequence& s, int64_t t) {
   if (parent < 0) return {&p.state_in, s.read_slot};
   return {&p.state_out, token_slot(p, s, parent)};
 }
+// The tokens from a root to `last` (-1: none) of a sequence with parents, or of a chain.
+struct Path {
+  int64_t tokens[kMaxDrafts];
+  int64_t length = 0;
+};
+inline Path path_to(const Problem& p, int64_t n, int64_t last) {
+  Path path;
+  for (int64_t t = last; t >= 0 && path.length < kMaxDrafts;
+       t = p.parents ? p.parents(n, t) : t - 1) {
+    path.tokens[path.length++] = t;
+  }
+  std::reverse(path.tokens, path.tokens + path.length);
+  return path;
+}
+// Numbers of a decay in a row of updates.
+inline int64_t decay_width(const Problem& p) {
+  return p.gate == Gate::none ? 0 : p.gate == Gate::head ? 1 : p.K;
+}
+// One layer of a call as a call of its own.
+inline Problem layer_of(const Problem& p, int64_t layer) {
+  Problem x = p;
+  const auto shift = [&](void*& data, int64_t stride, DType type) {
+    data = static_cast<std::byte*>(data) + layer * stride * size_of(type);
+  };
+  if (p.state_in) shift(x.state_in.data, p.state_in.s_layer, p.state_in.dtype);
+  if (p.state_out) shift(x.state_out.data, p.state_out.s_layer, p.state_out.dtype);
+  if (p.updates) shift(x.updates.data, p.update_layer, p.updates.dtype);
+  x.layers = 1;
+  return x;
+}
+
 // Tokens of the packed T dimension that belong to no sequence.
 inline int64_t padding_begin(const Problem& p) {
   return p.packed ? (p.N > 0 ? p.cu(p.N) : 0) : p.T;

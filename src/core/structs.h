@@ -36,6 +36,8 @@ DELTIC_VERSIONED(block_backward_tensors, 1696, ddt_bias);
 DELTIC_VERSIONED(conv_tensors, 1328, out);
 DELTIC_VERSIONED(conv_backward_tensors, 736, d_initial_state);
 DELTIC_VERSIONED(memory_plan, 48, workspace_bytes);
+DELTIC_VERSIONED(move_tensors, 520, reserved);
+DELTIC_VERSIONED(commit_tensors, 848, parents);
 #undef DELTIC_VERSIONED
 
 // These two are inside of the others and have no size: they stay as they are.

@@ -53,6 +53,8 @@ struct Lists {
     of[DELTIC_BACKWARD].add(backward_doors(), refuse_value_wise);
     of[DELTIC_CONV].add(conv_doors(), refuse_fp64);
     of[DELTIC_RMSNORM].add(norm_doors(), refuse_fp64);
+    of[DELTIC_MOVE].add(move_doors(), refuse_fp64);
+    of[DELTIC_COMMIT].add(commit_doors(), refuse_fp64);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
       const bool goes_by_chunks = is_block(static_cast<deltic_op>(i)) && i != DELTIC_RMSNORM;
       if (goes_by_chunks) of[i].add(block_doors(), refuse_fp64);

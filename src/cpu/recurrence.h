@@ -232,6 +232,8 @@ class StateColumns {
     if (parent_of(p_, s_, t) != t - 1) load(jump_source(p_, s_, t), S);
   }
 
+  void store_last(const float* S) const { write(p_.state_out, s_.write_slot, S); }
+
   // To be called with the state after 0, 1, ..., length tokens of the sequence.
   void keep(const float* S, int64_t tokens) {
     const int64_t slot = tokens > 0       ? token_slot(p_, s_, tokens - 1)

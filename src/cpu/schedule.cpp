@@ -50,8 +50,6 @@ int64_t most_heads_at_once(int64_t heads, int64_t state_bytes, int64_t tokens) {
 
 namespace {
 
-int64_t length_of(const Problem& p, int64_t n) { return p.packed ? p.cu(n + 1) - p.cu(n) : p.T; }
-
 // Longest first, each task to the least loaded thread: is the busiest one near the mean?
 bool is_balanced(const Problem& p, int threads, int64_t heads, int64_t at_once,
                  const int64_t* order, int64_t* loads) {

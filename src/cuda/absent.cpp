@@ -25,6 +25,8 @@ void fail_as_found(const deltic_buffer&, void*) {
        "without CUDA");
 }
 
+void fill_form_lists(const Problem&, const FormLists&, void*) {}
+
 DeviceScope::DeviceScope(int32_t) {}
 DeviceScope::~DeviceScope() = default;
 

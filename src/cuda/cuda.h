@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/dispatch.h"
+#include "core/form.h"
 #include "core/saved.h"
 
 namespace deltic::gpu {
@@ -44,6 +45,9 @@ size_t check_bytes(const Problem& p);
 const uint64_t* check_on_device(const Problem& p, std::span<std::byte> memory, void* stream);
 // Waits for the stream; fails as the last checked call on this workspace should have.
 void fail_as_found(const deltic_buffer& workspace, void* stream);
+
+// The lists of a forward in two forms, from lengths and slots on the device.
+void fill_form_lists(const Problem& p, const FormLists& lists, void* stream);
 
 // Makes a device the current one of this thread, and the former one again at the end.
 class DeviceScope {

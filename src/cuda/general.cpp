@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/saved.h"
 #include "cuda/sm80/backward/launch.h"
+#include "cuda/sm80/block_gradients/launch.h"
 #include "cuda/sm80/inverse/launch.h"
 #include "cuda/sm80/recurrence/launch.h"
 #include "cuda/sm80/rows/launch.h"
@@ -15,14 +16,15 @@ namespace deltic::gpu {
 namespace {
 
 const char* refuse(const Problem& p) {
-  if (p.is_gradient) return "it has no gradients of building blocks";
   if (const char* sentence = refuse_fp64(p)) return sentence;
   if (const char* sentence = refuse_without_code(p)) return sentence;
+  if (p.is_gradient) return nullptr;
   switch (p.op) {
     case DELTIC_BACKWARD:
       return backward::refuse(p);
     case DELTIC_FORWARD:
     case DELTIC_DECODE:
+    case DELTIC_COMMIT:
       return recurrence::refuse(p);
     case DELTIC_KKT:
     case DELTIC_SCORES:
@@ -34,10 +36,12 @@ const char* refuse(const Problem& p) {
 }
 
 size_t workspace_bytes(const Problem& p) {
+  if (p.is_gradient) return block_gradients::workspace_bytes(p);
   return p.op == DELTIC_BACKWARD ? backward::workspace_bytes(p) : 0;
 }
 
 void run(const Problem& p, std::span<std::byte> workspace, void* stream) {
+  if (p.is_gradient) return block_gradients::run(p, workspace, stream);
   switch (p.op) {
     case DELTIC_BACKWARD:
       return backward::run(p, workspace, stream);
@@ -47,6 +51,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream) {
       if (p.save != DELTIC_SAVE_NONE) write_saved_header(p, static_cast<cudaStream_t>(stream));
       return;
     case DELTIC_DECODE:
+    case DELTIC_COMMIT:
       return recurrence::run(p, stream);
     case DELTIC_KKT:
     case DELTIC_SCORES:
@@ -65,7 +70,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream) {
 
 bool has_general(deltic_op op) {
   return op == DELTIC_FORWARD || op == DELTIC_DECODE || op == DELTIC_BACKWARD ||
-         (is_block(op) && op != DELTIC_RMSNORM);
+         op == DELTIC_COMMIT || (is_block(op) && op != DELTIC_RMSNORM);
 }
 
 const Implementation& general() {

@@ -1,5 +1,5 @@
 // The general implementation on the GPU, cuda.general: forward, backward, decode and the building
-// blocks, every option, fp32 arithmetic.
+// blocks with their gradients, every option, fp32 arithmetic.
 #pragma once
 
 #include "core/dispatch.h"

@@ -3,6 +3,7 @@
 #include "cuda/general.h"
 #include "cuda/sm80/conv/launch.h"
 #include "cuda/sm80/decode/launch.h"
+#include "cuda/sm80/move/launch.h"
 #include "cuda/sm80/norm/launch.h"
 #include "cuda/sm90/backward/launch.h"
 #include "cuda/sm90/forward/launch.h"
@@ -19,6 +20,7 @@ struct Lists {
     of[DELTIC_DECODE].push_back(decode::implementation());
     of[DELTIC_CONV].push_back(conv::implementation());
     of[DELTIC_RMSNORM].push_back(norm::implementation());
+    of[DELTIC_MOVE].push_back(move::implementation());
     for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
       if (has_general(static_cast<deltic_op>(op))) of[op].push_back(general());
     }

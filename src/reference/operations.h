@@ -27,4 +27,12 @@ void run_norm(const Problem& p, std::byte* workspace);
 size_t conv_bytes(const Problem& p);
 void run_conv(const Problem& p, std::byte* workspace);
 
+// States from slot to slot.
+size_t move_bytes(const Problem& p);
+void run_move(const Problem& p, std::byte* workspace);
+
+// The recorded updates of accepted tokens.
+size_t commit_bytes(const Problem& p);
+void run_commit(const Problem& p, std::byte* workspace);
+
 }  // namespace deltic::reference

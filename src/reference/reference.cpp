@@ -24,6 +24,10 @@ Entry entry(const Problem& p) {
       return {conv_bytes, run_conv};
     case DELTIC_RMSNORM:
       return {norm_bytes, run_norm};
+    case DELTIC_MOVE:
+      return {move_bytes, run_move};
+    case DELTIC_COMMIT:
+      return {commit_bytes, run_commit};
     default:
       return p.is_gradient ? Entry{block_gradients_bytes, run_block_gradients}
                            : Entry{blocks_bytes, run_blocks};

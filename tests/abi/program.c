@@ -249,6 +249,60 @@ static void run_conv(void) {
   free(w.data), free(x), free(weight), free(y), free(dy), free(dx), free(dweight);
 }
 
+/* What came after 0.2.0: nothing is printed, as the program of that header has none of it. */
+#ifdef DELTIC_TEST_AFTER_0_2
+static void run_move(void) {
+  float *from = numbers(2 * D * K, 1.0f), *to = numbers(D * K, 0.0f);
+  int32_t read[1] = {1}, write[1] = {0};
+  static const int64_t kSlots[] = {2, H, K, K}, kOne[] = {1};
+  uint64_t bytes = 0;
+  GUARDED(move_tensors);
+  move_tensors.s.state_pool = view(from, 4, kSlots);
+  move_tensors.s.write_pool = view(to, 4, kState);
+  move_tensors.s.read_index = tensor(read, DELTIC_I32, 1, kOne);
+  move_tensors.s.write_index = tensor(write, DELTIC_I32, 1, kOne);
+  EXPECT_OK(deltic_move_workspace(NULL, &move_tensors.s, NULL, &bytes));
+  deltic_workspace w = workspace(bytes);
+  EXPECT_OK(deltic_move(NULL, &move_tensors.s, &w, NULL));
+  EXPECT(memcmp(to, from + D * K, sizeof(float) * D * K) == 0);
+  WITH_FIELD(move_tensors.s, deltic_move(NULL, &move_tensors.s, &w, NULL), "move: tensors.size: ");
+  EXPECT_GUARD(move_tensors);
+  free(w.data), free(from), free(to);
+}
+
+/* One drafted token, accepted: the state that decode leaves. */
+static void run_commit(void) {
+  float *q = numbers(D, 0.4f), *v = numbers(D, 1.0f), *o = numbers(D, 0.0f);
+  float *pool = numbers(D * K, 1.0f), *after = numbers(D * K, 1.0f);
+  float* record = numbers(H * 2 * K, 0.0f);
+  int32_t accepted[1] = {1};
+  static const int64_t kToken[] = {1, 1, H, K}, kRecord[] = {1, 1, H, 2 * K}, kOne[] = {1};
+  uint64_t bytes = 0;
+  GUARDED(tensors);
+  GUARDED(commit_tensors);
+  tensors.s.q = view(q, 4, kToken), tensors.s.k = view(q, 4, kToken);
+  tensors.s.v = view(v, 4, kToken), tensors.s.o = view(o, 4, kToken);
+  tensors.s.state_pool = view(after, 4, kState);
+  EXPECT_OK(deltic_decode_workspace(NULL, &tensors.s, NULL, &bytes));
+  deltic_workspace w = workspace(bytes);
+  EXPECT_OK(deltic_decode(NULL, &tensors.s, &w, NULL));
+  tensors.s.state_pool = view(pool, 4, kState), tensors.s.record = view(record, 4, kRecord);
+  EXPECT_OK(deltic_decode(NULL, &tensors.s, &w, NULL));
+  free(w.data);
+  commit_tensors.s.state_pool = view(pool, 4, kState);
+  commit_tensors.s.record = view(record, 4, kRecord);
+  commit_tensors.s.accepted = tensor(accepted, DELTIC_I32, 1, kOne);
+  EXPECT_OK(deltic_commit_workspace(NULL, &commit_tensors.s, NULL, &bytes));
+  w = workspace(bytes);
+  EXPECT_OK(deltic_commit(NULL, &commit_tensors.s, &w, NULL));
+  EXPECT(memcmp(pool, after, sizeof(float) * D * K) == 0);
+  WITH_FIELD(commit_tensors.s, deltic_commit(NULL, &commit_tensors.s, &w, NULL),
+             "commit: tensors.size: ");
+  EXPECT_GUARD(commit_tensors);
+  free(w.data), free(q), free(v), free(o), free(pool), free(after), free(record);
+}
+#endif
+
 /* Sizes that are none, and null. */
 static void run_init(void) {
   uint64_t words[2 + kGuard / 8];
@@ -275,5 +329,9 @@ int main(int count, char** arguments) {
   run_sequences();
   run_blocks();
   run_conv();
+#ifdef DELTIC_TEST_AFTER_0_2
+  run_move();
+  run_commit();
+#endif
   return failures == 0 ? 0 : 1;
 }

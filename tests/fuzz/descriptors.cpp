@@ -511,9 +511,18 @@ void draw_servers_lists(Bytes& b, deltic_options& options, const Sizes& s, Tenso
     if (b.below(4) == 1) t.parents = contiguous(index_dtype(b), {s.N, columns});
     if (b.below(4) == 1) t.read_index = contiguous(index_dtype(b), {s.N, columns});
     if (b.below(4) == 1) t.ckpt_states = t.state_pool;
+    added.push_back({&t.parents, true});
+    if (b.below(4) == 1) {  // a record: of the right width, mostly
+      const int64_t gate = t.g.rank == 0 ? 0 : t.g.rank == 3 ? 1 : s.K;
+      const int64_t width = plus(plus(s.K, s.V), b.below(8) == 0 ? b.below(3) : gate);
+      const int64_t tokens = plus(s.T > 0 ? s.T : 1, b.below(4) == 0 ? b.below(20) : 0);
+      t.record = contiguous(DELTIC_F32, {s.N, tokens, s.HV, width});
+      if (b.below(8) != 0) t.final_state = t.write_index = t.write_pool = t.ckpt_states = {};
+    }
+    added.push_back({&t.record, false});
     if (b.below(4) == 1) options.has_seed = 1, options.seed = static_cast<uint64_t>(b.odd_number());
     if (b.below(4) == 1) t.positions = contiguous(index_dtype(b), {s.N});
-    added.push_back({&t.parents, true}), added.push_back({&t.positions, true});
+    added.push_back({&t.positions, true});
   } else {
     if (b.below(4) == 1) {
       t.ckpt_cu = contiguous(index_dtype(b), {plus(s.N, 1)});
@@ -524,6 +533,11 @@ void draw_servers_lists(Bytes& b, deltic_options& options, const Sizes& s, Tenso
       added.push_back({x, x != &t.ckpt_states});
   }
   if (b.below(4) == 1) spoil_some(b, added);
+  if constexpr (requires { t.recurrent_from; }) {
+    if (b.below(4) == 1) options.form = static_cast<int32_t>(b.below(3));
+    if (b.below(4) == 1) t.recurrent_from = contiguous(index_dtype(b), {s.N});
+    added.push_back({&t.recurrent_from, true});
+  }
   fields.insert(fields.end(), added.begin(), added.end());
 }
 
@@ -892,12 +906,104 @@ void fuzz_conv(Bytes& b) {
       });
 }
 
+// States alone: from slot to slot, or to where a record's tokens left them.
+void fuzz_states(Bytes& b, bool is_commit) {
+  Sizes s = draw_sizes(b);
+  deltic_options options = draw_options(b, s);
+  if (b.below(8) != 0) {  // what the delta rule alone takes
+    options.gate_form = options.beta_form = options.qk_l2norm = 0;
+    options.has_lower_bound = options.has_scale = 0;
+    options.lower_bound = 0;
+  }
+  if (b.below(4) == 1) options.has_null_slot = 1;
+  if (b.below(4) == 1) options.null_slot = static_cast<int32_t>(b.odd_number());
+  const int64_t layers = b.below(3), slots = plus(s.N, b.below(8));
+  const auto with_layers = [&](deltic_tensor t) {
+    if (layers == 0 || t.rank > 5) return t;
+    std::copy_backward(t.shape, t.shape + t.rank, t.shape + t.rank + 1);
+    std::copy_backward(t.strides, t.strides + t.rank, t.strides + t.rank + 1);
+    t.shape[0] = layers, t.strides[0] = 0;
+    if (__builtin_mul_overflow(t.shape[1], t.strides[1], &t.strides[0])) t.strides[0] = 1;
+    ++t.rank;
+    return t;
+  };
+  const auto pool = [&](bool v_first, int64_t heads) {
+    return with_layers(v_first ? contiguous(float_dtype(b), {slots, heads, s.V, s.K})
+                               : contiguous(float_dtype(b), {slots, heads, s.K, s.V}));
+  };
+  const bool v_first = options.state_layout == DELTIC_STATE_VK;
+  const auto list = [&] { return contiguous(index_dtype(b), {s.N}); };
+  std::vector<Field> fields;
+  const deltic_options* given = &options;
+  if (is_commit) {
+    deltic_commit_tensors t;
+    deltic_commit_tensors_init(&t, sizeof t);
+    const int64_t gates[] = {0, 1, s.K}, tokens = 1 + b.below(18);
+    t.state_pool = pool(v_first, s.HV);
+    t.record = with_layers(
+        contiguous(DELTIC_F32, {s.N, tokens, s.HV, plus(plus(s.K, s.V), gates[b.below(3)])}));
+    t.accepted = list();
+    if (b.below(2) == 0) t.read_index = list();
+    if (b.below(2) == 0) t.write_index = list();
+    if (b.below(4) == 0) t.has_initial_state = contiguous(DELTIC_U8, {s.N});
+    if (b.below(4) == 0) t.parents = contiguous(index_dtype(b), {s.N, tokens});
+    for (deltic_tensor* x = &t.state_pool; x <= &t.parents; ++x)
+      fields.push_back({x, x >= &t.accepted});
+    spoil_some(b, fields);
+    call(
+        b, t, fields, s, false,
+        [&](const deltic_commit_tensors* x, uint64_t* bytes) {
+          return deltic_commit_workspace(given, x, nullptr, bytes);
+        },
+        [&](const deltic_commit_tensors* x, int* chosen) {
+          return deltic_commit_explain(given, x, on_choice, chosen);
+        },
+        [&](const deltic_commit_tensors* x, const deltic_workspace* w) {
+          return deltic_commit(given, x, w, nullptr);
+        });
+    return;
+  }
+  deltic_move_tensors t;
+  deltic_move_tensors_init(&t, sizeof t);
+  t.state_pool = pool(v_first, s.HV);
+  if (b.below(3) != 0) {
+    t.transpose = static_cast<int32_t>(b.below(16) == 0 ? b.odd_number() : b.below(2));
+    t.write_pool = pool(v_first != (t.transpose == 1), plus(s.HV, b.below(3)));
+  }
+  t.read_index = list(), t.write_index = list();
+  for (int64_t* head : {&t.read_head, &t.write_head, &t.num_heads}) {
+    *head = b.below(16) == 0 ? b.odd_number() : b.below(3);
+  }
+  for (deltic_tensor* x = &t.state_pool; x <= &t.write_index; ++x) {
+    fields.push_back({x, x >= &t.read_index});
+  }
+  spoil_some(b, fields);
+  call(
+      b, t, fields, s, false,
+      [&](const deltic_move_tensors* x, uint64_t* bytes) {
+        return deltic_move_workspace(given, x, nullptr, bytes);
+      },
+      [&](const deltic_move_tensors* x, int* chosen) {
+        return deltic_move_explain(given, x, on_choice, chosen);
+      },
+      [&](const deltic_move_tensors* x, const deltic_workspace* w) {
+        return deltic_move(given, x, w, nullptr);
+      });
+}
+
 }  // namespace
 
 void fuzz_descriptors(const uint8_t* data, size_t size) {
   Bytes bytes(data, size);
-  const auto op = static_cast<deltic_op>(bytes.below(DELTIC_NUM_OPS + 4) % DELTIC_NUM_OPS);
-  if (op == DELTIC_FORWARD || op == DELTIC_DECODE) {
+  // Numbers as they were with 13 operations, so that stored inputs mean what they meant; some ops
+  // have two.
+  constexpr int32_t kOps[] = {
+      0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 1, DELTIC_MOVE, DELTIC_COMMIT};
+  static_assert(DELTIC_NUM_OPS == 15, "a new operation is drawn too");
+  const auto op = static_cast<deltic_op>(kOps[bytes.below(17)]);
+  if (op == DELTIC_MOVE || op == DELTIC_COMMIT) {
+    fuzz_states(bytes, op == DELTIC_COMMIT);
+  } else if (op == DELTIC_FORWARD || op == DELTIC_DECODE) {
     fuzz_sequence_op(bytes, op);
   } else if (op == DELTIC_BACKWARD) {
     fuzz_backward(bytes);

@@ -146,3 +146,24 @@ def make(
         widths = (V, K) if options.get("state_layout") == "vk" else (K, V)
         tensors["initial_state"] = randn(N, HV, *widths)
     return Case(tensors, options)
+
+
+# Arguments of the building blocks' operators, from block_tensors().
+BLOCK_CALLS: dict[str, Any] = {
+    "cumsum": lambda x: (x["g"],),
+    "gate": lambda x: (x["g"], x["A_log"], x["dt_bias"], None, None, None, "gate=softplus"),
+    "l2norm": lambda x: (x["q"],),
+    "kkt": lambda x: (x["k"], x["G"], x["beta"], None, None, "chunk=32"),
+    "scores": lambda x: (x["q"], x["k"], x["G"]),
+    "inverse": lambda x: (x["a"],),
+    "scores_inverse": lambda x: (x["q"], x["k"], x["G"], x["beta"], None, None, 0.5, "chunk=32"),
+    "wy": lambda x: (x["k"], x["a"], x["v"], x["G"], x["beta"], None, None, None, True),
+}
+
+
+def block_tensors(device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Inputs of every building block, all of which want gradients."""
+    x = make(T=40, form="softplus").tensors
+    x["G"] = deltic.chunk_cumsum(-torch.rand(x["g"].shape))
+    x["a"] = 0.1 * torch.randn(2, 40, 2, 64)
+    return {name: tensor.to(device).requires_grad_() for name, tensor in x.items()}

@@ -116,6 +116,8 @@ HALF = dict(state_pool=POOL.bfloat16(), read_index=ONE)
 EFFECTS = {
     "delta_rule": EVERY_SEQUENCE
     | {
+        "form": ({}, dict(form="recurrent")),
+        "recurrent_from": ({}, dict(recurrent_from=ONE)),
         "initial_state": ({}, dict(initial_state=STATE)),
         "output_final_state": ({}, dict(output_final_state=True)),
         "state_layout": (
@@ -348,6 +350,12 @@ REFUSALS = {
     | {
         "split": (dict(split=0), ValueError, "split: expected a number of tokens above 0"),
         "recompute": (dict(recompute="no"), TypeError, "recompute: expected a bool, got 'no'"),
+        "form": (dict(form="rnn"), ValueError, "form: expected one of 'chunked', 'recurrent'"),
+        "recurrent_from": (
+            dict(recurrent_from=torch.tensor([-1])),
+            ValueError,
+            f"recurrent_from: expected 0 to {T}, the length of sequence 0, got -1",
+        ),
         "checkpoints": (dict(checkpoints=5), ValueError, r"checkpoints: expected \(cu, tokens"),
         "state_pool": (dict(state_pool=POOL[..., 0]), ValueError, "state_pool: expected shape"),
     },
@@ -619,6 +627,8 @@ def test_the_tables_have_every_argument(function):
         ("write_pool", POOL),
         ("accepted", torch.tensor([1])),
         ("null_slot", 0),
+        ("form", "chunked"),
+        ("recurrent_from", torch.tensor([0])),
     ],
 )
 def test_the_recurrent_form_behind_delta_rule_ignores_nothing(argument, value):
@@ -753,21 +763,19 @@ def test_a_device_without_gradients(monkeypatch):
             assert deltic.delta_rule(q, k, v)[0].shape == v.shape
 
 
-def test_gradients_that_a_gpu_does_not_have(monkeypatch):
+def test_gradients_that_a_gpu_has(monkeypatch):
+    """Of value-wise decays and of building blocks, as of the rest."""
     monkeypatch.setattr(deltic._native, "HAS_CUDA_BACKWARD", True)
     with FakeTensorMode(), torch.device("cuda"):
         q, k, v = (torch.empty(1, 8, 1, 16, requires_grad=True) for _ in range(3))
         a = torch.empty(1, 8, 1, 64, requires_grad=True)
-        for name, call in (
-            ("recurrent", lambda: deltic.recurrent(q, k, v, gv=v)),
-            ("l2norm", lambda: deltic.l2norm(q)),
-            ("kkt", lambda: deltic.kkt(k)),
-            ("inverse", lambda: deltic.inverse(a)),
+        for result in (
+            deltic.recurrent(q, k, v, gv=v)[0],
+            deltic.l2norm(q).y,
+            deltic.kkt(k),
+            deltic.inverse(a),
         ):
-            with pytest.raises(NotImplementedError, match=f"{name}: requires_grad: expected CPU"):
-                call()
-            with torch.no_grad():
-                call()
+            assert result.requires_grad and result.device.type == "cuda"
 
 
 @pytest.mark.parametrize("recompute", [True, False])

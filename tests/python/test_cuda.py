@@ -14,11 +14,14 @@ from deltic.fla.ops.common import (
     chunk_fwd_o,
     chunk_gated_delta_rule_bwd_dhu,
     chunk_gated_delta_rule_fwd_h,
+    chunk_scaled_dot_kkt_fwd,
 )
-from deltic.fla.ops.utils import chunk_local_cumsum
+from deltic.fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd
+from deltic.fla.ops.kda.gate import fused_kda_gate
+from deltic.fla.ops.utils import chunk_local_cumsum, solve_tril
 from deltic.fla.ops.utils.constant import RCP_LN2
 from deltic.layers import Cache, DeltaNet, GatedDeltaNet, KimiDeltaAttention
-from support import BUDGET, Case, check_against_oracle, error, make
+from support import BLOCK_CALLS, BUDGET, Case, block_tensors, check_against_oracle, error, make
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -113,6 +116,52 @@ def test_prefill_into_the_pool():
     assert torch.equal(ours[[0, 2]].cpu(), pool[[0, 2]])
 
 
+@shapes
+def test_two_forms_are_two_calls(shape):
+    """Bits of a prefill and a decode, gradients of the chunked form, in a replayed graph too."""
+    case = make(T=100, B=2, **shape)
+    rows = {n: x for n, x in moved(case).items() if n != "initial_state"}
+    flat = ("A_log", "dt_bias")
+    kind = {**case.options, **{n: rows.pop(n) for n in flat if n in rows}, "split": "off"}
+    kind.pop("output_final_state", None)
+    from_ = torch.tensor([64, 30], device=DEVICE)
+
+    def call():
+        with torch.no_grad():
+            return deltic.delta_rule(**rows, **kind, recurrent_from=from_, output_final_state=True)
+
+    def check(o, state):
+        for n, first in enumerate(from_.tolist()):
+            part = {name: x[n : n + 1] for name, x in rows.items()}
+            with torch.no_grad():
+                before, pool = deltic.delta_rule(
+                    **{name: x[:, :first] for name, x in part.items()},
+                    **kind,
+                    output_final_state=True,
+                )
+                rest = {name: x[:, first:] for name, x in part.items()}
+                words = {name: x for name, x in kind.items() if name != "split"}
+                after = deltic.decode(**rest, **words, state_pool=pool)
+            assert torch.equal(o[n], torch.cat([before, after], 1)[0])
+            assert torch.equal(state[n], pool[0])
+
+    check(*call())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, state = call()
+    from_.copy_(torch.tensor([3, 100]))
+    graph.replay()
+    check(o, state)
+    if not HAS_CUDA_BACKWARD:
+        return
+    found = []
+    for form in ({}, {"recurrent_from": from_}):
+        given = {name: x.detach().requires_grad_() for name, x in rows.items()}
+        o, _ = deltic.delta_rule(**given, **kind, **form)
+        found.append(torch.autograd.grad(o.float().sum(), tuple(given.values())))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_strided_views():
     """Views that no tensor copy of the GPU takes as they are: heads first, one element off."""
     case = make(T=100, K=64, V=64, dtype=torch.bfloat16)
@@ -195,6 +244,81 @@ def beside(function, *tensors, **options):
         grads = torch.autograd.grad(y, [x for x in own if x is not None], dy)
         found.append([x.detach().cpu() for x in (y, *grads)])
     return found
+
+
+def pieces(*outputs):
+    """Outputs of several shapes as one tensor."""
+    return torch.cat([x.flatten() for x in outputs if x is not None])
+
+
+# Building blocks as functions of tensors by name and of cu_seqlens.
+BLOCKS = {
+    "g A_log dt_bias": lambda g, A_log, dt_bias, cu: pieces(
+        deltic.chunk_cumsum(g, gate="softplus", A_log=A_log, dt_bias=dt_bias, cu_seqlens=cu),
+        deltic.log_decay(g, gate="softplus", A_log=A_log, dt_bias=dt_bias, cu_seqlens=cu),
+        deltic.chunk_cumsum(g, reverse=True, cu_seqlens=cu),
+    ),
+    "q": lambda q, cu: deltic.l2norm(q, cu_seqlens=cu).y,
+    "k G beta": lambda k, G, beta, cu: deltic.kkt(k, g=G, beta=beta, cu_seqlens=cu),
+    "q k G": lambda q, k, G, cu: deltic.scores(q, k, g=G, cu_seqlens=cu),
+    "a": lambda a, cu: deltic.inverse(a, cu_seqlens=cu),
+    "q k G beta": lambda q, k, G, beta, cu: pieces(
+        *deltic.scores_inverse(q, k, g=G, beta=beta, cu_seqlens=cu)
+    ),
+    "k a v G beta q": lambda k, a, v, G, beta, q, cu: pieces(
+        *deltic.wy(k, a, v=v, g=G, beta=beta, q=q, output_kg=True, cu_seqlens=cu)
+    ),
+}
+
+
+@pytest.mark.parametrize("names", BLOCKS)
+@pytest.mark.parametrize("gate", ["head", "channel"])
+@pytest.mark.parametrize("lengths", [None, [70, 0, 13, 64]])
+def test_gradients_of_building_blocks(names, gate, lengths):
+    case = make(T=147, lengths=lengths, gate=gate, form="softplus", H=2, HV=4, K=40, V=24)
+    x, cu = case.tensors, case.tensors.get("cu_seqlens")
+    x["G"] = deltic.chunk_cumsum(-torch.rand(x["g"].shape), cu_seqlens=cu)
+    x["a"] = deltic.kkt(x["k"], g=x["G"], beta=x["beta"], cu_seqlens=cu)
+
+    def function(*tensors):
+        lists = None if cu is None else cu.to(tensors[0].device)
+        return BLOCKS[names](*tensors, lists)
+
+    expected, found = beside(function, *(x[name] for name in names.split()))
+    for name, y, reference in zip(["out", *names.split()], found, expected, strict=True):
+        assert error(y, reference) <= 2e-4, name
+
+
+def test_gradients_of_fla_kernels():
+    """deltic.fla's functions inside of chunks and its fused gates."""
+    x = make(T=150, H=2, HV=2, K=40, V=24, gate="head", state=False).tensors
+    G = chunk_local_cumsum(x["g"], 64, scale=RCP_LN2)
+
+    def pair(k, v, beta, G):
+        A = solve_tril(chunk_scaled_dot_kkt_fwd(k, G, beta, chunk_size=64))
+        return pieces(*recompute_w_u_fwd(k, v, beta, A, G))
+
+    raw, A_log, dt_bias = torch.randn(2, 150, 2, 40), torch.rand(2), torch.randn(80)
+    for function, tensors in (
+        (pair, (x["k"], x["v"], x["beta"], G)),
+        (fused_kda_gate, (raw, A_log, dt_bias)),
+    ):
+        expected, found = beside(function, *tensors)
+        for i, (y, reference) in enumerate(zip(found, expected, strict=True)):
+            assert error(y, reference) <= 2e-4, (function, i)
+
+
+@pytest.mark.parametrize("gate", ["none", "head", "channel"])
+def test_gradients_of_a_decay_per_value_column(gate):
+    case = make(T=70, gate=gate, H=2, HV=4, K=40, V=24)
+    case.tensors["gv"] = -torch.rand(case.tensors["v"].shape)
+    check_against_oracle(Case(moved(case), case.options, deltic.recurrent))
+
+
+@pytest.mark.parametrize("name", BLOCK_CALLS)
+def test_blocks_as_torch_knows_them(name):
+    op = getattr(torch.ops.deltic, name).default
+    torch.library.opcheck(op, BLOCK_CALLS[name](block_tensors(DEVICE)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -184,3 +185,32 @@ def test_hugging_face_model():
     assert len(differences) == 2 and 0 < max(differences) < 1e-4
     assert "qwen3_next: torch_chunk_gated_delta_rule -> deltic." in text
     assert len(re.findall(r"^(prefill|training|writing) +[\d.]+", text, re.MULTILINE)) == 3
+
+
+HYBRID = ("--steps", 10, "--batch", 2, "--length", 64, "--width", 32, "--heads", 1)
+HYBRID += ("--head-width", 32, "--rate", 5e-3, "--threads", 1)
+HYBRID += ("--timed-width", 32, "--timed-length", 70, "--timed-heads", 1)
+
+
+def test_a_hybrid_trains_as_with_other_operators(tmp_path):
+    pytest.importorskip("transformers")
+    file = tmp_path / "losses.json"
+    text = run("train_hybrid.py", *HYBRID, "--json", file)
+    found = json.loads(file.read_text())
+    assert set(found["models"]) == {"gdn", "kda"}
+    for model in found["models"].values():
+        losses = model["deltic cpu"]["losses"]
+        assert len(losses) == 10 and losses[-1] < losses[0] - 0.3
+        assert model["deltic cpu"]["tokens_per_second"] > 0
+    if "fallback cuda" not in found["models"]["gdn"]:
+        assert re.search(r"gdn  fallback cpu .* 0\.\d% from the first", text)
+
+
+def test_losses_that_differ_are_seen(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    hybrid = importlib.import_module("train_hybrid")
+    runs = {"deltic cuda": {"losses": [5.0, 2.0]}, "deltic cpu": {"losses": [5.0, 2.03]}}
+    assert hybrid.compare("gdn", runs)
+    assert not hybrid.compare("gdn", {**runs, "fallback cpu": {"losses": [5.0, 2.1]}})
+    assert hybrid.compare("gdn", {**runs, "fla cuda": {"error": "RuntimeError: refuses"}})
+    assert "refuses" in capsys.readouterr().out

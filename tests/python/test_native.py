@@ -17,7 +17,7 @@ def test_signatures():
         "q k v beta g scale initial_state output_final_state cu_seqlens cu_seqlens_cpu split gate "
         "A_log dt_bias lower_bound beta_form qk_l2norm state_layout chunk_size recompute "
         "checkpoints state_pool read_index write_index write_pool has_initial_state accepted "
-        "null_slot out impl"
+        "null_slot form recurrent_from out impl"
     )
     assert list(inspect.signature(deltic.delta_rule).parameters) == expected.split()
     for function in (deltic.delta_rule, deltic.decode, deltic.recurrent):
@@ -284,7 +284,7 @@ def test_a_direct_call_is_named_by_its_operator(device):
     rows, x, weight = (q, k, q), q[:, :, 0], torch.zeros(16, 4, device=device)
     calls = {
         "forward": lambda: torch.ops.deltic.forward(*rows, *nothing),
-        "forward_save": lambda: torch.ops.deltic.forward_save(*rows, *nothing, *[None] * 4),
+        "forward_save": lambda: torch.ops.deltic.forward_save(*rows, *nothing, *[None] * 5),
         "forward_": lambda: torch.ops.deltic.forward_(*rows, *nothing, *[None] * 7),
         "decode": lambda: torch.ops.deltic.decode(*rows, *nothing, None),
         "decode_": lambda: torch.ops.deltic.decode_(*rows, *[None] * 5, pool, *[None] * 4),

@@ -202,3 +202,56 @@ def test_autocast_as_torch_does(device):
                 expected = torch.nn.functional.rms_norm(x, (64,), weight.to(dtype), 1e-5)
             assert found.dtype == gated.dtype == expected.dtype
             assert torch.allclose(found.float(), expected.float(), rtol=2e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_out_is_written_and_returned(dtype):
+    for shape in ((2, 5, 3, 64), (7, 64), (64,), (2, 2, 2, 2, 64), (0, 64)):
+        x, z = make(shape, dtype).detach(), make(shape, dtype, 1).detach()
+        weight, buffer = torch.randn(64), torch.full((*shape[:-1], 80), 7.0, dtype=dtype)
+        out = buffer[..., 8:72]
+        y = deltic.rms_norm(x, weight, z, activation="sigmoid", out=out)
+        expected = deltic.rms_norm(x, weight, z, activation="sigmoid")
+        assert y is out and torch.equal(out, expected)
+        assert (buffer[..., :8] == 7).all() and (buffer[..., 72:] == 7).all()
+
+
+def test_errors_of_out():
+    x = torch.zeros(2, 3, 4)
+    for out, text in (
+        (torch.zeros(2, 3, 5), r"^rms_norm: out: expected x's shape \[2, 3, 4\], got \[2, 3, 5\]$"),
+        (x, "^rms_norm: out: expected memory of its own, got an overlap with x$"),
+        (
+            torch.zeros(4, 3, 2).transpose(0, 2),
+            "^rms_norm: out: expected stride 1 in the last dimension",
+        ),
+    ):
+        with pytest.raises(ValueError, match=text):
+            deltic.rms_norm(x, out=out)
+    with pytest.raises(TypeError, match="^rms_norm: out: expected a tensor, got 1$"):
+        deltic.rms_norm(x, out=1)
+    wide = torch.zeros(2, 2, 2, 2, 4)
+    with pytest.raises(
+        ValueError, match="^rms_norm: out: expected leading dimensions that are one"
+    ):
+        deltic.rms_norm(wide, out=torch.zeros(2, 3, 2, 2, 4)[:, :2])
+    with pytest.raises(ValueError, match="^rms_norm: out: expected none where gradients are asked"):
+        deltic.rms_norm(x.clone().requires_grad_(), out=torch.zeros(2, 3, 4))
+    meta = x.to("meta")
+    assert deltic.rms_norm(meta, out=torch.empty_like(meta)).shape == x.shape
+    heads = torch.ones(1, 2, 3, 4)
+    args = (heads, None, None, torch.empty_like(heads), 1e-5)
+    operator = torch.ops.deltic.rmsnorm_out_.default
+    torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
+
+
+def test_the_library_says_what_runs_where():
+    """Layers ask it before they take convolution and norm, of GPUs of every age."""
+    from deltic._library import LIBRARY
+
+    cpu, cuda = 0, 1
+    assert LIBRARY.deltic_torch_runs_on(cpu, 0) == 1
+    assert LIBRARY.deltic_torch_runs_on(cuda, torch.cuda.device_count()) == 0
+    assert LIBRARY.deltic_torch_runs_on(cuda, -1) == 0
+    if torch.cuda.is_available():
+        assert LIBRARY.deltic_torch_runs_on(cuda, 0) == 1

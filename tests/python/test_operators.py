@@ -3,7 +3,7 @@
 import deltic
 import pytest
 import torch
-from support import make
+from support import BLOCK_CALLS, block_tensors, make
 from torch.library import opcheck
 
 OPS = torch.ops.deltic
@@ -20,7 +20,7 @@ def test_opcheck_forward(words):
     case = make(T=70)
     state = case.tensors["initial_state"].requires_grad_()
     given = (*rows(case), *NONE * 2, state)
-    opcheck(OPS.forward_save.default, (*given, *NONE * 8, words))
+    opcheck(OPS.forward_save.default, (*given, *NONE * 9, words))
     if "save" not in words:
         opcheck(OPS.forward.default, (*given, *NONE * 4, words))
 
@@ -28,7 +28,7 @@ def test_opcheck_forward(words):
 def test_opcheck_forward_packed_with_checkpoints():
     case = make(lengths=[40, 0, 30], gate="channel")
     lists = (torch.tensor([0, 1, 1, 2]), torch.tensor([3, 30]), torch.tensor([1, -1]))
-    args = (case.tensors["cu_seqlens"], None, *lists, torch.zeros(2, 2, 32, 16))
+    args = (case.tensors["cu_seqlens"], None, *lists, torch.zeros(2, 2, 32, 16), None)
     opcheck(OPS.forward_save.default, (*rows(case), *NONE * 3, *args, 0.5, None, "qk_l2norm final"))
 
 
@@ -48,26 +48,9 @@ def test_opcheck_decode_and_backward():
     opcheck(OPS.backward.default, (torch.randn(2, 5, 2, 16), None, *rows(case, False), *NONE * 7))
 
 
-BLOCK_CALLS = {
-    "cumsum": lambda x: (x["g"],),
-    "gate": lambda x: (x["g"], x["A_log"], x["dt_bias"], None, None, None, "gate=softplus"),
-    "l2norm": lambda x: (x["q"],),
-    "kkt": lambda x: (x["k"], x["G"], x["beta"], None, None, "chunk=32"),
-    "scores": lambda x: (x["q"], x["k"], x["G"]),
-    "inverse": lambda x: (x["a"],),
-    "scores_inverse": lambda x: (x["q"], x["k"], x["G"], x["beta"], None, None, 0.5, "chunk=32"),
-    "wy": lambda x: (x["k"], x["a"], x["v"], x["G"], x["beta"], None, None, None, True),
-}
-
-
 @pytest.mark.parametrize("name", BLOCK_CALLS)
 def test_opcheck_blocks(name):
-    x = make(T=40, form="softplus").tensors
-    x["G"] = deltic.chunk_cumsum(-torch.rand(x["g"].shape))
-    x["a"] = 0.1 * torch.randn(2, 40, 2, 64)
-    for tensor in x.values():
-        tensor.requires_grad_()
-    opcheck(getattr(OPS, name).default, BLOCK_CALLS[name](x))
+    opcheck(getattr(OPS, name).default, BLOCK_CALLS[name](block_tensors()))
 
 
 def test_opcheck_block_backward():

@@ -355,7 +355,7 @@ def test_operators_are_sound(operator):
         given = [named[name] for name in ("q", "k", "v", "beta", "g")]
         given += [None] * (3 if operator == "decode_out_" else 2)
         pools = [None, pool, index, None, None, has, None]
-        checkpoints = [None] * (4 if operator == "decode_out_" else 6)
+        checkpoints = [None] * (4 if operator == "decode_out_" else 7)
         args = (*given, *pools, *checkpoints, out, None, None, "null_slot=0")
     torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
 

@@ -4,6 +4,6 @@ Each module here has ``enable()`` and ``disable()`` for one package, and imports
 ``enable()`` is called, not before.
 """
 
-from . import fla, transformers
+from . import fla, sglang, transformers, vllm
 
-__all__ = ["fla", "transformers"]
+__all__ = ["fla", "sglang", "transformers", "vllm"]

@@ -16,7 +16,7 @@ _MISSING = object()
 class Target:
     """One thing to be replaced: where it is, what takes its place, what to call it in a report."""
 
-    owner: Any
+    owner: Any  # a module, a class, or a dict that is a registry
     name: str
     put: Any
     title: str
@@ -57,6 +57,11 @@ class Report:
     ) -> None:
         self._back()
 
+    def line(self) -> str:
+        """What was done, without what it was done with, in one line."""
+        names = [entry.partition(" -> ")[0] for entry in self.done]
+        return f"{self.title}: {self.verb} " + (", ".join(names) or "nothing")
+
     def __str__(self) -> str:
         lines = [f"{self.title}: {self.verb} {len(self.done)}"]
         lines += [f"  {entry}" for entry in self.done]
@@ -64,6 +69,25 @@ class Report:
             lines.append(f"not {self.verb}: {len(self.left)}")
             lines += [f"  {name}: {reason}" for name, reason in self.left.items()]
         return "\n".join(lines)
+
+
+def _place(owner: Any) -> dict[str, Any]:
+    """What holds an owner's attributes, to look at; a registry is its own."""
+    place: dict[str, Any] = owner if isinstance(owner, dict) else vars(owner)
+    return place
+
+
+def _write(owner: Any, name: str, value: Any) -> None:
+    """Puts an attribute, or an entry of a registry, or takes it away."""
+    if isinstance(owner, dict):
+        if value is _MISSING:
+            del owner[name]
+        else:
+            owner[name] = value
+    elif value is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
 
 
 def _modules(packages: tuple[str, ...]) -> Iterator[ModuleType]:
@@ -95,15 +119,15 @@ class Switch:
     def held(self, owner: Any, name: str) -> Any | None:
         """What was put into a place, if it is still there."""
         known = self._on.get((id(owner), name))
-        if known is None or vars(owner).get(name) is not known.target.put:
+        if known is None or _place(owner).get(name) is not known.target.put:
             return None
         return known.target.put
 
     def _put(self, entry: Replaced) -> None:
         target = entry.target
         # A class may inherit the attribute: it is put back by taking ours away.
-        entry.old = vars(target.owner).get(target.name, _MISSING)
-        setattr(target.owner, target.name, target.put)
+        entry.old = _place(target.owner).get(target.name, _MISSING)
+        _write(target.owner, target.name, target.put)
         _swap_names(target.packages, entry.old, target.put)
         self._on[(id(target.owner), target.name)] = entry
 
@@ -112,13 +136,11 @@ class Switch:
         target = entry.target
         self._on.pop((id(target.owner), target.name), None)
         _swap_names(target.packages, target.put, entry.old)
-        current = vars(target.owner).get(target.name, _MISSING)
+        current = _place(target.owner).get(target.name, _MISSING)
         if current is not target.put and current is not entry.old:
             return "something else was put there since"
-        if entry.old is _MISSING:
-            delattr(target.owner, target.name)
-        else:
-            setattr(target.owner, target.name, entry.old)
+        if current is not entry.old or current is not _MISSING:
+            _write(target.owner, target.name, entry.old)
         return None
 
     def turn_on(self, title: str, targets: list[Target], left: dict[str, str]) -> Report:

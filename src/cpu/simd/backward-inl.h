@@ -176,7 +176,7 @@ class Backward {
       const Shape& s = b.shape_;
       Scratch chunk(nullptr), step(nullptr), gradient(nullptr);
       Chunk(chunk, s);
-      typename Chain::Steps(step, b.p_, s);
+      typename Chain::Steps(step, b.p_, s, nullptr);
       gradient.take<float>(s.panels, s.panel_floats() + kPanel * s.C);
       chunk_bytes = chunk.used(), step_bytes = step.used(), gradient_bytes = gradient.used();
       chunks = m.take<std::byte>(chunk_bytes, b.segment_);
@@ -495,12 +495,12 @@ class Backward {
   }
   typename Chain::Steps steps(const Chunk& c) const {
     Scratch m(c.steps);
-    return typename Chain::Steps(m, p_, shape_);
+    return typename Chain::Steps(m, p_, shape_, c.k);
   }
   void prepare(const ChunkPlace& at, const Chunk& c, const ThreadMemory& mine) const {
     const PrepareScratch s = redirect(mine, c);
     prepare_chunk<kGate>(p_, at, shape_.C, shape_.Kp, s, chain_);
-    Chain::template cut<kGate>(p_, s, at, shape_.Kp, steps(c));
+    Chain::template cut<kGate>(p_, s, at, c.operands, shape_, steps(c));
     Engine::pack(s, c.operands, shape_, rows_of(at.length));
   }
   // A panel of a saved state: K rounded up to 16 rows there, to this engine's Kp here.
@@ -534,7 +534,7 @@ class Backward {
     float* to = next != nullptr ? next : mine.chain.kept;
     for (int64_t t = 0; t < at.length; t += size) {
       const ChunkPlace part{at.batch, at.begin + t, std::min(size, at.length - t), at.head};
-      const auto& operands = Chain::step_at(c.operands, steps(c), p_, shape_, t);
+      const auto& operands = Chain::template step_at<kGate>(c.operands, steps(c), p_, shape_, t);
       with_width(shape_.panel_width(panel), [&](auto width) {
         float* y_part = y + t * width();
         Chain::template values<width()>(p_, part, shape_, operands, panel, mine.chain, S, y_part,

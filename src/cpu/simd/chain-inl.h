@@ -97,14 +97,29 @@ inline void store_outputs(const Problem& p, const ChunkPlace& at, const Shape& s
   }
 }
 
+// All rows and columns of a chunk's panel lie in memory, so that products can take it from there.
+template <int64_t kWidth>
+inline bool is_whole(const ChunkPlace& at, const Shape& s, int64_t panel) {
+  return at.length == rows_of(at.length) && s.panel_columns(panel) == kWidth;
+}
+// use(how its elements are loaded and stored, where they start), of a chunk's panel of rows.
+template <class Use>
+HWY_INLINE void with_panel(const Rows& rows, const ChunkPlace& at, int64_t panel, const Use& use) {
+  with_elements(rows.dtype, [&](auto how) DELTIC_INLINE {
+    auto* data = static_cast<typename decltype(how)::Element*>(const_cast<void*>(rows.data));
+    use(how, data + rows.at(at.batch, at.begin, at.head) + panel * kPanel);
+  });
+}
+
 // Scratch of one thread for the chain of states.
 struct ChainScratch {
-  float *x, *y, *kept;                    // panels: [C][32], [C][32], [Kp][32]
+  float *x, *y, *carried, *kept;          // panels: three of [C][32], [Kp][32]
   uint16_t *x_pairs, *y_pairs, *S_pairs;  // bf16 operands of the tile engine
 
   ChainScratch(Scratch& arena, const Shape& s, bool tiles) {
     x = arena.take<float>(s.C, kPanel);
     y = arena.take<float>(s.C, kPanel);
+    carried = arena.take<float>(tiles ? 0 : s.C, kPanel);
     kept = arena.take<float>(s.panel_floats());
     x_pairs = tiles ? arena.take<uint16_t>(64, kPanel) : nullptr;
     y_pairs = tiles ? arena.take<uint16_t>(64, kPanel) : nullptr;
@@ -123,45 +138,85 @@ struct Fp32Engine {
   // Calls of Ahead::some per panel of so many rows, K = 128.
   static int64_t pauses(int64_t rows) { return 3 * num_row_blocks(rows) + num_row_blocks(128); }
 
+  // The chain's products take rows and factors of rows. With a gate per channel the decays are in
+  // the rows and there are no factors; else kd and kg are k and qd is q, as they were loaded.
   struct Operands {
     float *kd, *qd, *kg;      // [C][Kp]
     float *inverse, *scores;  // [C][C]
     float *decay, *beta;      // [Kp], [C]
+    float *prefix, *suffix;   // [C] exp(G), exp(G_last - G), or null
     Operands(Scratch& arena, const Shape& s) {
       kd = arena.take<float>(s.C, s.Kp), qd = arena.take<float>(s.C, s.Kp);
       kg = arena.take<float>(s.C, s.Kp);
       inverse = arena.take<float>(s.C, s.C), scores = arena.take<float>(s.C, s.C);
       decay = arena.take<float>(s.Kp), beta = arena.take<float>(s.C);
+      prefix = arena.take<float>(s.C), suffix = arena.take<float>(s.C);
     }
   };
+  // Of a step: what its chain reads, in the memory of `own`.
+  template <Gate kGate>
+  static Operands of_step(Operands own) {
+    if constexpr (kGate != Gate::channel) own.kg = own.kd;
+    if constexpr (kGate != Gate::head) own.prefix = own.suffix = nullptr;
+    return own;
+  }
+
+  // The rows of a step, from its k, q, e and beta on.
+  template <Gate kGate>
+  static void step_rows(const PrepareScratch& s, int64_t rows, int64_t Kp, const Operands& to) {
+    if constexpr (kGate == Gate::channel) {
+      decay_rows<kGate>(s.k, s.e, nullptr, rows, Kp, to.kd);
+      if (to.qd != nullptr) decay_rows<kGate>(s.q, s.e, nullptr, rows, Kp, to.qd);
+      carry_rows<kGate>(s.k, s.e, rows, Kp, to.kg, to.decay);
+    } else if constexpr (kGate == Gate::head) {
+      row_factors(s.e, rows, Kp, to.prefix, to.suffix, to.decay);
+    } else {
+      std::fill(to.decay, to.decay + Kp, 1.0f);
+    }
+  }
+  // A step of the forward: its rows (into `to`) and squares.
+  template <Gate kGate>
+  void prepare_step(const Problem& p, const ChunkPlace& at, const Shape& shape, PrepareScratch s,
+                    const Operands& to) const {
+    s = redirect(s, to);
+    if constexpr (kGate != Gate::channel) s.k = to.kd, s.q = to.qd;
+    load_chunk<kGate>(p, at, shape.C, shape.Kp, s);
+    step_rows<kGate>(s, rows_of(at.length), shape.Kp, to);
+    prepare_squares<kGate>(p, at, shape.C, shape.Kp, s, *this);
+  }
 
   // Of a chunk of several steps, beside its own operands: what the steps do not have from those.
   struct Steps {
-    float *kd, *kg;  // [C][Kp]
-    float* decay;    // [steps][Kp]
-    Steps(Scratch& arena, const Problem& p, const Shape& s) {
-      kd = arena.take<float>(s.C, s.Kp), kg = arena.take<float>(s.C, s.Kp);
+    float *kd, *kg;          // [C][Kp]; without a gate per channel k itself
+    float* decay;            // [steps][Kp]
+    float *prefix, *suffix;  // [C]
+    Steps(Scratch& arena, const Problem& p, const Shape& s, float* k) : kd(k), kg(k) {
+      if (p.gate == Gate::channel) {
+        kd = arena.take<float>(s.C, s.Kp), kg = arena.take<float>(s.C, s.Kp);
+      }
       decay = arena.take<float>(s.C / step(p), s.Kp);
+      prefix = arena.take<float>(s.C), suffix = arena.take<float>(s.C);
     }
   };
   template <Gate kGate>
-  static void cut(const Problem& p, const PrepareScratch& s, const ChunkPlace& at, int64_t Kp,
-                  const Steps& to) {
-    const int64_t rows = rows_of(at.length), size = step(p);
+  static void cut(const Problem& p, PrepareScratch s, const ChunkPlace& at, const Operands& chunk,
+                  const Shape& shape, const Steps& to) {
+    const int64_t rows = rows_of(at.length), size = step(p), Kp = shape.Kp;
     for (int64_t t = 0; t < rows; t += size) {
-      const float* e = s.e + t * (kGate == Gate::channel ? Kp : 1);
-      decay_rows<kGate>(s.k + t * Kp, e, s.beta + t, size, Kp, to.kd + t * Kp);
-      carry_rows<kGate>(s.k + t * Kp, e, size, Kp, to.kg + t * Kp, to.decay + t / size * Kp);
+      step_rows<kGate>(s, size, Kp, step_at<kGate>(chunk, to, p, shape, t));
+      s.k += size * Kp, s.e += size * (kGate == Gate::channel ? Kp : 1);
     }
   }
   // The operands of the step at token t: the inverse of a step is a block of the chunk's diagonal.
+  template <Gate kGate>
   static Operands step_at(Operands chunk, const Steps& steps, const Problem& p, const Shape& s,
                           int64_t t) {
     chunk.kd = steps.kd + t * s.Kp, chunk.kg = steps.kg + t * s.Kp;
     chunk.decay = steps.decay + t / step(p) * s.Kp;
+    chunk.prefix = steps.prefix + t, chunk.suffix = steps.suffix + t;
     chunk.inverse += t * s.C + t, chunk.beta += t;
     chunk.qd = chunk.scores = nullptr;
-    return chunk;
+    return of_step<kGate>(chunk);
   }
 
   void enter() const {}
@@ -212,30 +267,49 @@ struct Fp32Engine {
     }
   }
 
-  // y = v_new: inverse (beta v - kd S).
+  // y = v_new: inverse (beta (v - prefix (kd S))).
   template <int64_t kWidth>
   static void values(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
                      int64_t panel, const ChainScratch& scratch, const float* S, float* y,
                      Ahead* ahead) {
     using Products = PanelProducts<kWidth>;
     const int64_t rows = rows_of(at.length);
-    load_panel_rows(p.v, at, s, panel, ops.beta, scratch.x);
-    Products::subtract(ops.kd, s.Kp, rows, s.K, S, scratch.x, ahead);
-    Products::lower(ops.inverse, s.C, rows, scratch.x, y, ahead);
+    const auto subtract = [&](auto how, const auto* v, int64_t v_row) DELTIC_INLINE {
+      Products::template subtract<decltype(how)>(ops.kd, s.Kp, rows, s.K, S, ops.prefix, ops.beta,
+                                                 v, v_row, scratch.x, ahead);
+    };
+    if (p.v && is_whole<kWidth>(at, s, panel)) {
+      with_panel(p.v, at, panel, [&](auto how, const auto* v) { subtract(how, v, p.v.st); });
+    } else {
+      load_panel_rows(p.v, at, s, panel, nullptr, scratch.x);
+      subtract(LoadF32(), scratch.x, kWidth);
+    }
+    Products::lower(ops.inverse, s.C, rows, scratch.x, y, ops.suffix, scratch.carried, ahead);
   }
-  // o = qd S + scores y
+  // o = prefix (qd S) + scores y
   template <int64_t kWidth>
-  static void outputs(const ChunkPlace& at, const Shape& s, const Operands& ops,
-                      const ChainScratch&, const float* S, const float* y, float* o, Ahead* ahead) {
-    PanelProducts<kWidth>::output(ops.qd, s.Kp, rows_of(at.length), s.K, S, ops.scores, s.C, y, o,
-                                  ahead);
+  static void outputs(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
+                      int64_t panel, const ChainScratch& scratch, const float* S, const float* y,
+                      Ahead* ahead) {
+    const auto output = [&](auto how, auto* o, int64_t o_row) DELTIC_INLINE {
+      PanelProducts<kWidth>::template output<decltype(how)>(ops.qd, s.Kp, rows_of(at.length), s.K,
+                                                            S, ops.prefix, ops.scores, s.C, y, o,
+                                                            o_row, ahead);
+    };
+    if (is_whole<kWidth>(at, s, panel)) {
+      with_panel(p.o, at, panel, [&](auto how, auto* o) { output(how, o, p.o.st); });
+    } else {
+      output(LoadF32(), scratch.x, kWidth);
+      store_outputs(p, at, s, panel, kWidth, scratch.x);
+    }
   }
-  // next = decay S + kg^T y; next may be S.
+  // next = decay S + kg^T (suffix y); next may be S. The product was left in the scratch by values.
   template <int64_t kWidth>
   static void advance(const ChunkPlace& at, const Shape& s, const Operands& ops,
-                      const ChainScratch&, const float* y, const float* S, float* next,
+                      const ChainScratch& scratch, const float* y, const float* S, float* next,
                       Ahead* ahead) {
-    PanelProducts<kWidth>::update(ops.decay, ops.kg, s.Kp, at.length, s.Kp, y, S, next, ahead);
+    PanelProducts<kWidth>::update(ops.decay, ops.kg, s.Kp, at.length, s.Kp,
+                                  ops.suffix != nullptr ? scratch.carried : y, S, next, ahead);
   }
 };
 
@@ -245,8 +319,7 @@ inline void carry_chunk(const Problem& p, const ChunkPlace& at, const Shape& s,
                         const typename Engine::Operands& ops, int64_t panel,
                         const ChainScratch& scratch, float* S, const Keep& keep, Ahead* ahead) {
   Engine::template values<kWidth>(p, at, s, ops, panel, scratch, S, scratch.y, ahead);
-  Engine::template outputs<kWidth>(at, s, ops, scratch, S, scratch.y, scratch.x, ahead);
-  store_outputs(p, at, s, panel, kWidth, scratch.x);
+  Engine::template outputs<kWidth>(p, at, s, ops, panel, scratch, S, scratch.y, ahead);
   keep(scratch.y, S);
   Engine::template advance<kWidth>(at, s, ops, scratch, scratch.y, S, S, ahead);
 }

@@ -28,7 +28,7 @@ struct StateAt {
 struct TokenRows {
   float *k, *q, *decay;                    // [Kp]; q times scale; decay 1 without a gate
   float *kd, *qd;                          // k decay, q decay
-  float *v, *o;                            // [Vp]
+  float *v, *u, *o;                        // [Vp]
   float *beta, *column_decay, *gate_bias;  // [Vp], [Vp], [Kp]
   bool has_column_decay = false;           // gv is there
   float kq = 0;                            // k . q
@@ -36,7 +36,7 @@ struct TokenRows {
   TokenRows(Scratch& arena, int64_t Kp, int64_t Vp) {
     k = arena.take<float>(Kp), q = arena.take<float>(Kp), decay = arena.take<float>(Kp);
     kd = arena.take<float>(Kp), qd = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
-    v = arena.take<float>(Vp), o = arena.take<float>(Vp);
+    v = arena.take<float>(Vp), u = arena.take<float>(Vp), o = arena.take<float>(Vp);
     beta = arena.take<float>(Vp), column_decay = arena.take<float>(Vp);
   }
 };
@@ -89,6 +89,35 @@ class Decode {
     });
   }
 
+  // The accepted tokens' updates, of one layer after the other.
+  void commit(std::span<std::byte> workspace) const {
+    const size_t thread_bytes = workspace_bytes() / static_cast<size_t>(threads_);
+    const int64_t items = p_.N * p_.HV * slices_;
+    run_team(threads_, [&](const Member& member) {
+      const FlushDenormals flush;
+      Scratch arena(workspace.data() + static_cast<size_t>(member.index) * thread_bytes);
+      TokenRows rows(arena, Kp_, Vp_);
+      float* state = arena.take<float>(Kp_, slice_);
+      const int64_t run = std::max<int64_t>(1, p_.layers * items / (8 * member.size));
+      member.for_runs(p_.layers * items, run, [&](int64_t i) {
+        const Problem layer = layer_of(p_, i / items);
+        const Sequence s = sequence(layer, i % items / (p_.HV * slices_));
+        const int64_t head = i / slices_ % p_.HV, v0 = i % slices_ * slice_;
+        if (v0 >= p_.V || s.write_slot < 0) return;
+        const int64_t columns = std::min(slice_, p_.V - v0);
+        std::memset(state, 0, static_cast<size_t>(Kp_ * slice_) * sizeof(float));
+        if (s.read_slot >= 0) load_slice(layer.state_in, s.read_slot, head, v0, columns, state);
+        const Path path = path_to(layer, s.n, layer.accepted(s.n) - 1);
+        for (int64_t j = 0; j < path.length; ++j) {
+          load_update(layer.updates, s.n, path.tokens[j], head, rows);
+          load_values(layer.updates, s.n, path.tokens[j], head, v0, columns, rows);
+          apply(state, columns, rows);
+        }
+        store_slice(state, v0, columns, layer.state_out, s.write_slot, head);
+      });
+    });
+  }
+
  private:
   void run_slice(const Sequence& s, int64_t head, int64_t v0, int64_t columns, TokenRows& r,
                  float* state) const {
@@ -96,6 +125,7 @@ class Decode {
       for (int64_t t = 0; t < s.length; ++t) {
         zero_row(p_.o.data, p_.o.dtype, p_.o.at(s.batch, s.begin + t, head) + v0, columns);
       }
+      store_no_updates(s, head, v0, columns, r);
       return;
     }
     if (s.length == 1 && !p_.has_seed && s.read_slot >= 0 && token_slot(p_, s, 0) >= 0 &&
@@ -123,21 +153,23 @@ class Decode {
     keep(s, head, 0, v0, columns, state);
     for (int64_t t = 0; t < s.length; ++t) {
       if (parent_of(p_, s, t) != t - 1) {  // a tree's other branch
-        const StateSource from = jump_source(p_, s, t);
+        const StateSource from =
+            p_.updates ? StateSource{&p_.state_in, s.read_slot} : jump_source(p_, s, t);
         if (from.slot < 0) {
           std::memset(state, 0, static_cast<size_t>(Kp_ * slice_) * sizeof(float));
         } else {
           load_slice(*from.states, from.slot, head, v0, columns, state);
         }
+        if (p_.updates) apply_path(s, parent_of(p_, s, t), head, v0, columns, r, state);
       }
       load_token(s, head, t, v0, columns, r);
       token_step<LoadF32>(here, here, Kp_, padded(columns), r, 0);
       store_token(s, head, t, v0, columns, r);
+      if (p_.updates) store_update(s.n, t, head, v0, columns, r);
       if (p_.has_seed) {
         round_by_chance(RandomState(p_, s, head, t), v0, columns, state);
-      } else if (rounds_tokens(p_)) {
-        kept_states(p_).dtype == DType::bf16 ? round_slice<LoadBf16>(state)
-                                             : round_slice<LoadF16>(state);
+      } else {
+        round_tokens(state);
       }
       if (const int64_t slot = token_slot(p_, s, t); slot >= 0)
         store_slice(state, v0, columns, p_.state_out, slot, head);
@@ -145,6 +177,81 @@ class Decode {
     }
     if (s.length == 0 && s.write_slot >= 0)
       store_slice(state, v0, columns, p_.state_out, s.write_slot, head);
+    store_no_updates(s, head, v0, columns, r);
+  }
+
+  // What a token did to the state, k, u and decay, in its row of the record. k and decay are those
+  // of the whole head: its first slice has them.
+  void store_update(int64_t n, int64_t t, int64_t head, int64_t v0, int64_t columns,
+                    const TokenRows& r) const {
+    const Rows& x = p_.updates;
+    const int64_t row = x.at(n, t, head);
+    if (v0 == 0) {
+      store_row(r.k, p_.K, x.data, x.dtype, row);
+      store_row(r.decay, decay_width(p_), x.data, x.dtype, row + p_.K + p_.V);
+    }
+    store_row(r.u, columns, x.data, x.dtype, row + p_.K + v0);
+  }
+  // Rows that no token has: they change nothing.
+  void store_no_updates(const Sequence& s, int64_t head, int64_t v0, int64_t columns,
+                        TokenRows& r) const {
+    if (!p_.updates) return;
+    std::fill(r.k, r.k + Kp_, 0.0f), std::fill(r.u, r.u + padded(columns), 0.0f);
+    std::fill(r.decay, r.decay + Kp_, 1.0f);
+    for (int64_t t = s.skipped ? 0 : s.length; t < p_.update_tokens; ++t) {
+      store_update(s.n, t, head, v0, columns, r);
+    }
+  }
+  void load_update(const Rows& x, int64_t n, int64_t t, int64_t head, TokenRows& r) const {
+    const int64_t row = x.at(n, t, head);
+    load_row(x.data, x.dtype, row, p_.K, Kp_, r.k);
+    std::fill(r.decay, r.decay + Kp_, 1.0f);
+    load_row(x.data, x.dtype, row + p_.K + p_.V, decay_width(p_), decay_width(p_), r.decay);
+    if constexpr (kGate == Gate::head) std::fill(r.decay + 1, r.decay + Kp_, r.decay[0]);
+  }
+  void load_values(const Rows& x, int64_t n, int64_t t, int64_t head, int64_t v0, int64_t columns,
+                   TokenRows& r) const {
+    load_row(x.data, x.dtype, x.at(n, t, head) + p_.K + v0, columns, padded(columns), r.u);
+  }
+  // From the start to a branch. k and decay are the tokens' own: another thread may have theirs to
+  // write.
+  void apply_path(const Sequence& s, int64_t last, int64_t head, int64_t v0, int64_t columns,
+                  TokenRows& r, float* state) const {
+    const Path path = path_to(p_, s.n, last);
+    for (int64_t i = 0; i < path.length; ++i) {
+      load_token(s, head, path.tokens[i], v0, columns, r);
+      load_values(p_.updates, s.n, path.tokens[i], head, v0, columns, r);
+      apply(state, columns, r);
+    }
+  }
+  // S <- decay S + k u^T, as the second pass of a token has it: the same bits.
+  void apply(float* state, int64_t columns, const TokenRows& r) const {
+    const F32 d;
+    if (!p_.v_first) {
+      for (int64_t c = 0; c < p_.K; ++c) {
+        const Vec decay = hn::Set(d, r.decay[c]), k = hn::Set(d, r.k[c]);
+        float* row = state + c * slice_;
+        for (int64_t v = 0; v < padded(columns); v += kLanes) {
+          const Vec s = hn::Mul(hn::LoadU(d, row + v), decay);
+          hn::StoreU(hn::MulAdd(k, hn::LoadU(d, r.u + v), s), d, row + v);
+        }
+      }
+    } else {
+      for (int64_t v = 0; v < columns; ++v) {
+        const Vec u = hn::Set(d, r.u[v]);
+        float* column = state + v * Kp_;
+        for (int64_t c = 0; c < Kp_; c += kLanes) {
+          const Vec s = hn::Mul(hn::LoadU(d, column + c), hn::LoadU(d, r.decay + c));
+          hn::StoreU(hn::MulAdd(hn::LoadU(d, r.k + c), u, s), d, column + c);
+        }
+      }
+    }
+    round_tokens(state);
+  }
+  void round_tokens(float* state) const {
+    if (!rounds_tokens(p_)) return;
+    kept_states(p_).dtype == DType::bf16 ? round_slice<LoadBf16>(state)
+                                         : round_slice<LoadF16>(state);
   }
 
   void load_slice(const States& from, int64_t slot, int64_t head, int64_t v0, int64_t columns,
@@ -293,6 +400,7 @@ class Decode {
       f[j] = hn::LoadU(d, r.column_decay + at);
       const Vec error = hn::NegMulAdd(f[j], a[j], hn::LoadU(d, r.v + at));
       u[j] = hn::Mul(hn::LoadU(d, r.beta + at), error);
+      hn::StoreU(u[j], d, r.u + at);
       hn::StoreU(hn::MulAdd(kq, u[j], hn::Mul(f[j], b[j])), d, r.o + at);
     }
     for (int64_t c = 0; c < K; ++c) {
@@ -323,7 +431,7 @@ class Decode {
     }
     const float f = r.column_decay[v];
     const float u = r.beta[v] * (r.v[v] - f * sum_lanes(a));
-    r.o[v] = f * sum_lanes(b) + r.kq * u;
+    r.o[v] = f * sum_lanes(b) + r.kq * u, r.u[v] = u;
     const Vec uv = hn::Set(d, u), fv = hn::Set(d, f);
     for (int64_t c = 0; c < K; c += kLanes) {
       if (ahead != 0) __builtin_prefetch(src + ahead + c, 0, 2);

@@ -19,6 +19,11 @@ void decode_run(const Problem& p, std::span<std::byte> workspace, void*) {
   with_gate<Decode>(p, [&](const auto& d) { d.run(workspace); });
 }
 
+size_t commit_workspace(const Problem& p) { return decode_workspace(p); }
+void commit_run(const Problem& p, std::span<std::byte> workspace, void*) {
+  with_gate<Decode>(p, [&](const auto& d) { d.commit(workspace); });
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace deltic::cpu
 HWY_AFTER_NAMESPACE();
@@ -26,5 +31,6 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace deltic::cpu {
 DELTIC_SIMD_TABLE(decode)
+DELTIC_SIMD_TABLE(commit)
 }  // namespace deltic::cpu
 #endif

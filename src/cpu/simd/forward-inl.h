@@ -129,7 +129,7 @@ class Forward {
   }
   Operands operands_at(std::byte* memory) const {
     Scratch arena(memory);
-    return Operands(arena, shape_);
+    return Engine::template of_step<kGate>(Operands(arena, shape_));
   }
 
   // Outputs of padding rows and of skipped sequences.
@@ -152,16 +152,16 @@ class Forward {
   void prepare(const Sequence& s, int64_t head, int64_t chunk, const Operands& operands,
                const ThreadMemory& mine) const {
     const ChunkPlace at = place(s, head, chunk);
-    const PrepareScratch scratch = Engine::redirect(mine.prepare, operands);
     const bool keeps = p_.save == DELTIC_SAVE_ALL && row_in_saved(chunk) == 0;
     if (keeps && shape_.C < p_.chunk) {
       const ChunkPlace whole = place_of(s, head, chunk * shape_.C, p_.chunk);
       prepare_chunk<kGate>(p_, whole, p_.chunk, shape_.Kp, mine.prepare, engine_);
       save_squares(mine.prepare, saved_chunk(mine, s, head, chunk));
     }
-    prepare_chunk<kGate>(p_, at, shape_.C, shape_.Kp, scratch, engine_);
-    if (keeps && shape_.C == p_.chunk) save_squares(scratch, saved_chunk(mine, s, head, chunk));
-    Engine::pack(scratch, operands, shape_, rows_of(at.length));
+    engine_.template prepare_step<kGate>(p_, at, shape_, mine.prepare, operands);
+    if (keeps && shape_.C == p_.chunk) {
+      save_squares(Engine::redirect(mine.prepare, operands), saved_chunk(mine, s, head, chunk));
+    }
   }
 
   // What backward asked to be kept: all of a chunk of the call's length, or the state at the start
@@ -212,10 +212,21 @@ class Forward {
     for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
       const int64_t n = p_.ckpt_tokens(m) - chunk * shape_.C;
       if (checkpoint_slot(p_, m) < 0 || n <= 0 || n >= at.length) continue;
-      carry_rows<kGate>(r.k, r.e, n, shape_.Kp, r.kg, r.decay);
-      with_width(shape_.panel_width(panel), [&](auto width) {
-        PanelProducts<width()>::update(r.decay, r.kg, shape_.Kp, n, shape_.Kp, y, S,
-                                       mine.chain.kept);
+      const float *kg = r.k, *carried = y;
+      const int64_t width = shape_.panel_width(panel);
+      if constexpr (kGate == Gate::head) {
+        row_factors(r.e, n, shape_.Kp, r.prefix, r.suffix, r.decay);
+        for (int64_t t = 0; t < n; ++t) {
+          scale_row_into(y + t * width, width, r.suffix[t], mine.chain.x + t * width);
+        }
+        carried = mine.chain.x;
+      } else {
+        carry_rows<kGate>(r.k, r.e, n, shape_.Kp, r.kg, r.decay);
+        kg = r.kg;
+      }
+      with_width(width, [&](auto w) {
+        PanelProducts<w()>::update(r.decay, kg, shape_.Kp, n, shape_.Kp, carried, S,
+                                   mine.chain.kept);
       });
       store_state(p_.ckpt, checkpoint_slot(p_, m), at.head, shape_, panel, mine.chain.kept);
     }

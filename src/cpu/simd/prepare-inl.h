@@ -44,6 +44,7 @@ struct PrepareScratch {
   float *lower, *scores, *inverse;         // [C][C]
   float* pairs;              // 2 x 16 x 16 vectors: partial sums of one diagonal block
   float *beta, *pair_decay;  // [C]; pair_decay: exp(G_i - G_j) over j, for a row i
+  float *prefix, *suffix;    // [C] exp(G), exp(G_last - G) of a gate per head
   float* decay;              // [Kp] exp(G_last)
   float* gate_bias;          // [Kp]
   uint16_t* tile_rows;       // [C][Kp] bf16, of the tile engine
@@ -61,6 +62,7 @@ struct PrepareScratch {
     pairs = arena.take<float>(2, 16, 16, 16);
     k_inverse_norm = arena.take<float>(C), q_inverse_norm = arena.take<float>(C);
     beta = arena.take<float>(C), pair_decay = arena.take<float>(C);
+    prefix = arena.take<float>(C), suffix = arena.take<float>(C);
     decay = arena.take<float>(Kp), gate_bias = arena.take<float>(Kp);
     tile_rows = tiles ? arena.take<uint16_t>(64, Kp) : nullptr;
   }
@@ -81,12 +83,11 @@ auto with_gate(const Problem& p, const Use& use) {
 
 inline int64_t rows_of(int64_t length) { return (length + 15) / 16 * 16; }
 
-// One token's q or k as an fp32 row, normalised and scaled; returns 1 / its norm (without the norm
-// 1).
-inline float load_head(const Rows& x, int64_t batch, int64_t token, int64_t head, int64_t K,
-                       int64_t Kp, bool l2norm, float scale, float* row) {
-  float inverse = 1.0f;
-  if (l2norm && K == Kp) {  // one pass loads and sums
+// One token's q or k as an fp32 row; returns the sum of its squares, if asked for.
+inline float load_head_row(const Rows& x, int64_t batch, int64_t token, int64_t head, int64_t K,
+                           int64_t Kp, bool wants_squares, float* row) {
+  float squares = 0.0f;
+  if (wants_squares && K == Kp) {  // one pass loads and sums
     with_elements(x.dtype, [&](auto how) DELTIC_INLINE {
       const auto* from =
           static_cast<const typename decltype(how)::Element*>(x.data) + x.at(batch, token, head);
@@ -95,23 +96,54 @@ inline float load_head(const Rows& x, int64_t batch, int64_t token, int64_t head
         hn::StoreU(v, F32(), row + i);
         return v;
       };
-      inverse = inverse_norm_of(pass, row, Kp);
+      squares = sum_squares(pass, Kp);
     });
   } else {
     load_row(x.data, x.dtype, x.at(batch, token, head), K, Kp, row);
-    if (l2norm) inverse = inverse_norm(row, Kp);
+    const auto vector = [&](int64_t i) DELTIC_INLINE { return hn::LoadU(F32(), row + i); };
+    if (wants_squares) squares = sum_squares(vector, Kp);
   }
-  if (scale * inverse != 1.0f) scale_row(row, Kp, scale * inverse);
-  return inverse;
+  return squares;
+}
+// The same, normalised and scaled.
+inline void load_head(const Rows& x, int64_t batch, int64_t token, int64_t head, int64_t K,
+                      int64_t Kp, bool l2norm, float scale, float* row) {
+  const float squares = load_head_row(x, batch, token, head, K, Kp, l2norm, row);
+  const float factor = l2norm ? scale * inverse_norm_from(squares, row, Kp) : scale;
+  if (factor != 1.0f) scale_row(row, Kp, factor);
 }
 
-// q or k of a chunk; zeros up to a multiple of 16 rows.
+// q or k of a chunk and, if asked for, 1 / norms (without the norm 1); zeros up to a multiple of 16
+// rows. 16 rows at a time: root and division of one row alone would hold up the next.
 inline void load_heads(const Rows& x, const ChunkPlace& at, int64_t head, int64_t K, int64_t Kp,
                        bool l2norm, float scale, float* dst, float* inverse_norms = nullptr) {
-  for (int64_t t = 0; t < at.length; ++t) {
-    const float inverse =
-        load_head(x, at.batch, at.begin + t, head, K, Kp, l2norm, scale, dst + t * Kp);
-    if (inverse_norms != nullptr) inverse_norms[t] = inverse;
+  const F32 d;
+  for (int64_t first = 0; first < at.length; first += kRowAlign) {
+    const int64_t rows = std::min(kRowAlign, at.length - first);
+    alignas(64) float inverse[kRowAlign] = {};
+    float* to = dst + first * Kp;
+    bool is_finite = true;
+    for (int64_t t = 0; t < rows; ++t) {
+      inverse[t] =
+          load_head_row(x, at.batch, at.begin + first + t, head, K, Kp, l2norm, to + t * Kp);
+      is_finite &= is_finite_sum(inverse[t]);
+    }
+    if (!l2norm) {
+      std::fill(inverse, inverse + kRowAlign, 1.0f);
+    } else if (is_finite) {
+      for (int64_t t = 0; t < kRowAlign; t += kLanes) {
+        const Vec sum = hn::Add(hn::Load(d, inverse + t), hn::Set(d, static_cast<float>(kNormEps)));
+        hn::Store(hn::Div(hn::Set(d, 1.0f), hn::Sqrt(sum)), d, inverse + t);
+      }
+    } else {
+      for (int64_t t = 0; t < rows; ++t) {
+        inverse[t] = inverse_norm_from(inverse[t], to + t * Kp, Kp);
+      }
+    }
+    for (int64_t t = 0; t < rows; ++t) {
+      if (scale * inverse[t] != 1.0f) scale_row(to + t * Kp, Kp, scale * inverse[t]);
+    }
+    if (inverse_norms != nullptr) std::copy(inverse, inverse + rows, inverse_norms + first);
   }
   std::memset(dst + at.length * Kp, 0,
               static_cast<size_t>((rows_of(at.length) - at.length) * Kp) * sizeof(float));
@@ -266,6 +298,23 @@ inline void carry_rows(const float* k, const float* e, int64_t n, int64_t Kp, fl
       hn::StoreU(f, d, decay + c);
     }
   }
+}
+
+// Gates per head as factors of whole rows: exp(G_t) and exp(G_n - G_t) of the first n rows, and
+// exp(G_n) for each channel.
+inline void row_factors(const float* e, int64_t n, int64_t Kp, float* prefix, float* suffix,
+                        float* decay) {
+  float f = 1.0f;
+  for (int64_t t = 0; t < n; ++t) {
+    f *= e[t];
+    prefix[t] = f;
+  }
+  f = 1.0f;
+  for (int64_t t = n - 1; t >= 0; --t) {
+    suffix[t] = f;
+    f *= e[t];
+  }
+  std::fill(decay, decay + Kp, f);
 }
 
 // to = x exp(G), and times beta if there is one.
@@ -448,8 +497,15 @@ inline void diagonal_block(const PrepareScratch& s, int64_t b, int64_t Kp, int64
 
 // exp(G_i - G_j) over j from the row before: one more factor e_i, and 1 for j = i.
 inline void advance_pair_decay(float e, int64_t i, int64_t C, float* pair_decay) {
-  scale_row(pair_decay, C, e);
-  pair_decay[i] = 1.0f;
+  const F32 d;
+  const hn::RebindToSigned<F32> di;
+  // The 1 in vectors too: a vector that was stored in part is not forwarded to the next row's load.
+  for (int64_t j = 0; j < C; j += kLanes) {
+    const auto is_own =
+        hn::RebindMask(d, hn::Eq(hn::Iota(di, 0), hn::Set(di, static_cast<int32_t>(i - j))));
+    const Vec decay = hn::Mul(hn::LoadU(d, pair_decay + j), hn::Set(d, e));
+    hn::StoreU(hn::IfThenElse(is_own, hn::Set(d, 1.0f), decay), d, pair_decay + j);
+  }
 }
 
 // Masks and scales the raw scores: lower becomes L (strictly lower, times beta), scores becomes
@@ -503,19 +559,26 @@ inline void prepare_rows(const Problem& p, const ChunkPlace& at, int64_t C, int6
   carry_rows<kGate>(s.k, s.e, rows, Kp, s.kg, s.decay);
 }
 
-// Everything of a chunk of up to C tokens up to its operands: the rows, scores (Aqk) and inverse.
-// The engine forms the score products.
+// The scores (Aqk) and the inverse of a chunk of up to C tokens, from its rows. The engine forms
+// the score products.
 template <Gate kGate, class Engine>
-inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
-                          const PrepareScratch& s, const Engine& engine) {
+inline void prepare_squares(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
+                            const PrepareScratch& s, const Engine& engine) {
   const int64_t rows = rows_of(at.length);
-  prepare_rows<kGate>(p, at, C, Kp, s);
   engine.template scores<kGate>(s, rows, p.K, Kp, C);
   if constexpr (kGate == Gate::channel) {
     for (int64_t b = 0; b < rows; b += 16) diagonal_block(s, b, Kp, C);
   }
   finish_scores<kGate>(s, rows, C);
   invert_unit_lower(s.lower, C, rows, s.inverse);
+}
+
+// Everything of a chunk of up to C tokens up to its operands.
+template <Gate kGate, class Engine>
+inline void prepare_chunk(const Problem& p, const ChunkPlace& at, int64_t C, int64_t Kp,
+                          const PrepareScratch& s, const Engine& engine) {
+  prepare_rows<kGate>(p, at, C, Kp, s);
+  prepare_squares<kGate>(p, at, C, Kp, s, engine);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -82,12 +82,25 @@ HWY_INLINE void load_block(Vec (&acc)[kRows][kVecs], const float* src, int64_t r
     for (int j = 0; j < kVecs; ++j) acc[i][j] = hn::LoadU(F32(), src + i * row + j * kLanes);
   }
 }
-template <int kRows, int kVecs>
-HWY_INLINE void store_block(const Vec (&acc)[kRows][kVecs], float* dst, int64_t row) {
+// acc = x - acc
+template <class How, int kRows, int kVecs>
+HWY_INLINE void subtract_block(Vec (&acc)[kRows][kVecs], const typename How::Element* x,
+                               int64_t row) {
   DELTIC_UNROLL
   for (int i = 0; i < kRows; ++i) {
     DELTIC_UNROLL
-    for (int j = 0; j < kVecs; ++j) hn::StoreU(acc[i][j], F32(), dst + i * row + j * kLanes);
+    for (int j = 0; j < kVecs; ++j) {
+      acc[i][j] = hn::Sub(How::load(x + i * row + j * kLanes), acc[i][j]);
+    }
+  }
+}
+template <class How = LoadF32, int kRows, int kVecs>
+HWY_INLINE void store_block(const Vec (&acc)[kRows][kVecs], typename How::Element* dst,
+                            int64_t row) {
+  DELTIC_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    DELTIC_UNROLL
+    for (int j = 0; j < kVecs; ++j) How::store(acc[i][j], dst + i * row + j * kLanes);
   }
 }
 
@@ -110,20 +123,27 @@ class Ahead {
   // `count` rows of `bytes`, `stride` bytes apart.
   void add(const void* first, int64_t count, int64_t stride, int64_t bytes) {
     if (count <= 0 || bytes <= 0) return;
-    pieces_[size_++] = {static_cast<const std::byte*>(first), count, stride, bytes};
-    lines_ += count * ((bytes + 63) / 64);
+    const auto into_line = static_cast<int64_t>(reinterpret_cast<uintptr_t>(first) % 64);
+    bytes = (bytes + into_line + 63) / 64 * 64;
+    pieces_[size_++] = {static_cast<const std::byte*>(first) - into_line, count, stride, bytes};
+    lines_ += count * (bytes / 64);
   }
   // All that was added goes into this many calls of some().
   void spread(int64_t calls) { at_once_ = (lines_ + calls - 1) / std::max<int64_t>(calls, 1); }
 
+  // One line of each row, then the next line of each: rows lie in pages of their own, and addresses
+  // of several pages are looked up at the same time.
   HWY_INLINE void some() {
-    for (int64_t i = 0; i < at_once_ && piece_ < size_; ++i) {
+    for (int64_t left = at_once_; left > 0 && piece_ < size_;) {
       const Piece& p = pieces_[piece_];
-      __builtin_prefetch(p.first + row_ * p.stride + offset_, 0, 2);
-      offset_ += 64;
+      const int64_t end = std::min(row_ + left, p.count);
+      left -= end - row_;
+      const std::byte* line = p.first + row_ * p.stride + offset_;
+      for (; row_ < end; ++row_, line += p.stride) __builtin_prefetch(line, 0, 2);
+      if (row_ < p.count) return;
+      row_ = 0, offset_ += 64;
       if (offset_ < p.bytes) continue;
-      offset_ = 0;
-      if (++row_ == p.count) row_ = 0, ++piece_;
+      offset_ = 0, ++piece_;
     }
   }
 
@@ -158,39 +178,52 @@ HWY_INLINE void each_block(int64_t rows, Ahead* ahead, const Body& body) {
 }
 
 // The products of one chunk on one panel. kWidth: 32 or 16 columns. All panels have row stride
-// kWidth.
+// kWidth. Factors by row may be absent (null).
 template <int64_t kWidth>
 struct PanelProducts {
-  // x -= a S for `rows` rows (a multiple of 16), contraction over n.
+  // x = beta (v - prefix (a S)) for `rows` rows (a multiple of 16), contraction over n.
+  template <class How>
   static HWY_NOINLINE void subtract(const float* a, int64_t a_row, int64_t rows, int64_t n,
-                                    const float* S, float* x, Ahead* ahead = nullptr) {
+                                    const float* S, const float* prefix, const float* beta,
+                                    const typename How::Element* v, int64_t v_row, float* x,
+                                    Ahead* ahead = nullptr) {
     each_block<kWidth>(rows, ahead, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
       Block<decltype(size)> acc;
-      load_block(acc, x + i * kWidth + j, kWidth);
-      accumulate<true>(acc, a + i * a_row, a_row, 1, S + j, kWidth, n);
+      clear(acc);
+      accumulate<false>(acc, a + i * a_row, a_row, 1, S + j, kWidth, n);
+      if (prefix != nullptr) scale_block(acc, prefix + i);
+      subtract_block<How>(acc, v + i * v_row + j, v_row);
+      scale_block(acc, beta + i);
       store_block(acc, x + i * kWidth + j, kWidth);
     });
   }
-  // y = t x with t lower triangular.
+  // y = t x with t lower triangular, and carried = suffix y.
   static HWY_NOINLINE void lower(const float* t, int64_t t_row, int64_t rows, const float* x,
-                                 float* y, Ahead* ahead = nullptr) {
+                                 float* y, const float* suffix, float* carried,
+                                 Ahead* ahead = nullptr) {
     each_block<kWidth>(rows, ahead, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
       Block<decltype(size)> acc;
       clear(acc);
       accumulate<false>(acc, t + i * t_row, t_row, 1, x + j, kWidth, i + size.kRows);
       store_block(acc, y + i * kWidth + j, kWidth);
+      if (suffix == nullptr) return;
+      scale_block(acc, suffix + i);
+      store_block(acc, carried + i * kWidth + j, kWidth);
     });
   }
-  // o = q S + s y with s lower triangular.
+  // o = prefix (q S) + s y with s lower triangular.
+  template <class How>
   static HWY_NOINLINE void output(const float* q, int64_t q_row, int64_t rows, int64_t n,
-                                  const float* S, const float* s, int64_t s_row, const float* y,
-                                  float* o, Ahead* ahead = nullptr) {
+                                  const float* S, const float* prefix, const float* s,
+                                  int64_t s_row, const float* y, typename How::Element* o,
+                                  int64_t o_row, Ahead* ahead = nullptr) {
     each_block<kWidth>(rows, ahead, [&](auto size, int64_t i, int64_t j) DELTIC_INLINE {
       Block<decltype(size)> acc;
       clear(acc);
       accumulate<false>(acc, q + i * q_row, q_row, 1, S + j, kWidth, n);
+      if (prefix != nullptr) scale_block(acc, prefix + i);
       accumulate<false>(acc, s + i * s_row, s_row, 1, y + j, kWidth, i + size.kRows);
-      store_block(acc, o + i * kWidth + j, kWidth);
+      store_block<How>(acc, o + i * o_row + j, o_row);
     });
   }
   // out = decay * S + k^T y: row d of S is scaled by decay[d]; contraction over `rows` tokens.
@@ -257,16 +290,20 @@ inline void multiply(const float* a, int64_t a_row, int64_t rows, int64_t n, con
 // solve. Only entries below the diagonal of l are read. All of x's first `row` columns are written.
 inline void invert_unit_lower(const float* l, int64_t row, int64_t rows, float* x) {
   const F32 d;
+  const hn::RebindToSigned<F32> di;
   for (int64_t b = 0; b < rows; b += 16) {
     float* block = x + b * row;
     multiply<true, false>(l + b * row, row, 16, b, x, row, b, block, row);
     for (int64_t i = 0; i < 16; ++i) {
       float* xi = block + i * row;
-      for (int64_t c = b; c < row; ++c) xi[c] = c == b + i ? 1.0f : 0.0f;
       const float* li = l + (b + i) * row + b;
+      for (int64_t c = b + 16; c < row; c += kLanes) hn::StoreU(hn::Zero(d), d, xi + c);
       for (int64_t c = 0; c < b + 16; c += kLanes) {
-        Vec acc = hn::LoadU(d, xi + c);
-        for (int64_t j = 0; j < i; ++j) {
+        // Of the block itself rows of the identity; its columns from c on are 0 in rows before c.
+        const auto is_own = hn::RebindMask(
+            d, hn::Eq(hn::Iota(di, 0), hn::Set(di, static_cast<int32_t>(b + i - c))));
+        Vec acc = c < b ? hn::LoadU(d, xi + c) : hn::IfThenElseZero(is_own, hn::Set(d, 1.0f));
+        for (int64_t j = std::max<int64_t>(0, c - b); j < i; ++j) {
           acc = hn::NegMulAdd(hn::Set(d, li[j]), hn::LoadU(d, block + j * row + c), acc);
         }
         hn::StoreU(acc, d, xi + c);

@@ -34,6 +34,8 @@ std::span<const SimdDoor> decode_doors();
 std::span<const SimdDoor> block_doors();
 std::span<const SimdDoor> conv_doors();
 std::span<const SimdDoor> norm_doors();
+std::span<const SimdDoor> move_doors();
+std::span<const SimdDoor> commit_doors();
 std::span<const SimdDoor> backward_doors();
 std::span<const SimdDoor> tile_backward_doors();
 

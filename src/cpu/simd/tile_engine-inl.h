@@ -135,13 +135,25 @@ struct TileEngine {
     }
   };
 
-  struct Steps {
-    Steps(Scratch&, const Problem&, const Shape&) {}
-  };
   template <Gate kGate>
-  static void cut(const Problem&, const PrepareScratch&, const ChunkPlace&, int64_t, const Steps&) {
+  static const Operands& of_step(const Operands& own) {
+    return own;
   }
-  template <class Ops>
+  template <Gate kGate>
+  void prepare_step(const Problem& p, const ChunkPlace& at, const Shape& shape,
+                    const PrepareScratch& scratch, const Operands& to) const {
+    const PrepareScratch s = redirect(scratch, to);
+    prepare_chunk<kGate>(p, at, shape.C, shape.Kp, s, *this);
+    pack(s, to, shape, rows_of(at.length));
+  }
+
+  struct Steps {
+    Steps(Scratch&, const Problem&, const Shape&, float*) {}
+  };
+  template <Gate kGate, class Ops>
+  static void cut(const Problem&, const PrepareScratch&, const ChunkPlace&, const Ops&,
+                  const Shape&, const Steps&) {}
+  template <Gate kGate, class Ops>
   static const Ops& step_at(const Ops& chunk, const Steps&, const Problem&, const Shape&, int64_t) {
     return chunk;
   }
@@ -277,10 +289,11 @@ struct TileEngine {
     to_pairs<kWidth>(y, rows, scratch.y_pairs);
   }
   template <int64_t kWidth>
-  static void outputs(const ChunkPlace& at, const Shape& s, const Operands& ops,
-                      const ChainScratch& scratch, const float*, const float*, float* o,
+  static void outputs(const Problem& p, const ChunkPlace& at, const Shape& s, const Operands& ops,
+                      int64_t panel, const ChainScratch& scratch, const float*, const float*,
                       Ahead* ahead) {
     const int64_t tokens = depth(s.C), Kp = s.Kp;
+    float* o = scratch.x;
     for_row_blocks(rows_of(at.length), [&](auto r, int64_t i) {
       constexpr int kRows = decltype(r)::value;
       if (ahead != nullptr) ahead->some();
@@ -289,6 +302,7 @@ struct TileEngine {
       tile_block<kRows, kWidth>(ops.scores + i * tokens, tokens, scratch.y_pairs, kWidth, i + 32);
       tile_write<kRows, kWidth>(o + i * kWidth, kWidth);
     });
+    store_outputs(p, at, s, panel, kWidth, o);
   }
   template <int64_t kWidth, class Ops>
   static void advance(const ChunkPlace& at, const Shape& s, const Ops& ops,

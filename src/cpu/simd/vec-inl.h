@@ -136,11 +136,10 @@ inline void zero_row(void* data, DType type, int64_t at, int64_t n) {
 
 HWY_INLINE float sum_lanes(Vec x) { return hn::GetLane(hn::SumOfLanes(F32(), x)); }
 
-// 1 / sqrt(sum x^2 + 1e-6) over a row of `width`, a multiple of 16: vector(i) gives its elements
-// from i on, in order of i. x: the same in memory once all were asked for, for fp64 where the
-// squares of finite numbers overflow.
+// The sum of squares over a row of `width`, a multiple of 16: vector(i) gives its elements from i
+// on, in order of i.
 template <class Vector>
-HWY_INLINE float inverse_norm_of(const Vector& vector, const float* x, int64_t width) {
+HWY_INLINE float sum_squares(const Vector& vector, int64_t width) {
   const F32 d;
   // Four sums side by side: in one each addition would wait for the one before, 4 or 5 cycles.
   Vec sum[4] = {hn::Zero(d), hn::Zero(d), hn::Zero(d), hn::Zero(d)};
@@ -154,23 +153,29 @@ HWY_INLINE float inverse_norm_of(const Vector& vector, const float* x, int64_t w
     for (int j = 0; j < 4; ++j) add(sum[j], i + j * kLanes);
   }
   for (; i < width; i += kLanes) add(sum[0], i);
-  const float squares = sum_lanes(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
-  if (squares <= std::numeric_limits<float>::max()) {
-    return 1.0f / std::sqrt(squares + static_cast<float>(kNormEps));
-  }
+  return sum_lanes(hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3])));
+}
+// 1 / sqrt(squares + 1e-6), of row x; in fp64 where the squares of finite numbers overflow.
+inline bool is_finite_sum(float squares) { return squares <= std::numeric_limits<float>::max(); }
+inline float inverse_norm_from(float squares, const float* x, int64_t width) {
+  if (is_finite_sum(squares)) return 1.0f / std::sqrt(squares + static_cast<float>(kNormEps));
   double wide = kNormEps;
-  for (i = 0; i < width; ++i) wide += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (int64_t i = 0; i < width; ++i) wide += static_cast<double>(x[i]) * static_cast<double>(x[i]);
   return static_cast<float>(1 / std::sqrt(wide));
 }
 inline float inverse_norm(const float* x, int64_t width) {
-  return inverse_norm_of([&](int64_t i) DELTIC_INLINE { return hn::LoadU(F32(), x + i); }, x,
-                         width);
+  const auto vector = [&](int64_t i) DELTIC_INLINE { return hn::LoadU(F32(), x + i); };
+  return inverse_norm_from(sum_squares(vector, width), x, width);
 }
 
-inline void scale_row(float* x, int64_t width, float factor) {
+inline void scale_row_into(const float* x, int64_t width, float factor, float* to) {
   const F32 d;
   const Vec f = hn::Set(d, factor);
-  for (int64_t i = 0; i < width; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + i), f), d, x + i);
+  for (int64_t i = 0; i < width; i += kLanes)
+    hn::StoreU(hn::Mul(hn::LoadU(d, x + i), f), d, to + i);
+}
+inline void scale_row(float* x, int64_t width, float factor) {
+  scale_row_into(x, width, factor, x);
 }
 
 // Highway's Exp is right up to 88; nothing here asks for more. It makes 0 of NaN, which would hide

@@ -50,6 +50,7 @@ __device__ inline uint64_t desc_at(uint64_t desc, uint32_t bytes) {
 #define DELTIC_F16(d, i) DELTIC_F8(d, i), DELTIC_F8(d, i + 8)
 #define DELTIC_F32(d, i) DELTIC_F16(d, i), DELTIC_F16(d, i + 16)
 #define DELTIC_F64(d, i) DELTIC_F32(d, i), DELTIC_F32(d, i + 32)
+#define DELTIC_LIST_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define DELTIC_LIST_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define DELTIC_LIST_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
                        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -93,13 +94,17 @@ __device__ inline void wgmma(float (&d)[R], const uint32_t* a, uint64_t b, bool 
   }
 }
 
-// The same with a (64 x 16) in shared memory.
+// The same with a (64 x 16) in shared memory; N of 16 too.
 template <class Element, Major kMajorA, Major kMajorB, int R>
 __device__ inline void wgmma(float (&d)[R], uint64_t a, uint64_t b, bool keep = true) {
   constexpr bool kBf16 = std::is_same_v<Element, __nv_bfloat16>;
   static_assert(kBf16 || std::is_same_v<Element, __half>);
-  static_assert(R == 16 || R == 32 || R == 64, "N of 32, 64 or 128");
-  if constexpr (R == 16 && kBf16) {
+  static_assert(R == 8 || R == 16 || R == 32 || R == 64, "N of 16, 32, 64 or 128");
+  if constexpr (R == 8 && kBf16) {
+    DELTIC_WGMMA_SS("bf16", 16, 8, 8, 9, 10, 11, 12);
+  } else if constexpr (R == 8) {
+    DELTIC_WGMMA_SS("f16", 16, 8, 8, 9, 10, 11, 12);
+  } else if constexpr (R == 16 && kBf16) {
     DELTIC_WGMMA_SS("bf16", 32, 16, 16, 17, 18, 19, 20);
   } else if constexpr (R == 16) {
     DELTIC_WGMMA_SS("f16", 32, 16, 16, 17, 18, 19, 20);
@@ -119,6 +124,7 @@ __device__ inline void wgmma(float (&d)[R], uint64_t a, uint64_t b, bool keep = 
 #undef DELTIC_LIST_64
 #undef DELTIC_LIST_32
 #undef DELTIC_LIST_16
+#undef DELTIC_LIST_8
 #undef DELTIC_F64
 #undef DELTIC_F32
 #undef DELTIC_F16

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.h"
+#include "cuda/schedule/chains.h"
 #include "cuda/schedule/segments.h"
 
 namespace deltic::gpu::schedule {
@@ -71,6 +72,41 @@ std::vector<Division> explain(const Problem& p, int sms) {
     all.push_back(std::move(d));
   }
   std::stable_partition(all.begin(), all.end(), [](const Division& d) { return d.chosen; });
+  return all;
+}
+
+std::vector<Division> explain_chains(const Problem& p, int sms) {
+  if (p.N == 0 || p.T == 0) return {};
+  const ChainCosts c = chain_costs_of(kind_of(p));
+  const ChainWork work = chain_work_of(p, sms);
+  const auto number = [&](int segment) {
+    return segment > 0 ? (work.longest + segment - 1) / segment : 1;
+  };
+  int chosen = chain_segment(p, sms);
+  if (chosen >= work.longest) chosen = 0;  // cuts nothing
+  std::vector<int> segments = {chosen};
+  for (int n = 1; n == 1 || n <= most_segments(work.longest); n *= 2) {
+    const int segment = segment_of(work.longest, n);
+    if (segment != chosen) segments.push_back(segment);
+  }
+  std::vector<Division> all;
+  for (const int segment : segments) {
+    const int n = number(segment);
+    const ChainTime time = chain_time(c, work, n, segment);
+    Division d;
+    d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
+    d.predicted_us = double(time.all());
+    d.chosen = segment == chosen;
+    d.reason = cat("CTAs of ", time.columns, " value columns");
+    if (segment > 0) {
+      d.reason +=
+          cat("; before them ", time.transfer, " us for transfers, where gates do not forget: ",
+              work.remembered < 1.f ? "a quarter of the heads is taken for such"
+                                    : "all heads are taken for such");
+    }
+    if (d.chosen && p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
+    all.push_back(std::move(d));
+  }
   return all;
 }
 

@@ -6,7 +6,7 @@
 
 namespace deltic::gpu {
 
-inline Tokens tokens_of(const Problem& p) { return {p.cu, p.packed, p.N, p.T, p.record}; }
+inline Tokens tokens_of(const Problem& p) { return {p.cu, p.packed, p.N, p.T, p.record, p.spans}; }
 
 inline unsigned checked_ctas(int64_t num, const char* implementation = "cuda.general") {
   if (num > INT32_MAX) {

@@ -7,10 +7,6 @@
 
 namespace deltic::gpu {
 
-struct Span {
-  int64_t batch, begin, length;  // row of the B dimension, first token, tokens
-};
-
 // The part of a call that says where tokens lie.
 struct Tokens {
   Indices cu;

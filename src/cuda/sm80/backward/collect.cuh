@@ -190,6 +190,7 @@ __global__ void __launch_bounds__(kThreads) padding_kernel(const __grid_constant
   zero_padding(p.tokens, p.dq, p.H, p.K, index, num);
   zero_padding(p.tokens, p.dk, p.H, p.K, index, num);
   zero_padding(p.tokens, p.dv, p.HV, p.V, index, num);
+  zero_padding(p.tokens, p.dgv, p.HV, p.V, index, num);
   zero_padding(p.tokens, p.dbeta, p.HV, p.beta_kind == BetaKind::value ? p.V : 1, index, num);
   zero_padding(p.tokens, p.dg, p.HV, p.gate_width, index, num);
 }

@@ -7,9 +7,9 @@
 
 namespace deltic::gpu::backward {
 
-template <int kWidth, int kColumns>
+template <int kWidth, int kColumns, bool kHasGv>
 void launch_starts(const Params& p, unsigned ctas, cudaStream_t stream) {
-  using Tr = Traits<kWidth, kColumns>;
+  using Tr = Traits<kWidth, kColumns, kHasGv>;
   constexpr int kBytes = sizeof(Shared<Tr>);
   check_cuda(
       cudaFuncSetAttribute(starts_kernel<Tr>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
@@ -18,9 +18,9 @@ void launch_starts(const Params& p, unsigned ctas, cudaStream_t stream) {
   check_launch("kernel of the backward's states");
 }
 
-template <int kWidth, int kColumns>
+template <int kWidth, int kColumns, bool kHasGv>
 void launch_segment(const Params& p, int64_t m, unsigned ctas, cudaStream_t stream) {
-  using Tr = Traits<kWidth, kColumns>;
+  using Tr = Traits<kWidth, kColumns, kHasGv>;
   constexpr int kBytes = sizeof(Shared<Tr>);
   check_cuda(
       cudaFuncSetAttribute(segment_kernel<Tr>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
@@ -29,8 +29,9 @@ void launch_segment(const Params& p, int64_t m, unsigned ctas, cudaStream_t stre
   check_launch("kernel of the backward");
 }
 
-#define DELTIC_INSTANTIATE_BACKWARD(kWidth, kColumns)                                   \
-  template void launch_starts<kWidth, kColumns>(const Params&, unsigned, cudaStream_t); \
-  template void launch_segment<kWidth, kColumns>(const Params&, int64_t, unsigned, cudaStream_t)
+#define DELTIC_INSTANTIATE_BACKWARD(kWidth, kColumns, kHasGv)                                   \
+  template void launch_starts<kWidth, kColumns, kHasGv>(const Params&, unsigned, cudaStream_t); \
+  template void launch_segment<kWidth, kColumns, kHasGv>(const Params&, int64_t, unsigned,      \
+                                                         cudaStream_t)
 
 }  // namespace deltic::gpu::backward

@@ -27,18 +27,26 @@ struct Division {
 // Value columns of a CTA: as many as its shared memory has room for. Those of sm_80 have 163 KB,
 // of sm_86, sm_89 and sm_120 99 KB: K of 129 to 256 has no room in the latter.
 constexpr int kNarrow = 16;
+template <bool kHasGv>
 size_t shared_bytes(int width, int columns) {
-  if (width == 64) return sizeof(Shared<Traits<64, 64>>);
-  if (width == 128)
-    return columns == kNarrow ? sizeof(Shared<Traits<128, kNarrow>>)
-                              : sizeof(Shared<Traits<128, 64>>);
-  return columns == kNarrow ? sizeof(Shared<Traits<256, kNarrow>>)
-                            : sizeof(Shared<Traits<256, 32>>);
+  const bool narrow = columns == kNarrow;
+  if (width == 64) {
+    return narrow ? sizeof(Shared<Traits<64, kNarrow, kHasGv>>)
+                  : sizeof(Shared<Traits<64, 64, kHasGv>>);
+  }
+  if (width == 128) {
+    return narrow ? sizeof(Shared<Traits<128, kNarrow, kHasGv>>)
+                  : sizeof(Shared<Traits<128, 64, kHasGv>>);
+  }
+  return narrow ? sizeof(Shared<Traits<256, kNarrow, kHasGv>>)
+                : sizeof(Shared<Traits<256, 32, kHasGv>>);
+}
+size_t shared_bytes(const Problem& p, int width, int columns) {
+  return p.gv ? shared_bytes<true>(width, columns) : shared_bytes<false>(width, columns);
 }
 int columns_of(const Problem& p, int width) {
   const int most = width == 256 ? 32 : 64;
-  const bool has_room = refuse_shared_memory(p, shared_bytes(width, most)) == nullptr;
-  return width == 64 || has_room ? most : kNarrow;
+  return refuse_shared_memory(p, shared_bytes(p, width, most)) == nullptr ? most : kNarrow;
 }
 int width_of(const Problem& p) { return p.K <= 64 ? 64 : p.K <= 128 ? 128 : 256; }
 
@@ -86,6 +94,7 @@ Scratch lay_out(const Problem& p, const Division& x, std::byte* base, size_t& by
 Params params_of(const Problem& p, const Division& x, const Scratch& scratch) {
   Params params{};
   set_call(p, params), set_gradients(p, params);
+  params.gv = p.gv, params.dgv = p.dgv;
   params.V = p.V, params.K = static_cast<int32_t>(p.K);
   params.num_slices = static_cast<uint32_t>(x.slices);
   params.segment = static_cast<int32_t>(x.segment), params.slots_per_batch = x.slots_per_batch;
@@ -95,29 +104,41 @@ Params params_of(const Problem& p, const Division& x, const Scratch& scratch) {
   return params;
 }
 
-void launch_starts(const Division& x, const Params& p, cudaStream_t stream) {
+// f of the instance's width and columns, as types.
+template <int kWidth, int kColumns>
+struct Sizes {
+  static constexpr int width = kWidth, columns = kColumns;
+};
+template <class F>
+void with_sizes(const Division& x, F&& f) {
   const bool narrow = x.columns == kNarrow;
   if constexpr (kFullSet) {
-    if (x.width == 64) return launch_starts<64, 64>(p, x.ctas, stream);
-    if (x.width == 256) {
-      return narrow ? launch_starts<256, kNarrow>(p, x.ctas, stream)
-                    : launch_starts<256, 32>(p, x.ctas, stream);
-    }
+    if (x.width == 64) return narrow ? f(Sizes<64, kNarrow>()) : f(Sizes<64, 64>());
+    if (x.width == 256) return narrow ? f(Sizes<256, kNarrow>()) : f(Sizes<256, 32>());
   }
-  narrow ? launch_starts<128, kNarrow>(p, x.ctas, stream)
-         : launch_starts<128, 64>(p, x.ctas, stream);
+  narrow ? f(Sizes<128, kNarrow>()) : f(Sizes<128, 64>());
+}
+void launch_starts(const Division& x, const Params& p, cudaStream_t stream) {
+  with_sizes(x, [&](auto size) {
+    using Size = decltype(size);
+    if constexpr (kFullSet) {
+      if (p.gv.present) {
+        return launch_starts<Size::width, Size::columns, true>(p, x.ctas, stream);
+      }
+    }
+    launch_starts<Size::width, Size::columns, false>(p, x.ctas, stream);
+  });
 }
 void launch_segment(const Division& x, const Params& p, int64_t m, cudaStream_t stream) {
-  const bool narrow = x.columns == kNarrow;
-  if constexpr (kFullSet) {
-    if (x.width == 64) return launch_segment<64, 64>(p, m, x.ctas, stream);
-    if (x.width == 256) {
-      return narrow ? launch_segment<256, kNarrow>(p, m, x.ctas, stream)
-                    : launch_segment<256, 32>(p, m, x.ctas, stream);
+  with_sizes(x, [&](auto size) {
+    using Size = decltype(size);
+    if constexpr (kFullSet) {
+      if (p.gv.present) {
+        return launch_segment<Size::width, Size::columns, true>(p, m, x.ctas, stream);
+      }
     }
-  }
-  narrow ? launch_segment<128, kNarrow>(p, m, x.ctas, stream)
-         : launch_segment<128, 64>(p, m, x.ctas, stream);
+    launch_segment<Size::width, Size::columns, false>(p, m, x.ctas, stream);
+  });
 }
 
 void collect(const Params& p, int64_t m, cudaStream_t stream) {
@@ -135,10 +156,9 @@ void collect(const Params& p, int64_t m, cudaStream_t stream) {
 }  // namespace
 
 const char* refuse(const Problem& p) {
-  if (p.gv) return "a decay per value column has no gradient here";
-  if (!kFullSet && !(p.K > 64 && p.K <= 128)) return kNotInThisBuild;
+  if (!kFullSet && (p.gv || !(p.K > 64 && p.K <= 128))) return kNotInThisBuild;
   const int width = width_of(p);
-  return refuse_shared_memory(p, shared_bytes(width, columns_of(p, width)));
+  return refuse_shared_memory(p, shared_bytes(p, width, columns_of(p, width)));
 }
 
 size_t workspace_bytes(const Problem& p) {

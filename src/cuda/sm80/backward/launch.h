@@ -1,4 +1,4 @@
-// The general backward on the GPU: every call but those with a decay per value column.
+// The general backward on the GPU: every call.
 #pragma once
 
 #include <span>

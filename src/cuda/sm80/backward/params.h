@@ -39,7 +39,8 @@ struct Params {
   Rows q, k;     // [B,T,H,K]
   Rows v, d_o;   // [B,T,HV,V]
   Rows beta, g;  // [B,T,HV] or [B,T,HV,V]; [B,T,HV] or [B,T,HV,K]
-  Rows dq, dk, dv, dbeta, dg;
+  Rows gv;       // [B,T,HV,V]
+  Rows dq, dk, dv, dbeta, dg, dgv;
   Param A_log, dt_bias, dA_log, ddt_bias;
   States initial, d_final, d_initial;  // by strides, K-first or V-first
   Scratch scratch;

@@ -1,10 +1,23 @@
 // Shared memory of a CTA of the general backward.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm80/backward/params.h"
 #include "cuda/sm80/backward/traits.h"
 
 namespace deltic::gpu::backward {
+
+// Decays of value columns, and what their gradient needs. With them Shared::d_o and de are those of
+// the state before the chunk (decayed from it), and y those of the state after it.
+template <class Tr>
+struct ColumnDecays {
+  alignas(16) float b[Tr::kColumns][kChunk];
+  alignas(16) float d_o[Tr::kColumns][kChunk], de[Tr::kColumns][kChunk], y[Tr::kColumns][kChunk];
+  alignas(16) float z[Tr::kColumns][kChunk];  // y's gradient by the state after the chunk
+  float total[Tr::kColumns];                  // the product of b
+};
+struct NoColumnDecays {};
 
 // [key][token] and [column][token] arrays are read 16 tokens at a time by all threads at once.
 template <class Tr>
@@ -28,6 +41,7 @@ struct Shared {
   float rate;                                                // exp(A_log), or 1
   Item item;
   Span span;
+  std::conditional_t<Tr::kHasGv, ColumnDecays<Tr>, NoColumnDecays> gv;
 };
 
 }  // namespace deltic::gpu::backward

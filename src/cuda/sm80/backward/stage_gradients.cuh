@@ -26,6 +26,55 @@ __device__ inline void add_row(const float (&row)[kChunk], int count, float fact
   }
 }
 
+// The same with the decays of a column between the tokens: token j has them down to it, and
+// `factor` those down to the last of the `count`.
+__device__ inline void add_decayed_row(const float (&row)[kChunk], int count, float factor,
+                                       const float (&b)[kChunk], float (&x)[kChunk]) {
+#pragma unroll
+  for (int j = kChunk - 1; j >= 0; --j) {
+    if (j >= count) continue;
+    x[j] += row[j] * factor;
+    factor *= b[j];
+  }
+}
+
+// solve_back where value columns have decays: s.d_o, s.de and s.y become those of the states around
+// the chunk, s.gv keeps the plain ones.
+template <class Tr>
+__device__ void solve_decayed(Shared<Tr>& s, const Lane<Tr>& at, const float (&d_o)[kChunk],
+                              const float (&beta)[kChunk], const float (&e)[kChunk],
+                              float (&de)[kChunk], float (&dbeta)[kChunk], float (&dy)[kChunk]) {
+  float b[kChunk], to_end = 1;
+  read_tokens(s.gv.b[at.column], b);
+  const bool leaves = at.part() == 0;
+#pragma unroll
+  for (int i = kChunk - 1; i >= 0; --i) {
+    dy[i] *= to_end;
+    if (leaves) {
+      const float y = beta[i] * e[i];
+      s.gv.z[at.column][i] = dy[i], s.gv.y[at.column][i] = y;
+      s.y[at.column][i] = y * to_end;
+    }
+    to_end *= b[i];
+  }
+#pragma unroll
+  for (int l = 0; l < kChunk; ++l) add_decayed_row(s.P[l], l + 1, d_o[l], b, dy);
+#pragma unroll
+  for (int i = kChunk - 1; i >= 0; --i) {
+    de[i] = beta[i] * dy[i];
+    dbeta[i] = dy[i] * e[i];
+    add_decayed_row(s.L[i], i, -de[i] * b[i], b, dy);
+  }
+  if (!leaves) return;
+  store_tokens(d_o, s.gv.d_o[at.column]), store_tokens(de, s.gv.de[at.column]);
+  float from_start = 1;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    from_start *= b[i];
+    s.d_o[at.column][i] = d_o[i] * from_start, s.de[at.column][i] = de[i] * from_start;
+  }
+}
+
 // dy, de and du e of the thread's column; part 0 leaves d_o, de and y for the others. Parts are
 // free on entry; a barrier must follow.
 template <class Tr>
@@ -35,22 +84,25 @@ __device__ void solve_back(Shared<Tr>& s, const Lane<Tr>& at, const float (&d_o)
   float dy[kChunk] = {};
   multiply_keys<Tr>(s.kR, s.dS, at, dy);
   add_parts<Tr>(s, at, dy);
-  // Row by row of P and L: a row comes in four loads.
+  if constexpr (Tr::kHasGv) {
+    solve_decayed<Tr>(s, at, d_o, beta, e, de, dbeta, dy);
+  } else {
+    // Row by row of P and L: a row comes in four loads.
 #pragma unroll
-  for (int l = 0; l < kChunk; ++l) add_row(s.P[l], l + 1, d_o[l], dy);
+    for (int l = 0; l < kChunk; ++l) add_row(s.P[l], l + 1, d_o[l], dy);
 #pragma unroll
-  for (int i = kChunk - 1; i >= 0; --i) {
-    de[i] = beta[i] * dy[i];
-    dbeta[i] = dy[i] * e[i];
-    add_row(s.L[i], i, -de[i], dy);
-  }
-  if (at.part() > 0) return;
+    for (int i = kChunk - 1; i >= 0; --i) {
+      de[i] = beta[i] * dy[i];
+      dbeta[i] = dy[i] * e[i];
+      add_row(s.L[i], i, -de[i], dy);
+    }
+    if (at.part() > 0) return;
+    store_tokens(d_o, s.d_o[at.column]), store_tokens(de, s.de[at.column]);
 #pragma unroll
-  for (int i = 0; i < kChunk; i += 4) {
-    *reinterpret_cast<float4*>(&s.d_o[at.column][i]) = {d_o[i], d_o[i + 1], d_o[i + 2], d_o[i + 3]};
-    *reinterpret_cast<float4*>(&s.de[at.column][i]) = {de[i], de[i + 1], de[i + 2], de[i + 3]};
-    *reinterpret_cast<float4*>(&s.y[at.column][i]) = {
-        beta[i] * e[i], beta[i + 1] * e[i + 1], beta[i + 2] * e[i + 2], beta[i + 3] * e[i + 3]};
+    for (int i = 0; i < kChunk; i += 4) {
+      *reinterpret_cast<float4*>(&s.y[at.column][i]) = {
+          beta[i] * e[i], beta[i + 1] * e[i + 1], beta[i + 2] * e[i + 2], beta[i + 3] * e[i + 3]};
+    }
   }
 }
 
@@ -59,27 +111,90 @@ template <class Tr>
 __device__ void lay_pair_gradients(Shared<Tr>& s) {
   const int i = static_cast<int>(threadIdx.x) / kChunk, j = threadIdx.x % kChunk;
   float dP = 0, dL = 0;
+  if constexpr (Tr::kHasGv) {
+    for (int c = 0; c < Tr::kColumns && j <= i; ++c) {
+      float y = s.gv.y[c][j];
+      for (int t = j + 1; t <= i; ++t) y *= s.gv.b[c][t];
+      dP += s.gv.d_o[c][i] * y;
+      dL -= s.gv.de[c][i] * y;
+    }
+  } else {
 #pragma unroll 8
-  for (int c = 0; c < Tr::kColumns; ++c) {
-    const float y = s.y[c][j];
-    dP += s.d_o[c][i] * y;
-    dL -= s.de[c][i] * y;
+    for (int c = 0; c < Tr::kColumns; ++c) {
+      const float y = s.y[c][j];
+      dP += s.d_o[c][i] * y;
+      dL -= s.de[c][i] * y;
+    }
   }
   s.dP[i][j] = j <= i ? dP : 0.0f;  // selected: what lies beyond may be no number
   s.dL[i][j] = j < i ? dL : 0.0f;
+}
+
+// dgv of the chunk's tokens, the thread's column. As in key_gradients every term belongs to the
+// decays that it contains. On entry the states, factors and s.gv are visible and parts are free; a
+// barrier inside, and one must follow before parts are used.
+template <class Tr>
+__device__ void store_decay_gradients(const Params& p, int64_t first, int count, Shared<Tr>& s,
+                                      const Lane<Tr>& at) {
+  // Of exp(G_i): do_i and de_i of the state before the chunk. The state itself has all decays, as
+  // the last token's has.
+  float x[kChunk] = {};
+  {
+    float d_o[kChunk], de[kChunk], all = 0;
+    read_tokens(s.d_o[at.column], d_o), read_tokens(s.de[at.column], de);
+    for (int d = at.first_key; d < at.first_key + Tr::kPartKeys; ++d) {
+      const float S = s.S[d][at.column];
+      all += s.last[d] * S * s.dS[d][at.column];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        x[i] += S * (s.qE[d][i] * d_o[i] - s.kE[d][i] * de[i]);
+      }
+    }
+    x[kChunk - 1] += s.gv.total[at.column] * all;
+  }
+  add_parts<Tr>(s, at, x);
+  const int64_t column = int64_t{s.item.slice} * Tr::kColumns + at.column;
+  if (at.part() > 0 || column >= p.V) return;
+  float b[kChunk], y[kChunk], z[kChunk];
+  read_tokens(s.gv.b[at.column], b), read_tokens(s.gv.y[at.column], y);
+  read_tokens(s.gv.z[at.column], z);
+#pragma unroll
+  for (int t = kChunk - 2; t >= 0; --t) x[t] += x[t + 1];
+  float before = 0;
+#pragma unroll
+  for (int t = 0; t < kChunk; ++t) {
+    x[t] += before;
+    before += y[t] * z[t];
+  }
+  // Pairs (i, j): tokens j + 1 to i.
+#pragma unroll
+  for (int i = 1; i < kChunk; ++i) {
+    const float d_o = s.gv.d_o[at.column][i], de = s.gv.de[at.column][i];
+    float pair[kChunk], w = 1;
+#pragma unroll
+    for (int j = i - 1; j >= 0; --j) {
+      w *= b[j + 1];
+      pair[j] = (d_o * s.P[i][j] - de * s.L[i][j]) * w * y[j];
+    }
+    float inside = 0;
+#pragma unroll
+    for (int t = 1; t <= i; ++t) inside += pair[t - 1], x[t] += inside;
+  }
+  const int64_t to = offset(p.dgv, s.span.batch, first, s.item.head) + column;
+#pragma unroll
+  for (int t = 0; t < kChunk; ++t) {
+    if (t < count) store(p.dgv.data, p.dgv.dtype, to + t * p.dgv.st, x[t]);
+  }
 }
 
 // dS of the state before the chunk, the thread's own elements.
 template <class Tr>
 __device__ void advance_back(Shared<Tr>& s, const Lane<Tr>& at) {
   float d_o[kChunk], de[kChunk];  // read again: held over the sums they would spill
-#pragma unroll
-  for (int i = 0; i < kChunk; i += 4) {
-    *reinterpret_cast<float4*>(&d_o[i]) = *reinterpret_cast<const float4*>(&s.d_o[at.column][i]);
-    *reinterpret_cast<float4*>(&de[i]) = *reinterpret_cast<const float4*>(&s.de[at.column][i]);
-  }
+  read_tokens(s.d_o[at.column], d_o), read_tokens(s.de[at.column], de);
+  const float total = column_total<Tr>(s, at.column);
   for (int d = at.first_key; d < at.first_key + Tr::kPartKeys; ++d) {
-    float x = s.last[d] * s.dS[d][at.column];
+    float x = s.last[d] * total * s.dS[d][at.column];
 #pragma unroll
     for (int i = 0; i < kChunk; i += 4) {
       const float4 q = *reinterpret_cast<const float4*>(&s.qE[d][i]);
@@ -108,7 +223,7 @@ __device__ void multiply_columns(const Shared<Tr>& s, KeySums& sum) {
     const float S[4] = {S4.x, S4.y, S4.z, S4.w}, dS[4] = {dS4.x, dS4.y, dS4.z, dS4.w};
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      sum.d_last += S[n] * dS[n];
+      sum.d_last += column_total<Tr>(s, c + n) * S[n] * dS[n];
 #pragma unroll
       for (int i = 0; i < kChunk; i += 4) {
         const float4 o = *reinterpret_cast<const float4*>(&s.d_o[c + n][i]);
@@ -309,6 +424,7 @@ __device__ void go_back(const Params& p, int64_t first, int count, int64_t row, 
   const Lane<Tr> at;
   load_state<Tr>(state, s.S);
   load_tokens<Tr>(p, first, count, true, s);
+  if constexpr (Tr::kHasGv) lay_column_decays<Tr>(p, first, count, s);
   (&s.L[0][0])[threadIdx.x] = scores[threadIdx.x];
   (&s.P[0][0])[threadIdx.x] = scores[kChunk * kChunk + threadIdx.x];
   float d_o[kChunk], beta[kChunk], e[kChunk], de[kChunk], dbeta[kChunk];
@@ -322,6 +438,10 @@ __device__ void go_back(const Params& p, int64_t first, int count, int64_t row, 
   solve_back<Tr>(s, at, d_o, beta, e, de, dbeta);
   store_column_gradients<Tr>(p, first, count, s, at, de, dbeta);
   __syncthreads();  // d_o, de, y; parts have been read
+  if constexpr (Tr::kHasGv) {
+    if (p.dgv.present) store_decay_gradients<Tr>(p, first, count, s, at);
+    __syncthreads();  // parts have been read again
+  }
   if (at.part() == 0) {
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) s.parts[0][i][at.column] = dbeta[i];

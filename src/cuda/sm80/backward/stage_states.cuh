@@ -93,15 +93,24 @@ __device__ void add_parts(Shared<Tr>& s, const Lane<Tr>& at, float (&sum)[kChunk
 }
 
 // e_i = v_i - (k E)_i S - sum_{j<i} L_ij y_j and y_i = beta_i e_i of the thread's column. On entry
-// tokens, factors and scores are visible; parts are free.
+// tokens, factors and scores are visible; parts are free. With decays of columns every term has
+// those between its tokens: y_j has them up to the last one in the end.
 template <class Tr>
 __device__ void solve(Shared<Tr>& s, const Lane<Tr>& at, const float (&v)[kChunk],
                       const float (&beta)[kChunk], float (&e)[kChunk], float (&y)[kChunk]) {
   float x[kChunk] = {};
   multiply_keys<Tr>(s.kE, s.S, at, x);
   add_parts<Tr>(s, at, x);
+  float b[kChunk], from_start = 1;
+  if constexpr (Tr::kHasGv) read_tokens(s.gv.b[at.column], b);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
+    if constexpr (Tr::kHasGv) {
+      from_start *= b[i];
+      x[i] *= from_start;
+#pragma unroll
+      for (int j = 0; j < i; ++j) y[j] *= b[i];
+    }
     e[i] = v[i] - x[i];
 #pragma unroll
     for (int j = 0; j < i; ++j) e[i] -= s.L[i][j] * y[j];
@@ -109,11 +118,22 @@ __device__ void solve(Shared<Tr>& s, const Lane<Tr>& at, const float (&v)[kChunk
   }
 }
 
+// What is left of a column of the state at the chunk's end.
+template <class Tr>
+__device__ float column_total(const Shared<Tr>& s, int column) {
+  if constexpr (Tr::kHasGv) {
+    return s.gv.total[column];
+  } else {
+    return 1.0f;
+  }
+}
+
 // S <- exp(G_last) S + (k R)^T y, the thread's own elements.
 template <class Tr>
 __device__ void advance(Shared<Tr>& s, const Lane<Tr>& at, const float (&y)[kChunk]) {
+  const float total = column_total<Tr>(s, at.column);
   for (int d = at.first_key; d < at.first_key + Tr::kPartKeys; ++d) {
-    float x = s.last[d] * s.S[d][at.column];
+    float x = s.last[d] * total * s.S[d][at.column];
 #pragma unroll
     for (int i = 0; i < kChunk; i += 4) {
       const float4 f = *reinterpret_cast<const float4*>(&s.kR[d][i]);
@@ -130,6 +150,7 @@ __device__ void go_forward(const Params& p, int64_t first, int count, Shared<Tr>
                            float* errors, float* scores) {
   const Lane<Tr> at;
   load_tokens<Tr>(p, first, count, scores != nullptr, s);
+  if constexpr (Tr::kHasGv) lay_column_decays<Tr>(p, first, count, s);
   __syncthreads();  // tokens
   lay_factors<Tr>(p, s);
   lay_scores<Tr>(p, s);

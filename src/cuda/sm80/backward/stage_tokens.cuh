@@ -124,6 +124,20 @@ __device__ void lay_scores(const Params& p, Shared<Tr>& s) {
   if (j > i) s.L[i][j] = 0, s.P[i][j] = 0;
 }
 
+// Numbers of the chunk's tokens to and from shared memory.
+__device__ inline void store_tokens(const float (&x)[kChunk], float (&to)[kChunk]) {
+#pragma unroll
+  for (int i = 0; i < kChunk; i += 4) {
+    *reinterpret_cast<float4*>(&to[i]) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+  }
+}
+__device__ inline void read_tokens(const float (&from)[kChunk], float (&x)[kChunk]) {
+#pragma unroll
+  for (int i = 0; i < kChunk; i += 4) {
+    *reinterpret_cast<float4*>(&x[i]) = *reinterpret_cast<const float4*>(&from[i]);
+  }
+}
+
 // One number of each of the chunk's tokens for a column: v, d_o, or beta with its form.
 template <class F>
 __device__ void load_column(const Rows& x, int64_t b, int64_t first, int64_t head, int64_t column,
@@ -161,6 +175,26 @@ __device__ void load_betas(const Params& p, const Shared<Tr>& s, int64_t first, 
   load_column(p.beta, s.span.batch, first, s.item.head, per_column ? column : 0,
               per_column && column >= p.V ? 0 : count, out,
               [&](float x) { return beta_value(p.beta_form, x); });
+}
+
+// The decays of the thread's column, 1 past the tokens; part 0 of the keys leaves them for all. A
+// barrier must follow.
+template <class Tr>
+__device__ void lay_column_decays(const Params& p, int64_t first, int count, Shared<Tr>& s) {
+  const int c = static_cast<int>(threadIdx.x);
+  if (c >= Tr::kColumns) return;
+  const int64_t column = int64_t{s.item.slice} * Tr::kColumns + c;
+  float b[kChunk], total = 1;
+  const int present = column < p.V ? count : 0;
+  load_column(p.gv, s.span.batch, first, s.item.head, column, present, b,
+              [](float x) { return decay_of(x); });
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    if (i >= present) b[i] = 1;
+    total *= b[i];
+  }
+  store_tokens(b, s.gv.b[c]);
+  s.gv.total[c] = total;
 }
 
 }  // namespace deltic::gpu::backward

@@ -15,9 +15,11 @@ inline constexpr unsigned kCollectors = 64;
 
 // kWidth: keys, filled up with zeros. kColumns: value columns of a CTA. The state and its gradient
 // are in shared memory, 2 x 4 kWidth (kColumns + 4) bytes: 70 KB (128, 64), 74 KB (256, 32).
-template <int kWidth_, int kColumns_>
+// kHasGv: value columns have decays of their own.
+template <int kWidth_, int kColumns_, bool kHasGv_>
 struct Traits {
   static constexpr int kWidth = kWidth_, kColumns = kColumns_;
+  static constexpr bool kHasGv = kHasGv_;
   static constexpr int kStatePitch = kColumns + 4;  // rows by threads, 16 bytes each: no conflicts
   static constexpr int kState = kWidth * kColumns;  // floats in memory
   static constexpr int kLanes = kWidth / 32;        // channels of a lane where a warp has a row

@@ -12,6 +12,7 @@ inline constexpr int kThreads = 256;
 // says where they are. All of it fits 60 bits: positions are below rows * heads * 16.
 enum Class : unsigned {
   kLengths,
+  kFrom,
   kAccepted,
   kPool,
   kTwice,
@@ -56,6 +57,7 @@ __device__ inline int64_t num_columns(const Params& p) {
   return p.slots.per_token ? p.slots.write.n1 : 1;
 }
 __device__ inline int64_t num_writes(const Params& p, int64_t n) {
+  if (p.has_record) return 0;
   return p.slots.per_token ? min(span_of(p.tokens, n).length, p.slots.write.n1) : 1;
 }
 __device__ inline int64_t written_slot(const Params& p, int64_t n, int64_t t) {
@@ -95,6 +97,15 @@ __device__ inline void check_window(const Params& p, int64_t n) {
   if (is_right && span_of(p.tokens, n).length <= p.most) return;
   if (p.slots.read.present && has_no_slots(p, n)) return;
   report(p, kAccepted, 2 * n + (is_right ? 1 : 0));
+}
+// Of commit: how many tokens of the record count.
+__device__ inline bool is_committed(const Params& p, int64_t n) {
+  const int64_t accepted = load_index(p.accepted, n);
+  return accepted >= 0 && accepted <= p.update_tokens;
+}
+__device__ inline void check_committed(const Params& p, int64_t n) {
+  if (is_committed(p, n) || (p.slots.read.present && has_no_slots(p, n))) return;
+  report(p, kAccepted, 2 * n);
 }
 // Whether number i of the state that a sequence starts from is read.
 __device__ inline bool is_read(const Params& p, int64_t n, int64_t i) {
@@ -148,6 +159,11 @@ __device__ inline int64_t list_position(const Params& p, int64_t n) {
 __device__ inline void check_length(const Params& p, int64_t n) {
   if (load_index(p.tokens.cu, n + 1) < load_index(p.tokens.cu, n)) report(p, kLengths, 1 + n);
 }
+// The token from which a sequence is recurrent.
+__device__ inline void check_from(const Params& p, int64_t n) {
+  const int64_t from = load_index(p.recurrent_from, n);
+  if (from < 0 || from > span_of(p.tokens, n).length) report(p, kFrom, n);
+}
 // The ends, which are there without a sequence too.
 __device__ inline void check_ends(const Params& p) {
   if (p.tokens.packed) {
@@ -181,10 +197,20 @@ __device__ inline void check_slots(const Params& p, int64_t n) {
 inline constexpr int64_t kPerTree = 2 + 2 * kMaxDrafts;
 __device__ inline int64_t token_over_start(const Params& p, int64_t n, int64_t t) {
   const int64_t start = start_slot(p, n);
-  for (int64_t i = 0; i < t && start >= 0 && !p.has_write_pool; ++i) {
+  for (int64_t i = 0; i < t && start >= 0 && !p.has_write_pool && !p.has_record; ++i) {
     if (token_slot(p.slots, n, i) == start) return i;
   }
   return -1;
+}
+// Of commit: the tokens that the last accepted one comes from.
+__device__ inline void check_path(const Params& p, int64_t n) {
+  if (!is_committed(p, n) || (p.slots.read.present && has_no_slots(p, n))) return;
+#pragma unroll 1
+  for (int64_t t = load_index(p.accepted, n) - 1; t >= 0;) {
+    const int64_t parent = load_index(p.slots.parents, n, t);
+    if (parent < -1 || parent >= t) return report(p, kParents, n * kPerTree + 2 + 2 * t + 1);
+    t = parent;
+  }
 }
 __device__ inline void check_parents(const Params& p, int64_t n) {
   const int64_t length = span_of(p.tokens, n).length, position = n * kPerTree;
@@ -196,7 +222,8 @@ __device__ inline void check_parents(const Params& p, int64_t n) {
     const int64_t parent = load_index(p.slots.parents, n, t);
     const bool is_before = parent >= -1 && parent < t;
     if (parent < 0 && token_over_start(p, n, t) >= 0) report(p, kParents, position + 2 + 2 * t);
-    if (!is_before || (parent >= 0 && parent < t - 1 && token_slot(p.slots, n, parent) < 0)) {
+    if (!is_before ||
+        (parent >= 0 && parent < t - 1 && !p.has_record && token_slot(p.slots, n, parent) < 0)) {
       report(p, kParents, position + 3 + 2 * t);
     }
   }
@@ -230,9 +257,14 @@ __global__ void __launch_bounds__(kThreads, 1) check_lists(const __grid_constant
 #pragma unroll 1
   for (int64_t n = all.first; n < p.tokens.N; n += all.step) {
     if (p.tokens.packed) check_length(p, n);
+    if (p.recurrent_from.present) check_from(p, n);
     if (p.window.present) check_window(p, n);
+    if (p.accepted.present) check_committed(p, n);
+    if (p.has_record && span_of(p.tokens, n).length > p.update_tokens) {
+      report(p, kAccepted, 2 * n + 1);
+    }
     if (has_indices(p)) check_slots(p, n);
-    if (p.slots.parents.present) check_parents(p, n);
+    if (p.slots.parents.present) p.accepted.present ? check_path(p, n) : check_parents(p, n);
     if (p.ckpt_cu.present) check_checkpoints(p, n);
   }
 }
@@ -281,7 +313,8 @@ __device__ inline int64_t line_position(const Params& p, int64_t line) {
 __device__ inline float state_number(const Params& p, const States& x, int64_t slot, int64_t head,
                                      int64_t i) {
   return load(x.data, x.dtype,
-              slot * x.s_slot + head * x.s_head + i / p.V * x.s_k + i % p.V * x.s_v);
+              head / p.heads * x.s_layer + slot * x.s_slot + head % p.heads * x.s_head +
+                  i / p.V * x.s_k + i % p.V * x.s_v);
 }
 __device__ inline int64_t state_slot(const Params& p, int which, int64_t n) {
   const States& x = which == 0 ? p.state_in : p.d_final;
@@ -290,6 +323,13 @@ __device__ inline int64_t state_slot(const Params& p, int which, int64_t n) {
 }
 __device__ inline int64_t row_width(const Params& p, const CheckedRows& x, int64_t t) {
   return x.diagonal < 0 ? x.width : t % p.chunk + x.diagonal;
+}
+
+// Rows of a token and head; those of layers are the record's.
+__device__ inline int64_t row_offset(const Params& p, const CheckedRows& x, const Span& span,
+                                     int64_t t, int64_t head) {
+  return offset(x.rows, span.batch, span.begin + t, head % p.heads) +
+         head / p.heads * p.update_layer;
 }
 
 // By a warp: the state of a sequence and head; the rows of a token and head.
@@ -310,8 +350,8 @@ __device__ inline void check_rows(const Params& p, int64_t n, int64_t t, int64_t
   const Span span = span_of(p.tokens, n);
   for (int input = 0; input < p.inputs.num_rows; ++input) {
     const CheckedRows& x = p.inputs.rows[input];
-    if (head >= x.heads) continue;
-    const int64_t at = offset(x.rows, span.batch, span.begin + t, head);
+    if (head % p.heads >= x.heads) continue;
+    const int64_t at = row_offset(p, x, span, t, head);
     for (int64_t c = lane; c < row_width(p, x, t); c += 32) {
       if (isfinite(load(x.rows.data, x.rows.dtype, at + c))) continue;
       report(p, kValue, line_position(p, first_line(p, n) + 1 + t) + head * kPerHead + input);
@@ -413,16 +453,27 @@ __device__ inline Finding describe_lengths(const Params& p, int64_t position) {
   }
   return f;
 }
+__device__ inline Finding describe_from(const Params& p, int64_t n) {
+  Finding f{.wrong = Wrong::token_of_sequence, .argument = Argument::recurrent_from, .sequence = n};
+  f.got = load_index(p.recurrent_from, n), f.limit = span_of(p.tokens, n).length, f.at = n;
+  return f;
+}
 // Positions: two of the sequence.
 __device__ inline Finding describe_accepted(const Params& p, int64_t position) {
   const bool is_window = p.window.present;
   Finding f{.wrong = Wrong::accepted, .argument = Argument::accepted, .sequence = position / 2};
-  f.limit = is_window ? p.most : p.slots.read.n1;
-  if (position % 2 == 1) {
+  f.limit = is_window ? p.most : p.accepted.present ? p.update_tokens : p.slots.read.n1;
+  if (position % 2 == 1 && p.has_record) {
+    f.wrong = Wrong::few_columns, f.argument = Argument::record;
+    f.got = p.update_tokens, f.limit = span_of(p.tokens, f.sequence).length;
+  } else if (position % 2 == 1) {
     f.wrong = Wrong::long_window, f.argument = Argument::x;
     f.got = span_of(p.tokens, f.sequence).length;
   } else {
-    f.got = load_index(is_window ? p.window : p.slots.accepted, f.sequence);
+    f.got = load_index(is_window            ? p.window
+                       : p.accepted.present ? p.accepted
+                                            : p.slots.accepted,
+                       f.sequence);
   }
   return f;
 }
@@ -478,7 +529,7 @@ __device__ inline Finding describe_lists(const Params& p, int64_t position) {
     f.wrong = Wrong::slot, f.argument = Argument::ckpt_slots, f.at = m;
     f.got = load_index(p.ckpt_slots, m), f.limit = p.ckpt_num_slots;
   } else {
-    f.wrong = Wrong::checkpoint_token, f.argument = Argument::ckpt_tokens, f.at = m;
+    f.wrong = Wrong::token_of_sequence, f.argument = Argument::ckpt_tokens, f.at = m;
     f.sequence = n, f.got = load_index(p.ckpt_tokens, m);
     f.limit = span_of(p.tokens, n).length;
   }
@@ -554,16 +605,18 @@ __device__ inline Finding describe_value(const Params& p, int64_t position) {
     f.argument = which == 1        ? Argument::d_final_state
                  : p.slots.is_pool ? Argument::state_pool
                                    : Argument::initial_state;
-    f.head = head, f.value = state_number(p, x, slot, head, min(i, p.K * p.V - 1));
+    f.head = head % p.heads, f.layer = p.HV > p.heads ? head / p.heads : -1;
+    f.value = state_number(p, x, slot, head, min(i, p.K * p.V - 1));
     return f;
   }
   const int64_t head = item / kPerHead;
   const CheckedRows& x = p.inputs.rows[item % kPerHead];
   const Span span = span_of(p.tokens, n);
-  const int64_t at = offset(x.rows, span.batch, span.begin + t, head), width = row_width(p, x, t);
+  const int64_t at = row_offset(p, x, span, t, head), width = row_width(p, x, t);
   const int64_t c = first_of(
       width, [&](int64_t j) { return !isfinite(load(x.rows.data, x.rows.dtype, at + j)); });
-  f.argument = x.argument, f.token = t, f.head = head;
+  f.argument = x.argument, f.token = t, f.head = head % p.heads;
+  f.layer = p.HV > p.heads ? head / p.heads : -1;
   f.value = load(x.rows.data, x.rows.dtype, at + min(c, width - 1));
   return f;
 }
@@ -588,6 +641,9 @@ __global__ void __launch_bounds__(kThreads, 1) describe(const __grid_constant__ 
     switch (static_cast<Class>(key >> 60)) {
       case kLengths:
         f = describe_lengths(p, position);
+        break;
+      case kFrom:
+        f = describe_from(p, position);
         break;
       case kAccepted:
         f = describe_accepted(p, position);

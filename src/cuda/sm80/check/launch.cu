@@ -14,7 +14,7 @@ namespace {
 
 // Owners of slots behind the record.
 int64_t pool_owners(const Problem& p) {
-  return p.is_pool && (p.read_index || p.write_index) ? p.state_out.slots : 0;
+  return p.is_pool && p.state_out && (p.read_index || p.write_index) ? p.state_out.slots : 0;
 }
 int64_t list_owners(const Problem& p) { return p.ckpt ? p.ckpt.slots : 0; }
 int64_t ckpt_owners(const Problem& p) { return p.is_ckpt_in_pool ? p.ckpt.slots : 0; }
@@ -26,9 +26,10 @@ check::Params params_of(const Problem& p, std::span<std::byte> memory) {
   return {.tokens = tokens_of(p),
           .op = p.op,
           .B = p.B,
-          .HV = p.HV,
+          .HV = p.HV * p.layers,
           .K = p.K,
           .V = p.V,
+          .heads = p.HV,
           .chunk = p.chunk,
           .inputs = checked_inputs(p),
           .g = p.g,
@@ -39,6 +40,10 @@ check::Params params_of(const Problem& p, std::span<std::byte> memory) {
           .window = p.op == DELTIC_CONV ? p.accepted : Indices{},
           .most = p.V - p.taps + 2,
           .taps = p.taps,
+          .accepted = p.op == DELTIC_COMMIT ? p.accepted : Indices{},
+          .update_tokens = p.update_tokens,
+          .update_layer = p.update_layer,
+          .has_record = p.updates && p.op == DELTIC_DECODE,
           .has_read_list = p.read_index.present,
           .has_write_list = p.write_index && p.write_index.data != p.read_index.data,
           .has_two_lists = p.read_index && p.write_index,
@@ -46,6 +51,7 @@ check::Params params_of(const Problem& p, std::span<std::byte> memory) {
           .ckpt_cu = p.ckpt_cu,
           .ckpt_tokens = p.ckpt_tokens,
           .ckpt_slots = p.ckpt_slots,
+          .recurrent_from = p.recurrent_from,
           .ckpt_num_slots = p.ckpt.slots,
           .is_ckpt_in_pool = p.is_ckpt_in_pool,
           .record = reinterpret_cast<check::Record*>(memory.data()),
@@ -76,7 +82,7 @@ const uint64_t* check_on_device(const Problem& p, std::span<std::byte> memory,
   };
   check::check_lists<<<ctas(p.N), check::kThreads, 0, stream>>>(params);
   check_launch("checks of lists");
-  const int64_t warps = std::max(p.B * p.T, p.N) * p.HV;
+  const int64_t warps = std::max(p.B * p.T, p.N) * params.HV;
   check::check_values<<<ctas(32 * warps), check::kThreads, 0, stream>>>(params);
   check_launch("checks of values");
   check::describe<<<1, check::kThreads, 0, stream>>>(params);

@@ -22,7 +22,8 @@ static_assert(sizeof(Record) <= kRecordBytes);
 
 struct Params {
   Tokens tokens;
-  int64_t op, B, HV, K, V;
+  int64_t op, B, HV, K, V;  // HV: of all layers
+  int64_t heads;            // of one
   int32_t chunk;
   CheckedInputs inputs;
   Rows g;  // of the sums
@@ -33,8 +34,13 @@ struct Params {
   // before the last accepted one's successor are read.
   Indices window;
   int64_t most, taps;
+  // commit: tokens that count, of so many in the record.
+  Indices accepted;
+  int64_t update_tokens, update_layer;
+  bool has_record;                                                    // decode leaves one
   bool has_read_list, has_write_list, has_two_lists, has_write_pool;  // has_write_list: its own
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
+  Indices recurrent_from;
   int64_t ckpt_num_slots;
   bool is_ckpt_in_pool;
   Record* record;

@@ -23,6 +23,11 @@ __device__ Slice find_slice(const Params& p, unsigned index) {
 
 // Out of range it is undefined, but never an access outside of the tensors.
 __device__ inline Place find_place(const Tokens& x, unsigned n) {
+  if (x.spans != nullptr) {
+    const Span span = x.spans[n];
+    return {static_cast<int>(span.batch), static_cast<int>(span.begin),
+            static_cast<int>(span.length)};
+  }
   const int T = static_cast<int>(x.T);
   if (!x.packed) return {static_cast<int>(n), 0, T};
   const int begin = min(max(load_entry<int>(x.cu, n), 0), T), end = load_entry<int>(x.cu, n + 1);

@@ -46,6 +46,7 @@ const char* refuse(const Problem& p) {
   if (p.K != 64 && p.K != 128) return "K is neither 64 nor 128";
   if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value column";
   if (p.ckpt) return "checkpoints";
+  if (p.updates) return "a record of drafted tokens, which cuda.general leaves";
   if (p.T > INT32_MAX || p.V > INT32_MAX) {
     return "more than 2^31 - 1 tokens or value columns, counted in 32 bits";
   }

@@ -4,7 +4,7 @@
 
 #include <cuda/std/limits>
 
-#include "cuda/sm80/recurrence/stage_states.cuh"
+#include "cuda/sm80/recurrence/stage_updates.cuh"
 #include "cuda/tile/bounds.cuh"
 
 namespace deltic::gpu::recurrence {
@@ -106,12 +106,15 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
                           StateTile<Tr::kBlocks>& S) {
   const Place& at = s.place;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (!Tr::kOneStage) load_initial<Tr>(p, at, at.read_slot, lanes, S);
+  if constexpr (!Tr::kOneStage && Tr::kLoadsFirst) load_initial<Tr>(p, at, at.read_slot, lanes, S);
   RawToken<Tr> raw{};
   load_token<Tr>(p, at, warp, lane, raw);
   const auto lay_stage = [&](int64_t first) {
+    // Nothing is loaded ahead either where a branch needs the registers.
+    if (Tr::kRecord && first > 0) load_token<Tr>(p, at, first + warp, lane, raw);
     finish_token<Tr>(p, at, first + warp, warp, lane, raw, s);
-    if constexpr (!Tr::kOneStage) {
+    if constexpr (Tr::kRecord) store_keys<Tr>(p, at, first + warp, warp, lane, s);
+    if constexpr (!Tr::kOneStage && !Tr::kRecord) {
       load_token<Tr>(p, at, first + kStageTokens + warp, lane, raw);
     }
     __syncthreads();  // the stage is there, o has been read
@@ -125,12 +128,17 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
   // The state after `tokens` tokens is in S. Every kStageTokens a new stage is laid out.
   for (Count tokens = 0;; ++tokens) {
     if (tokens > 0) {
-      if constexpr (!Tr::kOneStage) {
+      if constexpr (Tr::kRecord) {
+        const bool is_start = !Tr::kLoadsFirst && tokens == 1;
+        if (is_start || p.slots.parents.present) start_token<Tr>(p, at, tokens - 1, lanes, S);
+      } else if constexpr (!Tr::kOneStage) {
         if (p.slots.parents.present) load_branch<Tr>(p, at, tokens - 1, lanes, S);
       }
-      step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
+      const float2 u =
+          step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
+      if constexpr (Tr::kRecord) store_values(p, at, tokens - 1, lanes, u);
       if (p.rounded_to != DType::f32) {
-        if constexpr (Tr::kOneStage) {
+        if constexpr (Tr::kOneStage || Tr::kRecord) {
           round_state(p.rounded_to, S);
         } else {
           p.has_seed ? round_state_by_chance(p, at, tokens - 1, lanes, S)
@@ -138,7 +146,7 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
         }
       }
     }
-    if (tokens == next) {
+    if (!Tr::kRecord && tokens == next) {
       keep<Tr, Count>(p, at, lanes, tokens, next_checkpoint, S);
       next = next_keep<Count>(p, at, tokens, next_checkpoint);
     }
@@ -175,6 +183,7 @@ __global__ void __launch_bounds__(kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::kCta
   load_bias<Tr>(p, slice.head, s);
   __syncthreads();  // place and dt_bias are known
   s.place.skipped ? zero_outputs(p, s.place) : run_slice<Tr>(p, s, lanes, S);
+  if constexpr (Tr::kRecord) store_rest(p, s.place, s.place.skipped ? 0 : s.place.span.length);
 }
 
 }  // namespace deltic::gpu::recurrence

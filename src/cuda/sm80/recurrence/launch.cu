@@ -13,6 +13,10 @@ namespace deltic::gpu::recurrence {
 
 template <int kBlocks, bool kPerChannel, bool kOneStage>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
+template <int kBlocks, bool kPerChannel>
+void launch_record(const Params& p, unsigned num_ctas, cudaStream_t stream);
+template <int kBlocks, bool kPerChannel>
+void launch_commit(const Params& p, unsigned num_ctas, cudaStream_t stream);
 
 namespace {
 
@@ -21,8 +25,8 @@ bool is_whole(const Problem& p, const States& x) {
   const int64_t run = p.v_first ? 4 : kThreadColumns;
   const int64_t bytes = run * size_of(x.dtype);
   return x.present && reinterpret_cast<uintptr_t>(x.data) % static_cast<uintptr_t>(bytes) == 0 &&
-         x.s_slot % run == 0 && x.s_head % run == 0 && (p.v_first ? x.s_v : x.s_k) % run == 0 &&
-         (p.v_first ? p.K : p.V) % run == 0;
+         x.s_layer % run == 0 && x.s_slot % run == 0 && x.s_head % run == 0 &&
+         (p.v_first ? x.s_v : x.s_k) % run == 0 && (p.v_first ? p.K : p.V) % run == 0;
 }
 
 Params params_of(const Problem& p) {
@@ -37,11 +41,15 @@ Params params_of(const Problem& p) {
   x.in_whole = is_whole(p, p.state_in), x.out_whole = is_whole(p, p.state_out);
   x.ckpt_whole = is_whole(p, p.ckpt);
   x.ckpt_cu = p.ckpt_cu, x.ckpt_tokens = p.ckpt_tokens, x.ckpt_slots = p.ckpt_slots;
+  x.updates = p.updates, x.update_layer = p.update_layer, x.update_tokens = p.update_tokens;
+  x.accepted = p.op == DELTIC_COMMIT ? p.accepted : Indices{};
   return x;
 }
 
 template <int kBlocks, bool kPerChannel>
 void launch_stages(const Params& p, unsigned ctas, cudaStream_t stream) {
+  if (p.accepted.present) return launch_commit<kBlocks, kPerChannel>(p, ctas, stream);
+  if (p.updates.present) return launch_record<kBlocks, kPerChannel>(p, ctas, stream);
   const auto is_moved_whole = [](const States& x, bool whole) { return !x.present || whole; };
   // Trees have their second place that loads states in the other kernel alone, as rounding by
   // chance its registers.
@@ -77,13 +85,12 @@ const char* refuse(const Problem& p) {
   return kFullSet || (p.K > 64 && p.K <= 128) ? nullptr : kNotInThisBuild;
 }
 
-void run(const Problem& p, void* stream, const Span* spans) {
+void run(const Problem& p, void* stream) {
   // Heads and slices are numbers of 32 bits in the kernel, also where padding is all there is.
   const int64_t slices = (p.V + kColumns - 1) / kColumns;
   static_cast<void>(checked_ctas(std::max(p.HV, slices)));
-  Params params = params_of(p);
-  params.tokens.spans = spans;
-  const unsigned ctas = num_ctas(p, p.N * p.HV * slices);
+  const Params params = params_of(p);
+  const unsigned ctas = num_ctas(p, p.layers * p.N * p.HV * slices);
   if (ctas == 0) return;
   launch_width(params, ctas, static_cast<cudaStream_t>(stream));
 }

@@ -3,15 +3,11 @@
 
 #include "core/problem.h"
 
-namespace deltic::gpu {
-struct Span;
-}
 namespace deltic::gpu::recurrence {
 
 // Null: takes the call; else the sentence why not.
 const char* refuse(const Problem& p);
-// spans: where the N sequences lie, in device memory, at most T tokens each; the call is not packed
-// then. Without o only states are written.
-void run(const Problem& p, void* stream, const Span* spans = nullptr);
+// Without o only states are written.
+void run(const Problem& p, void* stream);
 
 }  // namespace deltic::gpu::recurrence

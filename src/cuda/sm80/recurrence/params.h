@@ -32,6 +32,12 @@ struct Params {
   SlotLists slots;
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
   Chance chance;
+
+  // What tokens do to states (stage_updates.cuh): rows (sequence, token, value head) of k, u and
+  // decays, so many per sequence; of commit by layers, and the tokens that count.
+  Rows updates;
+  int64_t update_layer, update_tokens;
+  Indices accepted;
 };
 
 }  // namespace deltic::gpu::recurrence

@@ -181,12 +181,20 @@ __device__ void round_state_by_chance(const Params& p, const Slice& at, int64_t 
   }
 }
 
-// S_{t-1} -> S_t and o_t. Both products with S' are reduced together: o = S'^T q + u (k, q), so the
-// chain of states has one reduction per token, not two. Decays per channel are in k and q there,
-// and reach the state with k u^T: three vectors at a time would be more than the registers hold.
+// decay S + k u, with the roundings that the compiler chose for `step`, said here, so that whoever
+// applies an update again has the same bits. A decay per head is in S before.
+template <bool kPerChannel>
+__device__ float updated(float S, float decay, float k, float u) {
+  return kPerChannel ? __fmaf_rn(decay, S, __fmul_rn(k, u)) : __fmaf_rn(k, u, __fmul_rn(S, decay));
+}
+
+// S_{t-1} -> S_t and o_t; u_t of the thread's columns. Both products with S' are reduced together:
+// o = S'^T q + u (k, q), so the chain of states has one reduction per token, not two. Decays per
+// channel are in k and q there, and reach the state with k u^T: three vectors at a time would be
+// more than the registers hold.
 template <class Tr>
-__device__ void step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value_decay,
-                     StateTile<Tr::kBlocks>& S) {
+__device__ float2 step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value_decay,
+                       StateTile<Tr::kBlocks>& S) {
   constexpr int kC = kThreadColumns;
   const float4* k4 = reinterpret_cast<const float4*>(s.k[token]);
   const float4* q4 = reinterpret_cast<const float4*>(s.q[token]);
@@ -235,15 +243,22 @@ __device__ void step(Stage<Tr>& s, int token, const Lanes& lanes, bool has_value
       const float4 d = reinterpret_cast<const float4*>(s.decay[token])[8 * i + lanes.lane_k];
 #pragma unroll
       for (int c = 0; c < kC; ++c) {
-        S[i][0][c] *= d.x, S[i][1][c] *= d.y, S[i][2][c] *= d.z, S[i][3][c] *= d.w;
+        S[i][0][c] = updated<true>(S[i][0][c], d.x, k.x, u[c]);
+        S[i][1][c] = updated<true>(S[i][1][c], d.y, k.y, u[c]);
+        S[i][2][c] = updated<true>(S[i][2][c], d.z, k.z, u[c]);
+        S[i][3][c] = updated<true>(S[i][3][c], d.w, k.w, u[c]);
+      }
+    } else {
+#pragma unroll
+      for (int c = 0; c < kC; ++c) {
+        S[i][0][c] = __fmaf_rn(k.x, u[c], S[i][0][c]),
+        S[i][1][c] = __fmaf_rn(k.y, u[c], S[i][1][c]);
+        S[i][2][c] = __fmaf_rn(k.z, u[c], S[i][2][c]),
+        S[i][3][c] = __fmaf_rn(k.w, u[c], S[i][3][c]);
       }
     }
-#pragma unroll
-    for (int c = 0; c < kC; ++c) {
-      S[i][0][c] += k.x * u[c], S[i][1][c] += k.y * u[c];
-      S[i][2][c] += k.z * u[c], S[i][3][c] += k.w * u[c];
-    }
   }
+  return {u[0], u[1]};
 }
 
 }  // namespace deltic::gpu::recurrence

@@ -20,10 +20,15 @@ inline constexpr int kStageTokens = kWarps;  // a warp prepares one token of a s
 // be moved in runs of neighbours (others go through the general kernel). Then nothing is loaded
 // ahead, and the registers saved make room for three CTAs per SM instead of two (K up to 128): the
 // state goes through registers once, so what counts is how many bytes are under way. Same bits.
-template <int kBlocks_, bool kPerChannel_, bool kOneStage_>
+// kRecord: decode leaves a record of its tokens instead of states.
+template <int kBlocks_, bool kPerChannel_, bool kOneStage_, bool kRecord_ = false>
 struct Traits {
   static constexpr int kBlocks = kBlocks_, kWidth = 32 * kBlocks;
-  static constexpr bool kPerChannel = kPerChannel_, kOneStage = kOneStage_;
+  static constexpr bool kPerChannel = kPerChannel_, kOneStage = kOneStage_, kRecord = kRecord_;
+  // The state is asked for before the tokens; with a record and K above 128 there would be two
+  // places that load states, and registers would spill.
+  static constexpr bool kLoadsFirst = !kRecord || kBlocks <= 4;
+  static_assert(!kRecord || !kOneStage, "branches of a tree load states once more");
   static_assert(kBlocks >= 1 && kBlocks <= 8, "K is at most 256");
   static constexpr int kCtasPerSm = kBlocks > 4 ? 1 : kOneStage ? 3 : 2;  // one more would spill
   static constexpr int kCtasElsewhere = kBlocks > 4 ? 1 : 2;

@@ -2,8 +2,8 @@
 // tile of 64 tokens of one value head, and takes its columns in slices.
 #pragma once
 
-#include "cuda/tile/chunks.cuh"
 #include "cuda/tile/gates.cuh"
+#include "cuda/tile/lower.cuh"
 #include "cuda/tile/multiply.cuh"
 
 namespace deltic::gpu::wy {
@@ -22,10 +22,10 @@ struct Params {
 
 inline constexpr int kWarps = 4, kThreads = 32 * kWarps;
 inline constexpr int kColumns = 32;  // of a slice
-inline constexpr int kPitchA = kTileTokens + 4, kPitchX = kColumns + 4;
+inline constexpr int kPitchA = kLowerPitch, kPitchX = kColumns + 4;
 
 struct Shared {
-  alignas(16) float a[kTileTokens * kPitchA];  // chunks as blocks on the diagonal
+  alignas(16) float a[kLowerFloats];  // chunks as blocks on the diagonal
   alignas(16) float x[kTileTokens * kPitchX];
   float beta[kTileTokens];
 };
@@ -43,14 +43,7 @@ __device__ inline float gate_at(const Params& p, const Place& at, int row, int64
 }
 
 __device__ inline void load_a(const Params& p, const Place& at, Shared& s) {
-  for (int i = threadIdx.x; i < kTileTokens * p.W; i += kThreads) {
-    const int r = i / p.W, c = i % p.W, first = r / p.W * p.W;
-    const bool is_kept = r < at.tile.length && first + c <= r;
-    s.a[r * kPitchA + first + c] =
-        is_kept
-            ? load(p.a.data, p.a.dtype, offset(p.a, at.tile.batch, at.tile.begin + r, at.head) + c)
-            : 0.0f;
-  }
+  load_lower<kThreads>(p.a, at.tile, at.head, p.W, 1, s.a);
   for (int r = threadIdx.x; r < kTileTokens; r += kThreads) {
     s.beta[r] = p.beta_kind != BetaKind::none && r < at.tile.length
                     ? beta_value(p.beta_form,

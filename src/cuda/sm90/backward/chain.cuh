@@ -17,7 +17,7 @@ struct ChainStage {
   alignas(1024) unsigned char keys[Tr::kPerChannel ? 3 : 2][Tr::kKeyBytes];
   unsigned char T[Tr::kSquareBytes], P[Tr::kSquareBytes];
   unsigned char values[Tr::kValueBytes];  // do, then dz, its rest, then dv
-  float last[Tr::K], rows[kRowKinds * kChunk];
+  float last[Tr::K], rows[kChainKinds * kChunk];
 
   __device__ uint32_t k_start() const { return smem_u32(keys[0]); }
   __device__ uint32_t k_end() const { return smem_u32(keys[Tr::kPerChannel ? 1 : 0]); }
@@ -25,32 +25,38 @@ struct ChainStage {
 };
 
 template <class Tr>
-__device__ void load_chain_stage(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                                 uint64_t* full) {
+__device__ void load_stage(const Params& p, const Maps& maps, const ChainItem<Tr>& at, int c,
+                           ChainStage<Tr>& s, uint64_t* full) {
   constexpr int kBytes =
       (Tr::kPerChannel ? 3 * Tr::kKeyBytes : 0) + 2 * Tr::kSquareBytes + Tr::kNumberBytes;
-  const ChunkCopy<Tr> copy(p, at, c, kBytes, full);
-  const int64_t token = at.token(c);
+  ChunkLoad<Tr> load(p, at, c, full);
+  load.expect(kBytes +
+              (Tr::kPerChannel ? 0 : load.bytes_of(maps.k, Tr::K) + load.bytes_of(maps.q, Tr::K)) +
+              load.bytes_of(maps.d_o, Tr::kColumns));
+  load.values(s.values, maps.d_o, p.d_o);
   if constexpr (Tr::kPerChannel) {
-    copy.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
-    copy.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
-    copy.image(s.keys[2], p.work.qE, Tr::kKeyBytes);
+    load.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
   } else {
-    copy.keys(s.keys[0], p.k, token);
-    copy.keys(s.keys[1], p.q, token);
+    load.keys(s.keys[0], maps.k, p.k);
   }
-  copy.image(s.T, p.work.T, Tr::kSquareBytes);
-  copy.image(s.P, p.work.P, Tr::kSquareBytes);
-  copy.values(s.values, p.d_o, token);
-  copy.numbers(s.last, s.rows);
+  load.image(s.P, p.work.P, Tr::kSquareBytes);
+  load.image(s.T, p.work.T, Tr::kSquareBytes);
+  load.numbers(s.last, s.rows);
+  if constexpr (Tr::kPerChannel) {
+    load.image(s.keys[2], p.work.qE, Tr::kKeyBytes);
+    load.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
+  } else {
+    load.keys(s.keys[1], maps.q, p.q);
+  }
+  load.done();
 }
 
-// dy = P^T do + (k R) dS of the warpgroup's columns, and dS decays. dS goes to the workspace; then
-// load_next() (see step_states).
+// dy = P^T do + (k R) dS of the warpgroup's columns, and dS decays. dS goes to the workspace.
+// release: see step_states.
 template <class Tr, class F>
 __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                               ChainOut<Tr>& out, F&& load_next, const uint32_t (&d_o)[4][4],
-                               State<Tr>& dS, float (&dy)[8][4]) {
+                               ChainOut<Tr>& out, F&& release, StepKind kind,
+                               const uint32_t (&d_o)[4][4], State<Tr>& dS, float (&dy)[8][4]) {
   using E = typename Tr::E;
   const int lane = thread_index() % 32;
   uint32_t a[Tr::K / 16][4];
@@ -68,10 +74,12 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
     multiply_square<Tr, Major::mn>(smem_u32(s.P), d_o, false, scores);
   }
   wgmma_commit();
+  release();
   const int64_t item = at.item(p, c);
-  send_operands<Tr>(at, a, out.staging[thread_index() / 32],
-                    static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
-  load_next();
+  if (kind.has_outputs) {
+    send_operands<Tr>(at, a, out.staging[thread_index() / 32],
+                      static_cast<E*>(p.work.dS) + item * (Tr::V * Tr::K));
+  }
   if (c + 1 == at.num_chunks()) multiply_rest<Tr>(s.k_end(), dS, a, dy);
   decay_state<Tr>(s.last, dS);
   end_product<0>(dy);
@@ -94,46 +102,69 @@ __device__ void multiply_chain(const Params& p, const ChainItem<Tr>& at, int c, 
   }
 }
 
-// A warp's columns of dv, through its columns of a tile.
+// A warp's columns of dv, as rows of 32 bytes in its staging, whose last copy has been read. They
+// go by themselves, as stores of threads would be waited for by the fences of the next step; those
+// of a partial chunk do not. A fence and __syncwarp() are between the two functions.
 template <class Tr>
-__device__ void store_values(const Params& p, const ChainItem<Tr>& at, int c, unsigned char* tile,
-                             const float* rows, const float (&dz)[8][4]) {
-  using E = typename Tr::E;
+__device__ void put_dv(unsigned char* staging, const float* rows, const float (&dz)[8][4]) {
   const int lane = thread_index() % 32;
-  float dv[8][4];
+  // Blocks of eight tokens and eight columns, in the order of put_values.
+  const uint32_t at = smem_u32(staging) + (lane % 8 + lane / 16 * 8) * 32 + lane / 8 % 2 * 16;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
+  for (int i = 0; i < 4; ++i) {
+    float dv[2][4];
+    uint32_t r[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) dv[n][e] = dz[n][e];
-    scale_columns(dv[n], factors_of(rows, kBeta, n, lane));
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dv[n][e] = dz[2 * i + n][e];
+      scale_columns(dv[n], factors_of(rows, kBeta, 2 * i + n, lane));
+    }
+    to_left<typename Tr::E>(dv, r);
+    stmatrix_x4_trans(at + i * 512, r);
   }
-  put_values<Tr>(tile, dv);
-  __syncwarp();
-  const int row = lane / 2, column = thread_index() / 32 * 16 + lane % 2 * 8, count = at.count(c);
-  const unsigned char* from = tile + place<64>(row, column);
+}
+template <class Tr>
+__device__ void send_dv(const Params& p, const RowsMap& map, const ChainItem<Tr>& at, int c,
+                        const unsigned char* staging) {
+  using E = typename Tr::E;
+  const int lane = thread_index() % 32, count = at.count(c);
+  const int column = at.slice * Tr::kColumns + thread_index() / 32 * 16;
+  if (count == kChunk && map.is_there) {
+    if (lane == 0) {
+      tensor_store(&map.map, staging, column, static_cast<int>(at.head),
+                   static_cast<int>(at.token(c)), static_cast<int>(at.span.batch));
+    }
+    return;
+  }
+  const int row = lane / 2;
   E* to = static_cast<E*>(p.dv.data) + offset(p.dv, at.span.batch, at.token(c) + row, at.head) +
-          at.slice * Tr::kColumns + column;
-#pragma unroll
-  for (int i = 0; i < 4; ++i, to += 16 * p.dv.st) {
-    if (row + 16 * i >= count) continue;
-    *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from + 2048 * i);
+          column + lane % 2 * 8;
+#pragma unroll 1
+  for (int r = row; r < count; r += 16, to += 16 * p.dv.st) {
+    *reinterpret_cast<uint4*>(to) =
+        *reinterpret_cast<const uint4*>(staging + r * 32 + lane % 2 * 16);
   }
-  __syncwarp();  // dv has been read
 }
 
 // dz and dv of the warp's columns. do has been read.
 template <class Tr>
-__device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                               ChainOut<Tr>& out, float (&dz)[8][4]) {
+__device__ void send_gradients(const Params& p, const RowsMap& map, const ChainItem<Tr>& at, int c,
+                               ChainStage<Tr>& s, ChainOut<Tr>& out, float (&dz)[8][4]) {
   using E = typename Tr::E;
   const int64_t item = at.item(p, c);
-  __syncwarp();  // do has been read by all lanes
+  unsigned char* const staging = out.staging[thread_index() / 32];
+  bulk_store_wait_read();
+  __syncwarp();  // do has been read by all lanes, and the staging
   put_values<Tr>(s.values, dz);
-  if (p.dv.present) store_values<Tr>(p, at, c, out.rests, s.rows, dz);
+  if (p.dv.present) put_dv<Tr>(staging, s.rows, dz);
   if (p.dbeta.present) {
     to_rests<E>(dz);
     put_values<Tr>(out.rests, dz);
   }
+  fence_async_proxy();
+  __syncwarp();
+  if (p.dv.present) send_dv<Tr>(p, map, at, c, staging);
   send_values<Tr>(at, [&](auto send) {
     send(s.values, static_cast<E*>(p.work.dz) + item * (kChunk * Tr::V));
     if (p.dbeta.present) {
@@ -144,8 +175,9 @@ __device__ void send_gradients(const Params& p, const ChainItem<Tr>& at, int c, 
 
 // One chunk by a warpgroup.
 template <class Tr, class F>
-__device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, ChainStage<Tr>& s,
-                           ChainOut<Tr>& out, F&& load_next, State<Tr>& dS) {
+__device__ void step_chain(const Params& p, const RowsMap& map, const ChainItem<Tr>& at, int c,
+                           ChainStage<Tr>& s, ChainOut<Tr>& out, F&& release, StepKind kind,
+                           State<Tr>& dS) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   float dy[8][4];
@@ -154,7 +186,7 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   for (int k = 0; k < 4; ++k) {
     load_left_turned<64>(smem_u32(s.values), 16 * k, 16 * warp, lane, d_o[k]);
   }
-  multiply_chain<Tr>(p, at, c, s, out, load_next, d_o, dS, dy);
+  multiply_chain<Tr>(p, at, c, s, out, release, kind, d_o, dS, dy);
 #pragma unroll
   for (int k = 0; k < 4; ++k) to_left<E>(&dy[2 * k], a[k]);
   float(&dz)[8][4] = dy;
@@ -195,41 +227,98 @@ __device__ void step_chain(const Params& p, const ChainItem<Tr>& at, int c, Chai
   begin_product(dS);
   add_outer<Tr>(s.k_start(), az, dS);
   wgmma_commit();
-  send_gradients<Tr>(p, at, c, s, out, dz);
+  if (kind.has_outputs) send_gradients<Tr>(p, map, at, c, s, out, dz);
   end_product<0>(dS);
 }
 
+// Chunks of the chain backward, from end_chunk - 1 on: those that lead up to a piece, and its own.
 template <class Tr>
-__device__ void go_back(const Params& p, unsigned index, unsigned char* smem) {
-  auto& s = *reinterpret_cast<ChainShared<Tr, ChainStage<Tr>>*>(smem);
-  begin_chain(p, index, s);
-  const ChainItem<Tr>& at = s.at;
-  const int chunks = at.num_chunks();
-  if (chunks > 0) load_chain_stage<Tr>(p, at, chunks - 1, s.stages[0], &s.full[0]);
-  State<Tr> dS;
-  load_given<Tr>(at, p.d_final, dS);
-  for (int i = 0; i < chunks; ++i) {
-    wait_stage(s.full, i);
-    const int c = chunks - 1 - i, next = (i + 1) % 2;
-    const auto load_next = [&] {
-      if (c > 0) load_chain_stage<Tr>(p, at, c - 1, s.stages[next], &s.full[next]);
-    };
-    step_chain<Tr>(p, at, c, s.stages[i % 2], s.out, load_next, dS);
-  }
-  store_given<Tr>(at, p.d_initial, dS);
-  bulk_store_wait();
+__device__ int end_chunk(const ChainItem<Tr>& at) {
+  return at.end + max(at.ahead, 0);
 }
+template <class Tr, bool kTransfer>
+__device__ void go_back(const Params& p, const RowsMap& map, ChainShared<Tr, ChainStage<Tr>>& s,
+                        State<Tr>& dS) {
+  const ChainItem<Tr>& at = s.head.at;
+  RingPlace<Tr, ChainStage<Tr>> place;
+  for (int c = end_chunk(at) - 1; c >= at.begin; --c, place.next()) {
+    const auto release = [&] {
+      if (c + 1 < end_chunk(at)) place.release_last(s);
+    };
+    const StepKind kind{!kTransfer && c < at.end};
+    step_chain<Tr>(p, map, at, c, place.wait_full(s), s.out, release, kind, dS);
+  }
+}
+template <class Tr>
+__device__ void load_back(const Params& p, const Maps& maps, ChainShared<Tr, ChainStage<Tr>>& s) {
+  const ChainItem<Tr>& at = s.head.at;
+  const int begin = at.begin;
+  RingPlace<Tr, ChainStage<Tr>> place;
+  for (int c = end_chunk(at) - 1; c >= begin; --c, place.next()) {
+    place.wait_empty(s);
+    load_stage<Tr>(p, maps, at, c, s.stages[place.stage], &s.head.full[place.stage]);
+  }
+}
+template <class Tr>
+__device__ void begin_back(const Params& p, const ChainItem<Tr>& at, State<Tr>& dS) {
+  States given = p.d_final;
+  given.present = given.present && at.ahead >= 0 && end_chunk(at) == at.num_chunks();
+  load_given<Tr>(at, given, dS);
+}
+
+template <class Tr>
+inline constexpr int kChainBytes = static_cast<int>(sizeof(ChainShared<Tr, ChainStage<Tr>>) >
+                                                            sizeof(ChainShared<Tr, StatesStage<Tr>>)
+                                                        ? sizeof(ChainShared<Tr, ChainStage<Tr>>)
+                                                        : sizeof(ChainShared<Tr, StatesStage<Tr>>));
 
 // CTAs of the chain backward, which takes longer, then those of the one forward.
 template <class Tr>
-__global__ void __launch_bounds__(Tr::kThreads, 1) chains_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char stages[];
-  static_assert(sizeof(ChainShared<Tr, ChainStage<Tr>>) <= 232448, "shared memory of a CTA");
+__global__ void __launch_bounds__(Tr::kThreads, 1)
+    chains_kernel(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto& back = *reinterpret_cast<ChainShared<Tr, ChainStage<Tr>>*>(smem);
+  auto& forward = *reinterpret_cast<ChainShared<Tr, StatesStage<Tr>>*>(smem);
+  static_assert(kChainBytes<Tr> <= kCtaBytes);
   begin_launch();
   if (is_wrong(p.tokens)) return;
+  constexpr unsigned kSlices = Tr::V / Tr::kColumns;
   const unsigned half = gridDim.x / 2;
-  blockIdx.x < half ? go_back<Tr>(p, blockIdx.x, stages)
-                    : go_forward<Tr>(p, blockIdx.x - half, stages);
+  const bool is_back = blockIdx.x < half;
+  const unsigned index = is_back ? blockIdx.x : blockIdx.x - half;
+  auto& head = *reinterpret_cast<ChainHead<Tr>*>(smem);
+  begin_chain<Tr>(p, index / kSlices, index % kSlices, head);
+  if (!head.at.is_there()) return;
+  if (p.segment > 0) {
+    if (thread_index() < 32) {
+      const ChainItem<Tr>& at = head.at;
+      const int ahead = chunks_ahead(p, at.first_tile, at.head, is_back ? at.end : at.begin,
+                                     at.num_chunks(), is_back);
+      if (thread_index() == 0) head.at.ahead = ahead;
+    }
+    __syncthreads();  // what leads up to the piece
+  }
+  if (thread_index() < 32 * Tr::kWarps) {
+    more_registers<240>();
+    const ChainItem<Tr>& at = head.at;
+    State<Tr> S;
+    if (is_back) {
+      at.ahead < 0 ? load_stash<Tr>(stash_of<Tr>(at, p.work.before, at.piece_item(p, 1)), S)
+                   : begin_back<Tr>(p, at, S);
+      go_back<Tr, false>(p, maps.dv, back, S);
+      if (at.begin == 0) store_given<Tr>(at, p.d_initial, S);
+    } else {
+      at.ahead < 0 ? load_stash<Tr>(stash_of<Tr>(at, p.work.after, at.piece_item(p, -1)), S)
+                   : begin_forward<Tr>(p, at, S);
+      go_forward<Tr, false>(p, forward, true, S);
+    }
+    bulk_store_wait();
+  } else {
+    fewer_registers<24>();
+    if (thread_index() < 32 * Tr::kWarps + 32) {
+      is_back ? load_back<Tr>(p, maps, back) : load_forward<Tr>(p, maps, true, forward);
+    }
+  }
 }
 
 }  // namespace deltic::gpu::gradient

@@ -34,57 +34,49 @@ __device__ void normalize_rows(GradientShared<Tr>& s) {
   }
 }
 
-// G of the chunk, and numbers of rows. Barriers inside; one must follow.
+// G of the chunk, per channel. Barriers inside; one must follow.
 template <class Tr>
 __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
-                          int64_t head, int64_t item) {
-  const int t = thread_index();
-  // Numbers of rows, by two warps each: what prepare made of them, and what forms are
-  // differentiated at.
-  const float* rows = p.work.rows + item * (kRowKinds * kChunk) + t % kChunk;
-  const auto raw = [&](const Rows& x) {
-    return t % kChunk < tile.length
-               ? load(x.data, x.dtype, offset(x, tile.batch, tile.begin + t % kChunk, head))
-               : 0.0f;
-  };
-  if (t / kChunk == 0) s.beta[t % kChunk] = rows[kBeta * kChunk];
-  if (t / kChunk == 1 && p.dbeta.present) s.raw_beta[t % kChunk] = raw(p.beta);
-  if constexpr (Tr::kPerChannel) {
-    const int d = t % Tr::K, b = t / Tr::K;
-    if (b < 4) {
-      const ChannelGate gate(p, head, d);
-      float g[16];
-      if (p.g_tiles) {  // in the place of dP and dM
-        const uint32_t at = place<64>(16 * b, d) + static_cast<uint32_t>(d % 8 * 2);
-        raw_of_tile(
-            p, s.dP, [&](uint32_t i) { return (at ^ i % 8 << 4) + i * 128; }, g);
-      } else {
-        ChannelGate::raw(p, tile, head, d, 16 * b, g);
-      }
-      s.sum_parts[b][d] = gate.sums(p, tile, g, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
+                          int64_t head) {
+  const int d = thread_index() % Tr::K, b = thread_index() / Tr::K;
+  if (b < 4) {
+    const ChannelGate gate(p, head, d);
+    float g[16];
+    if (p.g_bytes == 2) {  // in the place of dP and dM
+      const uint32_t at = place<64>(16 * b, d) + static_cast<uint32_t>(d % 8 * 2);
+      raw_of_tile(
+          p, s.dP, [&](uint32_t i) { return (at ^ i % 8 << 4) + i * 128; }, g);
+    } else if (p.g_bytes == 4) {
+      raw_of_floats((b < 2 ? s.dP : s.x.ahead.gates) + (b % 2 * 16 * Tr::K + d) * 4,
+                    [](int i) { return i * (Tr::K * 4); }, g);
+    } else {
+      ChannelGate::raw(p, tile, head, d, 16 * b, g);
     }
-    __syncthreads();  // sums of the blocks
-    if (b > 0 && b < 4) {
-      float before = 0;
+    s.sum_parts[b][d] = gate.sums(p, tile, g, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
+  }
+  __syncthreads();  // sums of the blocks
+  if (b > 0 && b < 4) {
+    float before = 0;
 #pragma unroll
-      for (int i = 0; i < 3; ++i) before += i < b ? s.sum_parts[i][d] : 0.0f;
+    for (int i = 0; i < 3; ++i) before += i < b ? s.sum_parts[i][d] : 0.0f;
 #pragma unroll
-      for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] += before;
-    }
-  } else {
-    if (t / kChunk == 2) s.G[0][t % kChunk] = rows[kSum * kChunk];
-    if (t / kChunk == 3 && p.gate != Gate::none) s.raw_gate[t % kChunk] = raw(p.g);
+    for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] += before;
   }
 }
 
-// Inputs of a value head, under way; with is_first q and k as well. Raw gates of two bytes take the
-// place of dP and dM, which are free when a head's sums are complete.
+// Inputs of a value head, under way; with is_first q and k as well. turn: of its numbers. Raw gates
+// take the place of dP and dM, which are free when a head's sums are complete; of four bytes those
+// of the tokens from 32 on have one of their own.
 template <class Tr>
 __device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
-                            int64_t head, int64_t item, bool is_first) {
+                            int64_t head, int64_t item, bool is_first, int turn) {
   using E = typename Tr::E;
   const int t = thread_index();
   auto& x = s.x.operand;
+  if (t < static_cast<int>(sizeof(s.rows[0]) / 16)) {
+    copy_async(&s.rows[turn][0][4 * t],
+               p.work.rows + item * (kRowKinds * kChunk) + kBeta * kChunk + 4 * t);
+  }
   if (is_first) {
     const int64_t key_head = key_head_of(p, head);
     copy_rows<E, Tr::K, Tr::kThreads>(s.k, p.k, tile.batch, tile.begin, key_head, 0, tile.length,
@@ -99,9 +91,20 @@ __device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenT
              Tr::kThreads);
   if constexpr (Tr::kPerChannel) {
     static_assert(sizeof(s.dP) + sizeof(s.dM) >= Tr::kKeyBytes);
-    if (p.g_tiles) {
+    if (p.g_bytes == 2) {
       copy_rows<uint16_t, Tr::K, Tr::kThreads>(s.dP, p.g, tile.batch, tile.begin, head, 0,
                                                tile.length, t);
+    } else if (p.g_bytes == 4) {
+      constexpr int kPieces = Tr::K / 4, kStep = Tr::kThreads / kPieces;  // rows at a time
+      const int row = t / kPieces, c = t % kPieces * 4;
+      const float* from =
+          static_cast<const float*>(p.g.data) + offset(p.g, tile.batch, tile.begin + row, head) + c;
+#pragma unroll
+      for (int r = 0; r < kChunk; r += kStep, from += p.g.st * kStep) {
+        unsigned char* to = r < kChunk / 2 ? s.dP : s.x.ahead.gates;
+        copy_async_or_zero(to + ((row + r % (kChunk / 2)) * Tr::K + c) * 4, from,
+                           row + r < tile.length);
+      }
     }
   }
   copies_commit();
@@ -243,57 +246,6 @@ __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const T
   }
 }
 
-// What rounding left of dz, for lay_dbeta: on its way to registers while gates are laid.
-template <class Tr>
-using Rests = uint4[Tr::kRests];
-template <class Tr>
-__device__ uint4 rest_of(const void* from, int64_t i, int byte) {
-  return *reinterpret_cast<const uint4*>(static_cast<const char*>(from) + i * Tr::kValueBytes +
-                                         byte);
-}
-template <class Tr>
-__device__ void load_rests(const Params& p, int64_t item, Rests<Tr>& rests) {
-  if (!p.dbeta.present) return;
-  int byte = thread_index() * 16;
-#pragma unroll
-  for (uint4& x : rests) {
-    x = rest_of<Tr>(p.work.dz_rest, item, byte);
-    byte += Tr::kThreads * 16;
-  }
-}
-
-// dbeta = dz e, summed over 64 value columns at a time. dz with what rounding left of it: rounded
-// like e it would double the error. In a sequence's first chunk e is as well: short sequences have
-// no other tokens among which rounding would even out. A thread has sixteen bytes of a row, in the
-// order of the tiles; dz and e are visible, a barrier must follow.
-template <class Tr>
-__device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
-                          int64_t head, const Rests<Tr>& rests) {
-  using E = typename Tr::E;
-  if (!p.dbeta.present) return;
-#pragma unroll
-  for (int i = 0; i < Tr::kRests; ++i) {
-    const int byte = (i * Tr::kThreads + thread_index()) * 16;
-    float z[8], e[8], x[8], sum = 0;
-    unpack<E>(rests[i], x);
-    unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.dz + byte), z);
-    unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.e + byte), e);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) z[n] += x[n];
-    if (tile.is_first) {
-      unpack<E>(rest_of<Tr>(p.work.e_rest, tile.sequence * p.HV + head, byte), x);
-#pragma unroll
-      for (int n = 0; n < 8; ++n) e[n] += x[n];
-    }
-#pragma unroll
-    for (int n = 0; n < 8; ++n) sum += z[n] * e[n];
-#pragma unroll
-    for (int m = 1; m < 8; m *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, m);
-    const int row = byte / 128;
-    if (byte % 128 == 0) s.dbeta_parts[row / kChunk][row % kChunk] = sum;
-  }
-}
-
 // The tile after this one, by one thread. Whether it gets its inputs ahead: if it has any, and this
 // one works.
 template <class Tr>
@@ -309,30 +261,31 @@ template <class Tr>
 __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   const TokenTile& tile = s.tile;
   if (!s.is_loaded) {
-    load_inputs<Tr>(p, s, tile, s.head, s.item, s.is_first);
+    load_inputs<Tr>(p, s, tile, s.head, s.item, s.is_first, s.turn);
     copies_wait<0>();
     __syncthreads();  // inputs
   }
   load_states<Tr>(p, s, s.item);
-  Rests<Tr> rests;
-  load_rests<Tr>(p, s.item, rests);
-  lay_gates<Tr>(p, s, tile, s.head, s.item);
-  __syncthreads();  // G, beta
+  if constexpr (Tr::kPerChannel) {
+    lay_gates<Tr>(p, s, tile, s.head);
+    __syncthreads();  // G
+  }
   if (s.is_first && p.l2norm) {
     normalize_rows<Tr>(s);
     __syncthreads();  // rows with norms
   }
   lay_pairs<Tr>(p, s);
-  lay_dbeta<Tr>(p, s, tile, s.head, rests);
   copies_wait<0>();
-  __syncthreads();  // states; dP, dM
+  fence_async_proxy();  // what this thread wrote, or copied, of operands
+  __syncthreads();      // states; dP, dM
   if (thread_index() == 0) {
     if (s.has_next) prefetch_tiles<Tr>(p, s.next_item);
     find_next<Tr>(p, s);
   }
   Fragment<Tr> dq = {}, dk = {}, dG = {};
+  begin_states<Tr>(s, dq, dk, dG);
   lay_last<Tr>(p, s, tile, s.head);
-  multiply_states<Tr>(s, dq, dk, dG);
+  end_states<Tr>(dq, dk, dG);
   apply_decays<Tr>(p, s, dq, dk, dG);
   __syncthreads();  // operands have been read; the next tile
   if constexpr (Tr::kPerChannel) {
@@ -372,7 +325,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     __syncthreads();  // rows have been read
   }
   if (s.is_next_loaded) {
-    load_inputs<Tr>(p, s, s.next_tile, s.next_head, s.next_item, s.is_last);
+    load_inputs<Tr>(p, s, s.next_tile, s.next_head, s.next_item, s.is_last, s.turn ^ 1);
   }
   if constexpr (Tr::kPerChannel) {
     store_channel_gates<Tr>(p, s, tile, s.head, s.item);
@@ -385,26 +338,32 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
 #pragma unroll
     for (int i = 0; i < Tr::V / 64; ++i) sum += s.dbeta_parts[i][t];
     store(p.dbeta.data, p.dbeta.dtype, offset(p.dbeta, tile.batch, token, s.head),
-          beta_gradient(p.beta_form, s.raw_beta[t], sum));
+          beta_gradient(p.beta_form, s.rows_of(kRawBeta)[t], sum));
   }
 }
 
 template <class Tr>
 __global__ void __launch_bounds__(Tr::kThreads, 1)
     gradients_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(128) unsigned char smem[];
+  extern __shared__ __align__(1024) unsigned char smem[];
   auto& s = *reinterpret_cast<GradientShared<Tr>*>(smem);
   begin_launch();
   if (is_wrong(p.tokens)) return;
   const auto num_items = static_cast<unsigned>(p.num_tiles * p.H);
   if (thread_index() == 0) {
     s.next_tile = find_tile(p.tokens, blockIdx.x / p.H), s.is_next_loaded = false;
+    s.turn = 0;
+  }
+  if constexpr (!Tr::kPerChannel) {  // blocks above the diagonals stay so
+    auto* to = reinterpret_cast<uint4*>(s.dP);
+    static_assert(sizeof(s.dP) + sizeof(s.dM) == 2 * Tr::kThreads * 16);
+    to[thread_index()] = to[Tr::kThreads + thread_index()] = {0, 0, 0, 0};
   }
   for (unsigned index = blockIdx.x; index < num_items; index += gridDim.x) {
     for (unsigned i = 0; i < p.group; ++i) {
       if (thread_index() == 0) {
         const auto head_of = [&](unsigned n) { return n % p.H * p.group; };
-        s.tile = s.next_tile, s.is_loaded = s.is_next_loaded;
+        s.tile = s.next_tile, s.is_loaded = s.is_next_loaded, s.turn ^= 1;
         s.head = head_of(index) + i, s.item = int64_t{index / p.H} * p.HV + s.head;
         s.is_first = i == 0, s.is_last = i + 1 == p.group;
         const unsigned after = index + gridDim.x;

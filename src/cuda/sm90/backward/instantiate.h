@@ -9,6 +9,6 @@ namespace deltic::gpu::gradient {
 
 // All kernels of a call, in order. E: of q, k, v and what operands are.
 template <class E, int K, bool kPerChannel>
-void launch(const Params& p, cudaStream_t stream);
+void launch(const Params& p, const Maps& maps, cudaStream_t stream);
 
 }  // namespace deltic::gpu::gradient

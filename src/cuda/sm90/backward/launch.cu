@@ -3,13 +3,19 @@
 
 #include <algorithm>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "core/scratch.h"
+#include "cuda/cuda.h"
 #include "cuda/device.h"
+#include "cuda/schedule/chains.h"
+#include "cuda/schedule/explain.h"
 #include "cuda/set.h"
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/launch.h"
+#include "cuda/tensor_map.h"
 #include "cuda/tile/call.h"
 #include "cuda/tile/vectors.cuh"
 
@@ -21,7 +27,6 @@ constexpr unsigned kThreads = 256;  // of the kernels beside the products
 
 const char* refuse(const Problem& p) {
   if (const char* sentence = refuse_fp64(p)) return sentence;
-  if (const char* sentence = refuse_before_sm90(p)) return sentence;
   if (p.gv) return "a decay per value column has no gradient here";
   if (p.q.dtype != DType::bf16 && p.q.dtype != DType::f16) return "q, k and v are not bf16 or fp16";
   if ((p.K != 64 && p.K != 128) || (p.V != 64 && p.V != 128)) {
@@ -39,12 +44,13 @@ const char* refuse(const Problem& p) {
   if (!kFullSet && !(p.q.dtype == DType::bf16 && p.K == 128 && p.gate == Gate::channel)) {
     return kNotInThisBuild;
   }
-  return nullptr;
+  return refuse_before_sm90(p);
 }
 
+int segment_of(const Problem& p) { return schedule::chain_segment(p, num_sms(p)); }
 int64_t tiles_of(const Problem& p) { return num_tiles(p.packed, p.N, p.T); }
 
-Workspace lay_out(const Problem& p, std::byte* base, size_t& bytes) {
+Workspace lay_out(const Problem& p, int segment, std::byte* base, size_t& bytes) {
   deltic::Scratch scratch(base);
   const int64_t items = checked_product(tiles_of(p), p.HV);
   const bool per_channel = p.gate == Gate::channel;
@@ -62,6 +68,13 @@ Workspace lay_out(const Problem& p, std::byte* base, size_t& bytes) {
   if (p.dbeta.present) w.dz_rest = tile(kChunk, p.V);
   w.group_sums = scratch.take<float>(p.HV > p.H ? kGradientCtas : 0, 2 * kChunk, p.K);
   w.sums = scratch.take<float>(wants_sums(p) ? items : 0, 1 + gate_width_of(p));
+  if (segment > 0) {
+    const int64_t pieces = checked_product(num_pieces(p.packed, p.N, p.T, segment), p.HV);
+    w.bound = scratch.take<float>(items);
+    w.M = scratch.take<uint16_t>(pieces, 2, p.K, p.K);
+    w.after = scratch.take<float>(pieces, p.V, p.K);
+    w.before = scratch.take<float>(pieces, p.V, p.K);
+  }
   bytes = scratch.used();
   return w;
 }
@@ -80,15 +93,38 @@ scores::Params scores_params(const Problem& p) {
   return x;
 }
 
-Params params_of(const Problem& p, const Workspace& work) {
+// Value columns of a CTA of the chains. Whole sequences: 64 where all CTAs run at once.
+int columns_of(const Problem& p, int segment) {
+  if (p.V == 64) return 64;
+  if (segment == 0) return 2 * p.N * p.HV * (p.V / 64) > kGradientCtas ? int(p.V) : 64;
+  const schedule::ChainWork work = schedule::chain_work_of(p, num_sms(p));
+  const int n = (work.longest + segment - 1) / segment;
+  return schedule::chain_time(schedule::chain_costs_of(schedule::kind_of(p)), work, n, segment)
+      .columns;
+}
+
+Params params_of(const Problem& p, int segment, const Workspace& work) {
   Params x{};
   set_call(p, x), set_gradients(p, x);
   x.scores = scores_params(p), x.num_tiles = tiles_of(p);
   x.N = static_cast<uint32_t>(p.N), x.V = static_cast<int32_t>(p.V);
   x.dq_vectors = is_vectorizable(p.dq, p.K), x.dk_vectors = is_vectorizable(p.dk, p.K);
-  x.g_tiles = p.gate == Gate::channel && size_of(p.g.dtype) == 2 && is_vectorizable(p.g, p.K);
+  const bool has_rows = p.gate == Gate::channel && is_vectorizable(p.g, p.K);
+  x.g_bytes = has_rows ? static_cast<int32_t>(size_of(p.g.dtype)) : 0;
+  x.segment = segment, x.num_pieces = num_pieces(p.packed, p.N, p.T, segment);
+  x.columns = columns_of(p, segment);
   x.work = work;
   return x;
+}
+
+Maps maps_of(const Problem& p, void* fallback) {
+  const auto map = [&](const Rows& x, int64_t heads, int64_t width, Box box) -> RowsMap {
+    if (!x.present || !is_16_bytes(x, heads, p.T, p.B)) return {};
+    return {make_map("backward", x, p.B, p.T, heads, width, fallback, box), true};
+  };
+  return {map(p.q, p.H, p.K, Box::wide), map(p.k, p.H, p.K, Box::wide),
+          map(p.v, p.HV, p.V, Box::wide), map(p.d_o, p.HV, p.V, Box::wide),
+          map(p.dv, p.HV, p.V, Box::narrow)};
 }
 
 // Zero in the gradients of rows that belong to no sequence.
@@ -120,28 +156,32 @@ __global__ void __launch_bounds__(kThreads) add_parameters(const __grid_constant
 }
 
 template <class E>
-void launch_instance(const Problem& p, const Params& x, cudaStream_t stream) {
+void launch_instance(const Problem& p, const Params& x, const Maps& maps, cudaStream_t stream) {
   if constexpr (kFullSet) {
     if (p.gate == Gate::channel) {
-      return p.K == 64 ? launch<E, 64, true>(x, stream) : launch<E, 128, true>(x, stream);
+      return p.K == 64 ? launch<E, 64, true>(x, maps, stream)
+                       : launch<E, 128, true>(x, maps, stream);
     }
-    p.K == 64 ? launch<E, 64, false>(x, stream) : launch<E, 128, false>(x, stream);
+    p.K == 64 ? launch<E, 64, false>(x, maps, stream) : launch<E, 128, false>(x, maps, stream);
   } else {
-    launch<__nv_bfloat16, 128, true>(x, stream);
+    launch<__nv_bfloat16, 128, true>(x, maps, stream);
   }
 }
 
 size_t workspace_bytes(const Problem& p) {
   size_t bytes = 0;
-  lay_out(p, nullptr, bytes);
+  lay_out(p, segment_of(p), nullptr, bytes);
   return bytes;
 }
 
 void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   const auto stream = static_cast<cudaStream_t>(stream_);
-  checked_ctas(checked_product(std::max(tiles_of(p), 2 * p.N), p.HV), kName);
+  const int segment = segment_of(p);
+  const int64_t pieces = checked_product(num_pieces(p.packed, p.N, p.T, segment), 6);
+  checked_ctas(checked_product(std::max(tiles_of(p), pieces), p.HV), kName);
   size_t bytes = 0;
-  const Params x = params_of(p, lay_out(p, workspace.data(), bytes));
+  const Params x = params_of(p, segment, lay_out(p, segment, workspace.data(), bytes));
+  const Maps maps = maps_of(p, workspace.data());
   if (p.packed && p.T > 0) {
     clear_padding<<<kPaddingCtas, kThreads, 0, stream>>>(x);
     check_launch("kernel that clears padding");
@@ -153,8 +193,8 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
                  "clearing the sums of parameters");
     }
   }
-  p.q.dtype == DType::bf16 ? launch_instance<__nv_bfloat16>(p, x, stream)
-                           : launch_instance<__half>(p, x, stream);
+  p.q.dtype == DType::bf16 ? launch_instance<__nv_bfloat16>(p, x, maps, stream)
+                           : launch_instance<__half>(p, x, maps, stream);
   if (x.wants_sums) {
     const int64_t parameters = p.HV * (1 + x.gate_width);
     add_parameters<<<static_cast<unsigned>((parameters + kThreads - 1) / kThreads), kThreads, 0,
@@ -163,10 +203,19 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   }
 }
 
+std::vector<Division> divisions(const Problem& p, int sms) {
+  // Neither this machine's GPU nor this build's set of kernels matters here.
+  const char* sentence = refuse(p);
+  const bool is_taken = sentence == nullptr || sentence == refuse_before_sm90(p) ||
+                        std::string_view(sentence) == kNotInThisBuild;
+  return is_taken ? schedule::explain_chains(p, sms) : std::vector<Division>{};
+}
+
 }  // namespace
 
 const Implementation& implementation() {
-  static const Implementation entry{kName, missing_sm90, refuse, workspace_bytes, run};
+  static const Implementation entry{kName, missing_sm90, refuse,   workspace_bytes,
+                                    run,   false,        divisions};
   return entry;
 }
 

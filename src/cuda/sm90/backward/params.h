@@ -1,6 +1,8 @@
 // What the kernels of the backward on Hopper get: the call's tensors, and where workspace lies.
 #pragma once
 
+#include <cuda.h>
+
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/scores/params.h"
 #include "cuda/tile/chunks.cuh"
@@ -8,16 +10,20 @@
 namespace deltic::gpu::gradient {
 
 inline constexpr int kChunk = kTileTokens;
-// Numbers of a token that its head's kernels share.
+// Numbers of a token that its head's kernels share: the chains take those up to beta, the gradients
+// beta and those behind it, per channel the first two.
 enum Row : int {
-  kBeta,     // at least kLeastBeta
   kInverse,  // 1 / beta
   kStart,    // gates per head: exp(G) / |k|
   kEnd,      // gates per head: exp(G_last - G) / |k|
   kQuery,    // gates per head: scale exp(G) / |q|
+  kBeta,     // at least kLeastBeta
+  kRawBeta,  // as the call has it
   kSum,      // gates per head: G
+  kRawGate,  // gates per head: as the call has it
   kRowKinds
 };
+inline constexpr int kChainKinds = kBeta + 1;
 // A beta of 0 has a gradient that 0 times something does not show. With 2^-40 in its place the
 // error e = y / beta is there, and nothing else moves by more than 1e-12 of itself.
 inline constexpr float kLeastBeta = 0x1p-40f;
@@ -40,6 +46,13 @@ struct Workspace {
   // What rounding left of dz and, [N][HV][64][V], of first chunks' e: for dbeta.
   void *dz_rest, *e_rest;
   float* sums;  // [tile][HV][1 + gate width]: of A_log and dt_bias
+  // Sequences in segments. bound: [tile][HV], log2 of the most that a chunk leaves of a state.
+  // Of each piece and value head [piece][HV]: M, as [K][K] and what rounding left of it; then, in
+  // blocks of 64 value columns as threads have them, the state after the piece and the gradient of
+  // the one before it, fp32: from 0, and after the merge as they are.
+  float* bound;
+  void* M;
+  float *after, *before;
 };
 
 struct Params {
@@ -55,7 +68,7 @@ struct Params {
   deltic_beta_form beta_form;
   bool l2norm, wants_sums;
   bool dq_vectors, dk_vectors;  // may rows be stored sixteen bytes at a time?
-  bool g_tiles;                 // are gates per channel of two bytes, in rows of sixteen?
+  int32_t g_bytes;              // of a gate per channel, where rows are copied by sixteen; else 0
   float scale, lower_bound;
 
   Rows q, k;     // [B,T,H,K]
@@ -63,9 +76,21 @@ struct Params {
   Rows beta, g;  // [B,T,HV]; [B,T,HV] or [B,T,HV,K]
   Rows dq, dk, dv, dbeta, dg;
   int32_t V;
+  int32_t segment;     // chunks of a piece; 0: sequences stay whole
+  int64_t num_pieces;  // an upper bound
+  int32_t columns;     // value columns of a CTA of the chains
   Param A_log, dt_bias, dA_log, ddt_bias;
   States initial, d_final, d_initial;  // by strides, K-first or V-first
   Workspace work;
+};
+
+// Rows of whole chunks go by themselves, where a tensor's strides allow it.
+struct RowsMap {
+  CUtensorMap map;
+  bool is_there;
+};
+struct Maps {
+  RowsMap q, k, v, d_o, dv;  // dv: boxes of sixteen columns, a warp's
 };
 
 // First in every kernel: the next one's CTAs may take the SMs that this one's leave; what the one
@@ -73,6 +98,15 @@ struct Params {
 __device__ inline void begin_launch() {
   grid_release();
   grid_wait();
+}
+
+// Numbers of pieces: as those of tiles, sequence n has them from its first tile / segment + n on.
+inline int64_t num_pieces(bool packed, int64_t N, int64_t T, int64_t segment) {
+  const int64_t tiles = num_tiles(packed, N, T);
+  if (segment == 0) return N;
+  if (packed) return tiles / segment + N;
+  const int64_t each = N > 0 ? tiles / N : 0;
+  return each == 0 ? N : N * ((each + segment - 1) / segment);
 }
 
 // The q/k head of a value head; in 32 bits, as a division of 64 is a hundred instructions.

@@ -16,6 +16,8 @@ __device__ inline float exp_of(float x) { return exp2_approx(x * kLog2e); }
 struct PrepareShared {
   float k_norm[kChunk], q_norm[kChunk];  // 1 / |k|, 1 / |q|; 1 without norm
   float log_decay[kChunk];               // gates per head
+  float2 halves[2][kChunk];              // lay_bounds
+  float bounds[2];
 };
 
 // The place of G of a token and channel in the shared memory of scores.
@@ -97,9 +99,14 @@ __device__ void lay_rows(const Params& p, unsigned char* smem, PrepareShared& s,
                          const TokenTile& tile, int64_t head, int64_t item) {
   float *beta = reinterpret_cast<float*>(smem + p.scores.rows_at), *G = beta + kChunk;
   const int r = static_cast<int>(threadIdx.x);
+  float raw_beta = 0, raw_gate = 0;
   if (r < kChunk) {
-    beta[r] = beta_of(p, tile, head, r);
-    if constexpr (!kPerChannel) s.log_decay[r] = head_decay(p, tile, head, r);
+    raw_beta = raw_of(p.beta, tile, head, r);
+    if constexpr (!kPerChannel) {
+      raw_gate = raw_of(p.g, tile, head, r);
+      s.log_decay[r] = head_decay(p, tile, head, raw_gate, r);
+    }
+    beta[r] = beta_of(p, tile, raw_beta, r);
   }
   __syncthreads();  // beta, log decays, norms
   if constexpr (!kPerChannel) {
@@ -110,18 +117,66 @@ __device__ void lay_rows(const Params& p, unsigned char* smem, PrepareShared& s,
   if (r < kChunk) {
     rows[kBeta * kChunk + r] = beta[r];
     rows[kInverse * kChunk + r] = 1 / beta[r];
+    rows[kRawBeta * kChunk + r] = raw_beta;
     if constexpr (!kPerChannel) {
       const float E_ = exp_of(G[r]), last = G[kChunk - 1];
       rows[kStart * kChunk + r] = s.k_norm[r] * E_;
       rows[kEnd * kChunk + r] = s.k_norm[r] * exp_of(last - G[r]);
       rows[kQuery * kChunk + r] = p.scale * s.q_norm[r] * E_;
       rows[kSum * kChunk + r] = G[r];
+      rows[kRawGate * kChunk + r] = raw_gate;
     }
   }
   if (r < K) {
     const float last = kPerChannel ? *gate_place<K>(p, smem, kChunk - 1, r) : G[kChunk - 1];
     p.work.last[item * K + r] = exp_of(last);
   }
+}
+
+// Of a chunk in segments: log2 of the most that its tokens leave of a state, or of its gradient, in
+// two parts. A token leaves what its slowest channel does, as the delta step mixes them, times the
+// most by which I - beta k k^T lengthens a vector. NaN or infinity: nothing is forgotten. Rows with
+// norms and numbers of rows are visible; a barrier inside, and one must follow.
+template <class E, int K, bool kPerChannel>
+__device__ void lay_bounds(const Params& p, unsigned char* smem, PrepareShared& s) {
+  const float* beta = reinterpret_cast<const float*>(smem + p.scores.rows_at);
+  const int thread = thread_index(), r = thread % kChunk, first = thread / kChunk * (K / 2);
+  float square = 0, most = -INFINITY;  // of half a row
+  if (!p.l2norm) {
+    const unsigned char* at = smem + r * scores::row_bytes(K, 2) + first * 2;
+#pragma unroll
+    for (int i = 0; i < K / 16; ++i) {
+      float k[8];
+      unpack<E>(*reinterpret_cast<const uint4*>(at + 16 * i), k);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) square += k[e] * k[e];
+    }
+  }
+  if constexpr (kPerChannel) {
+    const float* here = gate_place<K>(p, smem, r, first);
+    const float* before = gate_place<K>(p, smem, max(r, 1) - 1, first);
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < K / 2; i += 4) {
+      const float4 x = *reinterpret_cast<const float4*>(here + i);
+      float4 y = *reinterpret_cast<const float4*>(before + i);
+      if (r == 0) y = {0, 0, 0, 0};
+      const float g[4] = {x.x - y.x, x.y - y.y, x.z - y.z, x.w - y.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) most = fmaxf(most, g[e]), sum += g[e];
+    }
+    if (isnan(sum)) most = INFINITY;  // which fmaxf does not see
+  }
+  s.halves[thread / kChunk][r] = {square, most};
+  __syncthreads();  // halves of rows
+  if (thread >= kChunk) return;
+  const float2 x = s.halves[0][r], y = s.halves[1][r];
+  constexpr float kNormalized = 1.01f;  // rounded to 16 bits
+  const float growth = fabsf(1 - beta[r] * (p.l2norm ? kNormalized : x.x + y.x));
+  float bound = growth <= 1 ? 0.0f : log2f(growth);
+  if constexpr (kPerChannel) bound += fmaxf(x.y, y.y) * kLog2e;
+  bound = warp_sum(bound);
+  if (thread % 32 == 0) s.bounds[thread / 32] = bound;
 }
 
 // A result as a tile of the workspace: what lies above the diagonal is zero, and without kDiagonal
@@ -138,16 +193,17 @@ __device__ void store_result(const float* m, void* to) {
   }
 }
 
-// Raw gates of two bytes on their way to the places of G, at the beginning of a token's row: whole
-// rows at a time, where single numbers are parts of lines.
-template <int K>
+// Raw gates on their way to the places of G, at the beginning of a token's row: whole rows at a
+// time, where single numbers are parts of lines.
+template <class T, int K>
 __device__ void copy_gates(const Params& p, unsigned char* smem, const TokenTile& tile,
                            int64_t head) {
-  constexpr int kPieces = K / 8, kStep = kPrepareThreads / kPieces;
-  const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
-  const uint16_t* from =
-      static_cast<const uint16_t*>(p.g.data) + offset(p.g, tile.batch, tile.begin + row, head) + c;
-  unsigned char* to = reinterpret_cast<unsigned char*>(gate_place<K>(p, smem, row, 0)) + 2 * c;
+  constexpr int kPiece = 16 / sizeof(T), kPieces = K / kPiece, kStep = kPrepareThreads / kPieces;
+  const int row = thread_index() / kPieces, c = thread_index() % kPieces * kPiece;
+  const T* from =
+      static_cast<const T*>(p.g.data) + offset(p.g, tile.batch, tile.begin + row, head) + c;
+  unsigned char* to =
+      reinterpret_cast<unsigned char*>(gate_place<K>(p, smem, row, 0)) + sizeof(T) * c;
 #pragma unroll
   for (int r = 0; r < kChunk; r += kStep, from += p.g.st * kStep) {
     copy_async_or_zero(to + r * scores::row_bytes(K, 4), from, row + r < tile.length);
@@ -161,14 +217,15 @@ __device__ void lay_channels(const Params& p, unsigned char* smem, const TokenTi
   const int d = thread_index();
   const bool has = d < K;
   float g[kChunk], before = 0;
-  if (p.g_tiles) {
+  if (p.g_bytes > 0) {
     copies_wait<0>();
     __syncthreads();  // raw gates
     const unsigned char* raw =
-        reinterpret_cast<unsigned char*>(gate_place<K>(p, smem, 0, 0)) + 2 * d;
-    if (has)
-      raw_of_tile(
-          p, raw, [](int i) { return i * scores::row_bytes(K, 4); }, g);
+        reinterpret_cast<unsigned char*>(gate_place<K>(p, smem, 0, 0)) + p.g_bytes * d;
+    const auto place = [](int i) { return i * scores::row_bytes(K, 4); };
+    if (has) {
+      p.g_bytes == 2 ? raw_of_tile(p, raw, place, g) : raw_of_floats(raw, place, g);
+    }
     __syncthreads();  // they have been read: G takes their place
   } else if (has) {
     ChannelGate::raw(p, tile, head, d, 0, g);
@@ -206,7 +263,8 @@ __global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
                                                    smem + p.scores.q_at);
     }
     if constexpr (kPerChannel) {
-      if (p.g_tiles) copy_gates<K>(p, smem, tile, head);
+      if (p.g_bytes == 2) copy_gates<uint16_t, K>(p, smem, tile, head);
+      if (p.g_bytes == 4) copy_gates<float, K>(p, smem, tile, head);
     }
     copies_commit();
     if constexpr (kPerChannel) lay_channels<K>(p, smem, tile, head);
@@ -216,6 +274,15 @@ __global__ void __launch_bounds__(kPrepareThreads, kPerChannel ? 3 : 4)
     lay_rows<K, kPerChannel>(p, smem, s, tile, head, item);
     lay_operands<E, K, kPerChannel>(p, smem, s, item);
     __syncthreads();  // rows with norms
+    if (p.segment > 0) {
+      lay_bounds<E, K, kPerChannel>(p, smem, s);
+      __syncthreads();  // bounds
+      if (threadIdx.x == 0) {
+        const float* G = reinterpret_cast<const float*>(smem + p.scores.rows_at) + kChunk;
+        const bool has_sum = !kPerChannel && p.gate != Gate::none;
+        p.work.bound[item] = s.bounds[0] + s.bounds[1] + (has_sum ? G[kChunk - 1] * kLog2e : 0.0f);
+      }
+    }
   }
   const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
   const scores::Products<Tr> products(p.scores, smem, lane);

@@ -19,7 +19,7 @@ struct GradientTraits {
   static constexpr int kParts = 8;       // of the sum over values of S dS
   static constexpr int kValueBytes = kChunk * V * 2, kKeyBytes = kChunk * K * 2;
   static constexpr int kStateBytes = V * K * 2;
-  static constexpr int kRests = kValueBytes / 16 / kThreads;  // sixteen bytes of a tile, a thread
+  static constexpr int kIdleWarps = 6;  // have no block of dP and dM
   static_assert(K % 64 == 0 && V % 64 == 0);
 };
 
@@ -40,6 +40,12 @@ union Exchange {
     unsigned char gap[kAhead > 0 ? kAhead : 16];
     float dG[kChunk][Tr::kPitch];
   } sum;
+  // Raw gates of four bytes, of the tokens from 32 on: behind the operands, which arrive later, and
+  // behind dG.
+  struct {
+    unsigned char before[sizeof(operand) > sizeof(Sum) ? sizeof(operand) : sizeof(Sum)];
+    alignas(16) unsigned char gates[Tr::kPerChannel ? kChunk / 2 * Tr::K * 4 : 16];
+  } ahead;
   // k and q times the decay between the token and a boundary, after token 31 (level 0) or after
   // tokens 15 and 47 (level 1), one level after the other. Of q the tokens after a boundary alone:
   // rows 32 to 63, or 16 to 31 and 48 to 63, as 32 rows. Apart from the sums: warpgroups, each with
@@ -53,24 +59,26 @@ union Exchange {
 
 template <class Tr>
 struct GradientShared {
-  alignas(128) Exchange<Tr> x;
-  alignas(128) unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes];  // with norms
+  alignas(1024) Exchange<Tr> x;
+  alignas(1024) unsigned char k[Tr::kKeyBytes], q[Tr::kKeyBytes];  // with norms
   // Gradients of scores and of k k^T: [i][j], times scale and betas; per channel those across
   // blocks, else all with decays.
-  alignas(128) unsigned char dP[kChunk * kChunk * 2], dM[kChunk * kChunk * 2];
-  float G[Tr::kPerChannel ? kChunk : 1][Tr::kPerChannel ? Tr::kPitch : kChunk];
+  alignas(1024) unsigned char dP[kChunk * kChunk * 2], dM[kChunk * kChunk * 2];
+  float G[Tr::kPerChannel ? kChunk : 1][Tr::kPerChannel ? Tr::kPitch : 1];
   // The same inside of eight tokens: (dP, dM) of [i][i - j], zeros where no token is so far back.
   alignas(16) float2 inside[Tr::kPerChannel ? kChunk : 1][8];
   float last_parts[Tr::kParts][Tr::K];  // of sum_v S dS
   // Per channel: [block of 16 tokens][channel]; else [quarter of the channels][token].
   float end_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // of k d(kR) exp(G_last - G)
   float sum_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // sums of dG over blocks; or q dq + ..
-  float pair_rows[4][kChunk], pair_columns[4][kChunk];   // else: sums of pairs
+  static constexpr int kPairSums = Tr::kPerChannel ? 1 : 4;
+  float pair_rows[kPairSums][kChunk], pair_columns[kPairSums][kChunk];  // else: of pairs
   float bias_parts[4][Tr::K];
   float A_parts[Tr::kWarps];
-  float beta[kChunk];
-  float raw_beta[kChunk], raw_gate[kChunk];  // as the call has them; gates per head
-  float dbeta_parts[Tr::V / 64][kChunk];     // of 64 value columns each
+  // Numbers of tokens, of this head and of the next one: kBeta and those behind it (Row).
+  static constexpr int kKinds = Tr::kPerChannel ? 2 : 4;
+  alignas(16) float rows[2][kKinds][kChunk];
+  float dbeta_parts[Tr::V / 64][kChunk];  // of 64 value columns each
   float total;
   // Where the CTA works: wanted in few places, kept out of the registers in between.
   TokenTile tile, next_tile;
@@ -78,6 +86,9 @@ struct GradientShared {
   bool has_next;
   bool is_first, is_last;          // of the group's value heads
   bool is_loaded, is_next_loaded;  // are inputs under way?
+  int turn;                        // which of `rows` are this head's
+
+  __device__ const float* rows_of(Row kind) const { return rows[turn][kind - kBeta]; }
 };
 
 // A warp's part of 64 x K: 16 tokens and a quarter of the channels.

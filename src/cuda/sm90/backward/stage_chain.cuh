@@ -3,14 +3,13 @@
 //
 // A warpgroup has 64 value columns of a state, turned: accumulators of (value x key), sixteen
 // columns a warp. A product's result is the next one's left operand as it stands; tiles of tokens
-// in shared memory are the right operands.
+// in shared memory are the right operands, brought by a warp that does nothing else.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
 #include "cuda/ptx/registers.cuh"
-#include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/backward/params.h"
+#include "cuda/sm90/backward/pieces.cuh"
 #include "cuda/sm90/backward/tiles.cuh"
 
 namespace deltic::gpu::gradient {
@@ -20,27 +19,37 @@ struct ChainTraits {
   using E = E_;
   static constexpr int K = K_, V = V_, kColumns = kColumns_;
   static constexpr bool kPerChannel = kPerChannel_;
-  static constexpr int kWarps = kColumns / 16, kThreads = 32 * kWarps;
+  // Warps that multiply, and one that loads; three warpgroups, by which registers are given out.
+  static constexpr int kWarps = kColumns / 16, kGroups = kWarps / kWarpgroupWarps;
+  static constexpr int kThreads = 3 * kWarpgroup;
+  static_assert(kGroups <= 2);
   static constexpr int kKeyBytes = kChunk * K * 2, kSquareBytes = kChunk * kChunk * 2;
   static constexpr int kValueBytes = kChunk * kColumns * 2;
-  static constexpr int kNumberBytes = (K + kRowKinds * kChunk) * 4;
+  static constexpr int kNumberBytes = (K + kChainKinds * kChunk) * 4;
   static_assert(kColumns % 64 == 0 && V % kColumns == 0 && K % 64 == 0);
 };
 
 // Whose state it is, its columns and tokens.
 template <class Tr>
 struct ChainItem {
-  int64_t n, head, first_tile;
+  int64_t n, head, first_tile, piece;
   int slice;
+  int begin, end;  // chunks of the piece
+  int ahead;       // chunks that lead up to it (chunks_ahead); -1: the state comes from elsewhere
   Span span;
-  __device__ ChainItem(const Params& p, unsigned index) {
-    constexpr unsigned kSlices = Tr::V / Tr::kColumns;
-    const unsigned job = index / kSlices;
-    slice = static_cast<int>(index % kSlices);
-    n = job / p.HV, head = job % p.HV;
+  __device__ ChainItem(const Params& p, unsigned job, unsigned columns) {
+    slice = static_cast<int>(columns);
+    piece = job / p.HV, head = job % p.HV;
+    n = sequence_of_piece(p, piece);
     span = span_of(p.tokens, n);
     first_tile = first_tile_of(p.tokens, n);
+    begin = static_cast<int>(piece - first_piece_of(p, n)) * p.segment;
+    end = p.segment > 0 ? min(begin + p.segment, num_chunks()) : num_chunks();
+    ahead = 0;
   }
+  // A number may be none of a piece; a sequence without tokens has one.
+  __device__ bool is_there() const { return begin == 0 || (begin > 0 && begin < end); }
+  __device__ bool is_last() const { return end == num_chunks(); }
   __device__ int num_chunks() const {
     return static_cast<int>((span.length + kChunk - 1) / kChunk);
   }
@@ -50,84 +59,167 @@ struct ChainItem {
   __device__ int64_t token(int c) const { return span.begin + int64_t{kChunk} * c; }
   // Of the first chunk's e_rest.
   __device__ int64_t sequence_item(const Params& p) const { return n * p.HV + head; }
+  // Of the piece's, or another's of the sequence.
+  __device__ int64_t piece_item(const Params& p, int further = 0) const {
+    return (piece + further) * p.HV + head;
+  }
   // Of a chunk's tiles in the workspace.
   __device__ int64_t item(const Params& p, int c) const { return (first_tile + c) * p.HV + head; }
 };
 
-// All threads: what a chunk needs, on its way to shared memory. Tiles of the workspace by bulk
-// copies of one thread, which complete `full`; rows of tensors by all, whose copies each waits for.
+// By the loading warp: what a chunk needs, on its way to a stage. Tiles of the workspace and rows
+// of whole chunks go by themselves, sent by one lane; rows of a partial chunk with zeros behind
+// them, and zeros of a tensor that is absent, are copies of all lanes. Every lane arrives at
+// `full`.
 template <class Tr>
-struct ChunkCopy {
+struct ChunkLoad {
   const Params& p;
   const ChainItem<Tr>& at;
   uint64_t* full;
-  const int thread, count;
+  const int lane, count, token;
   const int64_t item;
-  __device__ ChunkCopy(const Params& params, const ChainItem<Tr>& place, int c, int bytes,
-                       uint64_t* barrier)
+  bool has_copies = false;
+  __device__ ChunkLoad(const Params& params, const ChainItem<Tr>& place, int c, uint64_t* barrier)
       : p(params),
         at(place),
         full(barrier),
-        thread(thread_index()),
+        lane(thread_index() % 32),
         count(place.count(c)),
-        item(place.item(params, c)) {
-    if (thread == 0) barrier_expect(full, bytes);
+        token(static_cast<int>(place.token(c))),
+        item(place.item(params, c)) {}
+  __device__ bool goes_by_itself(const RowsMap& map) const {
+    return count == kChunk && map.is_there;
   }
-  // A tile, or numbers, of the workspace.
-  __device__ void image(void* to, const void* from, int bytes) const {
-    if (thread == 0) bulk_load(to, static_cast<const char*>(from) + item * bytes, bytes, full);
+  // First: what goes by itself, in bytes of workspace and columns of rows.
+  __device__ void expect(int bytes) const {
+    if (lane == 0) barrier_expect(full, bytes);
+  }
+  __device__ int bytes_of(const RowsMap& map, int columns) const {
+    return goes_by_itself(map) ? kChunk * columns * 2 : 0;
+  }
+  // A tile, or numbers, of the workspace; stride: bytes from one item's to the next one's.
+  __device__ void image(void* to, const void* from, int bytes, int stride = 0) const {
+    if (lane == 0) {
+      bulk_load(to, static_cast<const char*>(from) + item * (stride > 0 ? stride : bytes), bytes,
+                full);
+    }
   }
   // Of the call's tensors, from the chunk's first token on.
-  __device__ void keys(unsigned char* to, const Rows& from, int64_t token) const {
-    copy_rows<typename Tr::E, Tr::K, Tr::kThreads>(to, from, at.span.batch, token,
-                                                   key_head_of(p, at.head), 0, count, thread);
+  template <int kWidth>
+  __device__ void rows(unsigned char* to, const RowsMap& map, const Rows& x, int64_t head,
+                       int column) {
+    if (goes_by_itself(map)) {
+      if (lane == 0) {
+#pragma unroll
+        for (int part = 0; part < kWidth / 64; ++part) {
+          tensor_load<kEvictNormal>(to + part * kChunk * 128, &map.map, column + 64 * part,
+                                    static_cast<int>(head), token, static_cast<int>(at.span.batch),
+                                    full);
+        }
+      }
+      return;
+    }
+    has_copies = true;
+    const auto* from =
+        static_cast<const typename Tr::E*>(x.data) + offset(x, at.span.batch, token, head) + column;
+    constexpr int kPieces = kWidth / 8;
+#pragma unroll 1
+    for (int i = lane; i < kChunk * kPieces; i += 32) {
+      const int row = i / kPieces, c = i % kPieces * 8;
+      copy_async_or_zero(to + place<64>(row, c), from + row * x.st + c, x.present && row < count);
+    }
   }
-  __device__ void values(unsigned char* to, const Rows& from, int64_t token) const {
-    copy_rows<typename Tr::E, Tr::kColumns, Tr::kThreads>(to, from, at.span.batch, token, at.head,
-                                                          at.slice * Tr::kColumns, count, thread);
+  __device__ void keys(unsigned char* to, const RowsMap& map, const Rows& x) {
+    rows<Tr::K>(to, map, x, key_head_of(p, at.head), 0);
   }
-  // Decays and factors, which come last.
+  __device__ void values(unsigned char* to, const RowsMap& map, const Rows& x) {
+    rows<Tr::kColumns>(to, map, x, at.head, at.slice * Tr::kColumns);
+  }
+  // Decays and factors.
   __device__ void numbers(float* last, float* rows) const {
     image(last, p.work.last, Tr::K * 4);
-    image(rows, p.work.rows, kRowKinds * kChunk * 4);
-    copies_commit();
+    image(rows, p.work.rows, kChainKinds * kChunk * 4, kRowKinds * kChunk * 4);
+  }
+  // Last. Products do not see copies of lanes by themselves.
+  __device__ void done() const {
+    if (has_copies) {
+      copies_commit();
+      copies_wait<0>();
+      fence_async_proxy();
+    }
+    __syncwarp();
+    if (lane != 0) barrier_arrive(full);
   }
 };
 
-// What leaves a chain: a warp's sixteen rows of a state; rests of values, and dv on its way.
+// What leaves a chain: a warp's sixteen rows of a state, then its columns of dv; rests of values.
 template <class Tr>
 struct ChainOut {
   alignas(128) unsigned char staging[Tr::kWarps][32 * Tr::K];
   unsigned char rests[Tr::kValueBytes];
 };
-// Two stages of a chain: one is read while the other arrives. Where the CTA works is read again
-// where it is wanted, else it would fill registers.
+// A ring of stages between the warp that loads and those that multiply: `full` by the lanes of the
+// one and the bytes under way, `empty` by a thread of each warpgroup of the others. Where the CTA
+// works is read again where it is wanted, else it would fill registers.
+inline constexpr int kMostStages = 4, kCtaBytes = 232448;  // of shared memory
+template <class Tr>
+struct ChainHead {
+  uint64_t full[kMostStages], empty[kMostStages];
+  ChainItem<Tr> at;
+  // Of transfers: chunks_ahead at the piece's two borders, of the state and of its gradient.
+  int state_ahead[2], gradient_ahead[2];
+};
 template <class Tr, class Stage>
 struct ChainShared {
-  Stage stages[2];
+  static constexpr int kHeadBytes = 1024;  // stages are aligned to as much
+  static_assert(sizeof(ChainHead<Tr>) <= kHeadBytes);
+  static constexpr int kRoom =
+      static_cast<int>((kCtaBytes - kHeadBytes - sizeof(ChainOut<Tr>)) / sizeof(Stage));
+  static constexpr int kStages = kRoom < kMostStages ? kRoom : kMostStages;
+  static_assert(kStages >= 2, "shared memory of a CTA");
+  ChainHead<Tr> head;
+  Stage stages[kStages];
   ChainOut<Tr> out;
-  uint64_t full[2];
-  ChainItem<Tr> at;
 };
 // Before anything else; a barrier inside.
-template <class Tr, class Stage>
-__device__ void begin_chain(const Params& p, unsigned index, ChainShared<Tr, Stage>& s) {
+template <class Tr>
+__device__ void begin_chain(const Params& p, unsigned job, unsigned slice, ChainHead<Tr>& s) {
   if (thread_index() == 0) {
-    s.at = ChainItem<Tr>(p, index);
-    barrier_init(&s.full[0], 1), barrier_init(&s.full[1], 1);
+    s.at = ChainItem<Tr>(p, job, slice);
+    for (int i = 0; i < kMostStages; ++i) {
+      barrier_init(&s.full[i], 32), barrier_init(&s.empty[i], Tr::kGroups);
+    }
     fence_barrier_init();
   }
   __syncthreads();  // the place and barriers
 }
-// The stage of step i has arrived, and all are done with the one before, copies out of it too. Rows
-// came by copies that products do not see by themselves.
-__device__ inline void wait_stage(uint64_t (&full)[2], int i) {
-  bulk_store_wait_read();
-  barrier_wait(&full[i % 2], i / 2 & 1);
-  copies_wait<0>();
-  fence_async_proxy();
-  __syncthreads();
-}
+// A place in the ring, and the turn of its barriers.
+template <class Tr, class Stage>
+struct RingPlace {
+  using Shared = ChainShared<Tr, Stage>;
+  int stage = 0;
+  uint32_t turn = 0;
+  __device__ void next() {
+    if (++stage == Shared::kStages) stage = 0, turn ^= 1;
+  }
+  // By those that multiply: the stage has arrived.
+  __device__ Stage& wait_full(Shared& s) const {
+    barrier_wait(&s.head.full[stage], turn);
+    return s.stages[stage];
+  }
+  // By all that multiply: the warpgroup is done with the stage before this one, and copies have
+  // read it and what they took of ChainOut.
+  __device__ void release_last(Shared& s) const {
+    bulk_store_wait_read();
+    const int group = thread_index() / kWarpgroup;
+    named_sync(1 + group, kWarpgroup);
+    if (thread_index() % kWarpgroup == 0) {
+      barrier_arrive(&s.head.empty[(stage == 0 ? Shared::kStages : stage) - 1]);
+    }
+  }
+  // By the loading warp, before it fills the stage again: it is free since the turn before.
+  __device__ void wait_empty(Shared& s) const { barrier_wait(&s.head.empty[stage], turn ^ 1); }
+};
 
 // A state: [8 keys][4], as the matrix instruction lays out 16 values x 8 keys.
 template <class Tr>
@@ -142,6 +234,28 @@ __device__ void for_state(const ChainItem<Tr>& at, State<Tr>& S, F&& f) {
   for (int n = 0; n < Tr::K / 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) f(value + e / 2 * 8, key + 8 * n + e % 2, S[n][e]);
+  }
+}
+// A state from piece to piece, fp32: blocks of 64 value columns as threads have them.
+template <class Tr>
+__device__ float4* stash_of(const ChainItem<Tr>& at, float* states, int64_t item) {
+  const int block = at.slice * Tr::kGroups + thread_index() / kWarpgroup;
+  return reinterpret_cast<float4*>(states) + item * (Tr::V * Tr::K / 4) + block * (16 * Tr::K) +
+         thread_index() % kWarpgroup;
+}
+template <class Tr>
+__device__ void load_stash(const float4* from, State<Tr>& S) {
+#pragma unroll
+  for (int n = 0; n < Tr::K / 8; ++n) {
+    const float4 x = from[n * kWarpgroup];
+    S[n][0] = x.x, S[n][1] = x.y, S[n][2] = x.z, S[n][3] = x.w;
+  }
+}
+template <class Tr>
+__device__ void store_stash(float4* to, const State<Tr>& S) {
+#pragma unroll
+  for (int n = 0; n < Tr::K / 8; ++n) {
+    to[n * kWarpgroup] = {S[n][0], S[n][1], S[n][2], S[n][3]};
   }
 }
 // A state of the call, any strides and dtype; absent: zeros.
@@ -167,9 +281,9 @@ __device__ void to_operands(const State<Tr>& S, uint32_t (&a)[Tr::K / 16][4]) {
 #pragma unroll
   for (int k = 0; k < Tr::K / 16; ++k) to_left<typename Tr::E>(&S[2 * k], a[k]);
 }
-// They go to the workspace: [V][K] at `to`. staging: 32 K bytes of the warp's own, which are free;
-// its first lane sends them.
-template <class Tr>
+// They go to the workspace: [kRows][K] at `to`. staging: 32 K bytes of the warp's own, which are
+// free; its first lane sends them.
+template <class Tr, int kRows = Tr::V>
 __device__ void send_operands(const ChainItem<Tr>& at, const uint32_t (&a)[Tr::K / 16][4],
                               unsigned char* staging, void* to) {
   const int warp = thread_index() / 32, lane = thread_index() % 32;
@@ -182,7 +296,7 @@ __device__ void send_operands(const ChainItem<Tr>& at, const uint32_t (&a)[Tr::K
     auto* rows = static_cast<unsigned char*>(to) + (at.slice * Tr::kColumns + 16 * warp) * 128;
 #pragma unroll
     for (int part = 0; part < Tr::K / 64; ++part) {
-      bulk_store<kEvictNormal>(rows + part * Tr::V * 128, staging + part * 2048, 2048);
+      bulk_store<kEvictNormal>(rows + part * kRows * 128, staging + part * 2048, 2048);
     }
   }
 }
@@ -214,12 +328,12 @@ __device__ void put_values(unsigned char* tile, const float (&c)[8][4]) {
     stmatrix_x4_trans(place + i * 2048, r);
   }
 }
-// Tiles that the warpgroup has put leave for the workspace, its 64 columns by one thread: f(send)
-// calls send(tile, its place in the workspace). The tiles are free after wait_stage.
+// Tiles that the warpgroup has put leave for the workspace, its 64 columns by one thread, behind
+// fences of all: f(send) calls send(tile, its place in the workspace). The tiles are free after
+// release_last.
 template <class Tr, class F>
 __device__ void send_values(const ChainItem<Tr>& at, F&& f) {
   const int group = thread_index() / kWarpgroup;
-  fence_async_proxy();
   named_sync(1 + group, kWarpgroup);
   if (thread_index() % kWarpgroup == 0) {
     constexpr int kBytes = kChunk * 128;
@@ -259,25 +373,6 @@ __device__ void to_rests(float (&c)[8][4]) {
       c[n][i] -= rounded.x, c[n][i + 1] -= rounded.y;
     }
   }
-}
-
-// Products of a warpgroup are under way until wgmma_wait. Their accumulators of 16 x 8 N, as they
-// have them:
-template <int N>
-__device__ inline float (&flat(float (&c)[N][4]))[4 * N] {
-  return reinterpret_cast<float(&)[4 * N]>(c);
-}
-// From here on products may use what shared memory and registers hold.
-template <int N>
-__device__ inline void begin_product(float (&c)[N][4]) {
-  fence_operands(flat(c));
-  wgmma_arrive();
-}
-// All but kPending groups are done, and c is one of theirs.
-template <int kPending, int N>
-__device__ inline void end_product(float (&c)[N][4]) {
-  wgmma_wait<kPending>();
-  fence_operands(flat(c));
 }
 
 // S += a x for a tile x of [64][K]; a: (value x token) operands.

@@ -115,7 +115,9 @@ __device__ void store_head_gates(const Params& p, GradientShared<Tr>& s, const T
   if (thread >= 32 * (Tr::kWarps - 1)) {  // the last warp: S dS over channels
     float x = 0;
 #pragma unroll
-    for (int d = thread % 32; d < Tr::K; d += 32) x += last_term<Tr>(s, d, s.G[0][kChunk - 1]);
+    for (int d = thread % 32; d < Tr::K; d += 32) {
+      x += last_term<Tr>(s, d, s.rows_of(kSum)[kChunk - 1]);
+    }
     x = warp_sum(x);
     if (thread % 32 == 0) s.total = x;
   }
@@ -135,7 +137,7 @@ __device__ void store_head_gates(const Params& p, GradientShared<Tr>& s, const T
   if (t < tile.length && part == 0) {
     const float rate = p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f;
     const float b = p.dt_bias.present ? load_param(p.dt_bias, head) : 0.0f;
-    const GateGradient x = raw_gradient(p, s.raw_gate[t], rate, b, s.total + dy);
+    const GateGradient x = raw_gradient(p, s.rows_of(kRawGate)[t], rate, b, s.total + dy);
     A_log = x.A_log, bias = x.g;
     if (p.dg.present) {
       store(p.dg.data, p.dg.dtype, offset(p.dg, tile.batch, tile.begin + t, head), x.g);

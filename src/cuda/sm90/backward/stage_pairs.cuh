@@ -37,7 +37,46 @@ __device__ void multiply_rows(uint32_t x0, uint32_t x1, int i, uint32_t y, int j
   }
 }
 
-// dP and dM. Warp w has block row w % 4 and block column w / 4. Operands are visible; a
+// Sixteen bytes of a tile of what rounding left.
+template <class Tr>
+__device__ uint4 rest_of(const void* from, int64_t i, int byte) {
+  return *reinterpret_cast<const uint4*>(static_cast<const char*>(from) + i * Tr::kValueBytes +
+                                         byte);
+}
+// dbeta = dz e, summed over 64 value columns at a time, by the warps that have no block of pairs.
+// dz with what rounding left of it: rounded like e it would double the error. In a sequence's first
+// chunk e is as well: short sequences have no other tokens among which rounding would even out. A
+// thread has sixteen bytes of a row, in the order of the tiles; dz and e are visible.
+template <class Tr>
+__device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, int warp) {
+  using E = typename Tr::E;
+  if (!p.dbeta.present) return;
+  const int64_t item = s.item, first = s.tile.sequence * p.HV + s.head;
+  const bool is_first = s.tile.is_first;
+#pragma unroll 2
+  for (int byte = (32 * warp + thread_index() % 32) * 16; byte < Tr::kValueBytes;
+       byte += Tr::kIdleWarps * 32 * 16) {
+    float z[8], e[8], x[8], sum = 0;
+    unpack<E>(rest_of<Tr>(p.work.dz_rest, item, byte), x);
+    unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.dz + byte), z);
+    unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.e + byte), e);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) z[n] += x[n];
+    if (is_first) {
+      unpack<E>(rest_of<Tr>(p.work.e_rest, first, byte), x);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) e[n] += x[n];
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) sum += z[n] * e[n];
+#pragma unroll
+    for (int m = 1; m < 8; m *= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, m);
+    const int row = byte / 128;
+    if (byte % 128 == 0) s.dbeta_parts[row / kChunk][row % kChunk] = sum;
+  }
+}
+
+// dP and dM, and dbeta. Warp w has block row w % 4 and block column w / 4. Operands are visible; a
 // barrier must follow.
 template <class Tr>
 __device__ void lay_pairs(const Params& p, GradientShared<Tr>& s) {
@@ -47,8 +86,10 @@ __device__ void lay_pairs(const Params& p, GradientShared<Tr>& s) {
     if constexpr (!Tr::kPerChannel) {
       if (lane < 16) s.pair_rows[bj][16 * bi + lane] = 0, s.pair_columns[bi][16 * bj + lane] = 0;
     }
+    lay_dbeta<Tr>(p, s, bj * (bj - 1) / 2 + bi);
     return;
   }
+  const float* const beta = s.rows_of(kBeta);
   float dP[2][4] = {}, dM[2][4] = {};
   multiply_rows<E, Tr::V>(smem_u32(s.x.operand.d_o), smem_u32(s.x.operand.dz), bi,
                           smem_u32(s.x.operand.e), bj, lane, dP, dM);
@@ -63,9 +104,12 @@ __device__ void lay_pairs(const Params& p, GradientShared<Tr>& s) {
     for (int e = 0; e < 4; ++e) {
       const int i = 16 * bi + lane / 4 + e / 2 * 8, j = 16 * bj + 8 * n + lane % 4 * 2 + e % 2;
       float w = 1;
-      if constexpr (!Tr::kPerChannel) w = i > j ? decay_between(s.G[0][i] - s.G[0][j]) : 1.0f;
-      dP[n][e] = i >= j ? p.scale * s.beta[j] * dP[n][e] * w : 0.0f;
-      dM[n][e] = i > j ? -s.beta[i] * s.beta[j] * dM[n][e] * w : 0.0f;
+      if constexpr (!Tr::kPerChannel) {
+        const float* const G = s.rows_of(kSum);
+        w = i > j ? decay_between(G[i] - G[j]) : 1.0f;
+      }
+      dP[n][e] = i >= j ? p.scale * beta[j] * dP[n][e] * w : 0.0f;
+      dM[n][e] = i > j ? -beta[i] * beta[j] * dM[n][e] * w : 0.0f;
       if constexpr (!Tr::kPerChannel) {
         const float pair = i > j ? dP[n][e] * qk[n][e] + dM[n][e] * kk[n][e] : 0.0f;
         row_sums[e / 2] += pair, column_sums[n][e % 2] += pair;
@@ -269,40 +313,6 @@ __device__ void add_middle(GradientShared<Tr>& s, Fragment<Tr>& dk, Fragment<Tr>
       dG[n][e] -= (e == 0 ? y0.x : y0.y) * columns[e];
       dk[n][2 + e] += after[e] * rows[2 + e];
       dG[n][2 + e] += (e == 0 ? z1.x : z1.y) * rows[e] + (e == 0 ? y1.x : y1.y) * rows[2 + e];
-    }
-  }
-}
-
-// Without decays per channel: all pairs.
-template <class Tr>
-__device__ void add_pairs(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragment<Tr>& dk) {
-  using E = typename Tr::E;
-  const Part<Tr> at;
-  const uint32_t tile_k = smem_u32(s.k), tile_q = smem_u32(s.q);
-  for (int j = 0; j < 4; ++j) {
-    const bool is_row = j <= at.block, is_column = j >= at.block;
-    uint32_t aP[4], aM[4], turned_P[4], turned_M[4];
-    if (is_row) {
-      load_left<64>(smem_u32(s.dP), 16 * at.block, 16 * j, at.lane, aP);
-      load_left<64>(smem_u32(s.dM), 16 * at.block, 16 * j, at.lane, aM);
-    }
-    if (is_column) {
-      load_left_turned<64>(smem_u32(s.dP), 16 * j, 16 * at.block, at.lane, turned_P);
-      load_left_turned<64>(smem_u32(s.dM), 16 * j, 16 * at.block, at.lane, turned_M);
-    }
-#pragma unroll
-    for (int n = 0; n < Tr::kTiles; n += 2) {
-      uint32_t bk[4], bq[4];
-      load_right_turned<64>(tile_k, 16 * j, at.first_column() + 8 * n, at.lane, bk);
-      load_right_turned<64>(tile_q, 16 * j, at.first_column() + 8 * n, at.lane, bq);
-      if (is_row) {
-        multiply_pair<E>(&dq[n], aP, bk);
-        multiply_pair<E>(&dk[n], aM, bk);
-      }
-      if (is_column) {
-        multiply_pair<E>(&dk[n], turned_P, bq);
-        multiply_pair<E>(&dk[n], turned_M, bk);
-      }
     }
   }
 }

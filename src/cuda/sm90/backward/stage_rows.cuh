@@ -14,20 +14,24 @@ __device__ uint4 pack_operands(const float (&x)[8]) {
   return {pack<E>(x[0], x[1]), pack<E>(x[2], x[3]), pack<E>(x[4], x[5]), pack<E>(x[6], x[7])};
 }
 
-// Of row r of a chunk; 1 past its tokens.
-__device__ inline float beta_of(const Params& p, const TokenTile& tile, int64_t head, int r) {
+// A head's number of row r of a chunk, as the call has it; 0 past its tokens and if x is absent.
+__device__ inline float raw_of(const Rows& x, const TokenTile& tile, int64_t head, int r) {
+  if (!x.present || r >= tile.length) return 0.0f;
+  return load(x.data, x.dtype, offset(x, tile.batch, tile.begin + r, head));
+}
+// From it; 1 past the tokens.
+__device__ inline float beta_of(const Params& p, const TokenTile& tile, float raw, int r) {
   if (p.beta_kind == BetaKind::none || r >= tile.length) return 1.0f;
-  const float x = beta_value(p.beta_form, load(p.beta.data, p.beta.dtype,
-                                               offset(p.beta, tile.batch, tile.begin + r, head)));
+  const float x = beta_value(p.beta_form, raw);
   return fabsf(x) < kLeastBeta ? kLeastBeta : x;
 }
 
 // The log decay of row r; 0 past the tokens and without gates.
-__device__ inline float head_decay(const Params& p, const TokenTile& tile, int64_t head, int r) {
+__device__ inline float head_decay(const Params& p, const TokenTile& tile, int64_t head, float g,
+                                   int r) {
   if (p.gate == Gate::none || r >= tile.length) return 0.0f;
   const float rate = p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f;
   const float bias = p.dt_bias.present ? load_param(p.dt_bias, head) : 0.0f;
-  const float g = load(p.g.data, p.g.dtype, offset(p.g, tile.batch, tile.begin + r, head));
   return clamp_log_decay(log_decay(p.gate_form, p.lower_bound, g, rate, bias));
 }
 // G of row r: 64 numbers in shared memory, read by all lanes at once.
@@ -50,6 +54,12 @@ __device__ void raw_of_tile(const Params& p, const unsigned char* from, F&& plac
   };
   p.g.dtype == DType::bf16 ? each(static_cast<__nv_bfloat16*>(nullptr))
                            : each(static_cast<__half*>(nullptr));
+}
+
+template <int N, class F>
+__device__ void raw_of_floats(const unsigned char* from, F&& place, float (&g)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) g[i] = *reinterpret_cast<const float*>(from + place(i));
 }
 
 // One channel's gates.

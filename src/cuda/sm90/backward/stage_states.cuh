@@ -44,32 +44,65 @@ __device__ void lay_last(const Params& p, GradientShared<Tr>& s, const TokenTile
   *reinterpret_cast<float2*>(&s.last_parts[part][d]) = {x, y};
 }
 
-// The warp's accumulators; dk has the part of exp(G), end that of exp(G_last - G). Operands are
-// visible.
+// A warpgroup's columns of a tile of [kRows][K], as a right operand whose rows are summed over.
+template <class Tr, int kRows>
+__device__ uint64_t columns_of_tile(const unsigned char* tile) {
+  const int first = Part<Tr>().first_column();
+  const int byte = first / 64 * kRows * 128 + first % 64 * 2;
+  return tile_desc(smem_u32(tile) + static_cast<uint32_t>(byte), kRows * 128, 1024);
+}
+// The accumulators; dk has the part of exp(G), end that of exp(G_last - G). Products of a
+// warpgroup, all tokens and a quarter of the channels: a warp's part has the layout of Fragment.
+// Operands are visible to them; under way until end_states.
 template <class Tr>
-__device__ void multiply_states(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragment<Tr>& dk,
-                                Fragment<Tr>& end) {
+__device__ void begin_states(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragment<Tr>& dk,
+                             Fragment<Tr>& end) {
   using E = typename Tr::E;
-  const Part<Tr> at;
-  const uint32_t left = block_place<64, false>(16 * at.block, 0, at.lane);
-  const uint32_t right = block_place<Tr::V, false>(0, at.first_column(), at.lane);
+  const auto& x = s.x.operand;
+  const uint64_t S = columns_of_tile<Tr, Tr::V>(x.S), dS = columns_of_tile<Tr, Tr::V>(x.dS);
+  const auto left = [](const unsigned char* tile) { return tile_desc(smem_u32(tile), 16, 1024); };
+  const uint64_t d_o = left(x.d_o), dz = left(x.dz), e = left(x.e);
+  fence_operands(flat(dk)), fence_operands(flat(end));
+  begin_product(dq);
 #pragma unroll
   for (int k = 0; k < Tr::V / 16; ++k) {
-    uint32_t o[4], z[4], e[4];
-    ldmatrix_x4(o, smem_u32(s.x.operand.d_o) + column_step<64>(left, k));
-    ldmatrix_x4(z, smem_u32(s.x.operand.dz) + column_step<64>(left, k));
-    ldmatrix_x4(e, smem_u32(s.x.operand.e) + column_step<64>(left, k));
-#pragma unroll
-    for (int n = 0; n < Tr::kTiles; n += 2) {
-      const uint32_t byte = (right ^ n << 4) + static_cast<uint32_t>(k * 2048);
-      uint32_t b[4];
-      ldmatrix_x4_trans(b, smem_u32(s.x.operand.S) + byte);
-      multiply_pair<E>(&dq[n], o, b);
-      multiply_pair<E>(&dk[n], z, b);
-      ldmatrix_x4_trans(b, smem_u32(s.x.operand.dS) + byte);
-      multiply_pair<E>(&end[n], e, b);
-    }
+    const auto at = static_cast<uint32_t>(k / 4 * kChunk * 128 + k % 4 * 32);
+    const uint64_t b = desc_at(S, static_cast<uint32_t>(k * 2048));
+    wgmma<E, Major::k, Major::mn>(flat(dq), desc_at(d_o, at), b, k > 0);
+    wgmma<E, Major::k, Major::mn>(flat(dk), desc_at(dz, at), b, k > 0);
+    wgmma<E, Major::k, Major::mn>(flat(end), desc_at(e, at),
+                                  desc_at(dS, static_cast<uint32_t>(k * 2048)), k > 0);
   }
+  wgmma_commit();
+}
+template <class Tr>
+__device__ void end_states(Fragment<Tr>& dq, Fragment<Tr>& dk, Fragment<Tr>& end) {
+  end_product<0>(dq);
+  fence_operands(flat(dk)), fence_operands(flat(end));
+}
+
+// Without decays per channel: all pairs, onto the accumulators, by products of a warpgroup. dP and
+// dM are zero above their diagonals. Operands are visible to products.
+template <class Tr>
+__device__ void add_pairs(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragment<Tr>& dk) {
+  using E = typename Tr::E;
+  const uint64_t keys = columns_of_tile<Tr, kChunk>(s.k),
+                 queries = columns_of_tile<Tr, kChunk>(s.q);
+  const uint64_t P = tile_desc(smem_u32(s.dP), 16, 1024), M = tile_desc(smem_u32(s.dM), 16, 1024);
+  fence_operands(flat(dk));
+  begin_product(dq);
+#pragma unroll
+  for (int k = 0; k < kChunk / 16; ++k) {
+    const auto row = static_cast<uint32_t>(k * 2048), column = static_cast<uint32_t>(k * 32);
+    const uint64_t bk = desc_at(keys, row), bq = desc_at(queries, row);
+    wgmma<E, Major::k, Major::mn>(flat(dq), desc_at(P, column), bk);
+    wgmma<E, Major::k, Major::mn>(flat(dk), desc_at(M, column), bk);
+    wgmma<E, Major::mn, Major::mn>(flat(dk), desc_at(P, row), bq);
+    wgmma<E, Major::mn, Major::mn>(flat(dk), desc_at(M, row), bk);
+  }
+  wgmma_commit();
+  end_product<0>(dq);
+  fence_operands(flat(dk));
 }
 
 // Factors of the products, and their part of dG: per channel it takes the place of `end`, and sums
@@ -81,13 +114,14 @@ __device__ void apply_decays(const Params& p, GradientShared<Tr>& s, Fragment<Tr
   using E = typename Tr::E;
   const Part<Tr> at;
   float starts[2] = {}, ends[2] = {};
+  const float* const betas = s.rows_of(kBeta);
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; ++n) {
     float column_ends[2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = at.row + 8 * half, c = at.column + 8 * n;
-      const float beta = s.beta[r];
+      const float beta = betas[r];
       const float2 k = load_pair<E>(s.k + at.pair(n, half));
       const float2 q = load_pair<E>(s.q + at.pair(n, half));
 #pragma unroll
@@ -97,7 +131,7 @@ __device__ void apply_decays(const Params& p, GradientShared<Tr>& s, Fragment<Tr
         if constexpr (Tr::kPerChannel) {
           G = s.G[r][c + x], last = s.G[kChunk - 1][c + x];
         } else {
-          G = s.G[0][r], last = s.G[0][kChunk - 1];
+          G = s.rows_of(kSum)[r], last = s.rows_of(kSum)[kChunk - 1];
         }
         const float from_start = decay_between(G), to_end = decay_between(last - G);
         const float key = x == 0 ? k.x : k.y, query = x == 0 ? q.x : q.y;

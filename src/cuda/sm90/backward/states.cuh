@@ -13,31 +13,38 @@ struct StatesStage {
   alignas(1024) unsigned char keys[Tr::kPerChannel ? 2 : 1][Tr::kKeyBytes];
   unsigned char T[Tr::kSquareBytes];
   unsigned char values[Tr::kValueBytes];  // v, then e
-  float last[Tr::K], rows[kRowKinds * kChunk];
+  float last[Tr::K], rows[kChainKinds * kChunk];
 };
 
 template <class Tr>
-__device__ void load_states_stage(const Params& p, const ChainItem<Tr>& at, int c,
-                                  StatesStage<Tr>& s, uint64_t* full) {
+__device__ void load_stage(const Params& p, const Maps& maps, const ChainItem<Tr>& at, int c,
+                           bool has_values, StatesStage<Tr>& s, uint64_t* full) {
   constexpr int kBytes =
       (Tr::kPerChannel ? 2 * Tr::kKeyBytes : 0) + Tr::kSquareBytes + Tr::kNumberBytes;
-  const ChunkCopy<Tr> copy(p, at, c, kBytes, full);
+  ChunkLoad<Tr> load(p, at, c, full);
+  load.expect(kBytes + (Tr::kPerChannel ? 0 : load.bytes_of(maps.k, Tr::K)) +
+              (has_values ? load.bytes_of(maps.v, Tr::kColumns) : 0));
   if constexpr (Tr::kPerChannel) {
-    copy.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
-    copy.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
+    load.image(s.keys[0], p.work.kE, Tr::kKeyBytes);
   } else {
-    copy.keys(s.keys[0], p.k, at.token(c));
+    load.keys(s.keys[0], maps.k, p.k);
   }
-  copy.image(s.T, p.work.T, Tr::kSquareBytes);
-  copy.values(s.values, p.v, at.token(c));
-  copy.numbers(s.last, s.rows);
+  if (has_values) load.values(s.values, maps.v, p.v);
+  load.image(s.T, p.work.T, Tr::kSquareBytes);
+  load.numbers(s.last, s.rows);
+  if constexpr (Tr::kPerChannel) load.image(s.keys[1], p.work.kR, Tr::kKeyBytes);
+  load.done();
 }
 
-// One chunk by a warpgroup. load_next: the next chunk's copies, after the fence of what is sent
-// first, which would wait for them.
+// What a step does besides: results of its chunk go out; it has values, or they are 0.
+struct StepKind {
+  bool has_outputs = true, has_values = true;
+};
+
+// One chunk by a warpgroup. release: of the stage before, when the first product is under way.
 template <class Tr, class F>
 __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, StatesStage<Tr>& s,
-                            ChainOut<Tr>& out, F&& load_next, State<Tr>& S) {
+                            ChainOut<Tr>& out, F&& release, StepKind kind, State<Tr>& S) {
   using E = typename Tr::E;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int64_t item = at.item(p, c);
@@ -49,13 +56,20 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
     begin_product(x);
     multiply_keys<Tr>(smem_u32(s.keys[0]), a, false, x);
     wgmma_commit();
-    send_operands<Tr>(at, a, out.staging[warp], static_cast<E*>(p.work.S) + item * (Tr::V * Tr::K));
-    load_next();
+    release();
+    if (kind.has_outputs) {
+      send_operands<Tr>(at, a, out.staging[warp],
+                        static_cast<E*>(p.work.S) + item * (Tr::V * Tr::K));
+    }
     if (c == 0) multiply_rest<Tr>(smem_u32(s.keys[0]), S, a, x);
     decay_state<Tr>(s.last, S);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      load_left_turned<64>(smem_u32(s.values), 16 * i, 16 * warp, lane, v[i]);
+      if (kind.has_values) {
+        load_left_turned<64>(smem_u32(s.values), 16 * i, 16 * warp, lane, v[i]);
+      } else {
+        v[i][0] = v[i][1] = v[i][2] = v[i][3] = 0;
+      }
     }
     end_product<0>(x);
   }
@@ -92,44 +106,63 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
   begin_product(S);
   add_outer<Tr>(smem_u32(s.keys[Tr::kPerChannel ? 1 : 0]), ax, S);
   wgmma_commit();
+  if (kind.has_outputs) {
 #pragma unroll
-  for (int n = 0; n < 8; ++n) scale_columns(y[n], factors_of(s.rows, kInverse, n, lane));
-  const bool has_rest = c == 0 && p.dbeta.present;
-  __syncwarp();  // v has been read by all lanes
-  put_values<Tr>(s.values, y);
-  if (has_rest) {
-    to_rests<E>(y);
-    put_values<Tr>(out.rests, y);
-  }
-  send_values<Tr>(at, [&](auto send) {
-    send(s.values, static_cast<E*>(p.work.e) + item * (kChunk * Tr::V));
+    for (int n = 0; n < 8; ++n) scale_columns(y[n], factors_of(s.rows, kInverse, n, lane));
+    const bool has_rest = c == 0 && p.dbeta.present;
+    __syncwarp();  // v has been read by all lanes
+    put_values<Tr>(s.values, y);
     if (has_rest) {
-      send(out.rests, static_cast<E*>(p.work.e_rest) + at.sequence_item(p) * (kChunk * Tr::V));
+      to_rests<E>(y);
+      put_values<Tr>(out.rests, y);
     }
-  });
+    fence_async_proxy();
+    send_values<Tr>(at, [&](auto send) {
+      send(s.values, static_cast<E*>(p.work.e) + item * (kChunk * Tr::V));
+      if (has_rest) {
+        send(out.rests, static_cast<E*>(p.work.e_rest) + at.sequence_item(p) * (kChunk * Tr::V));
+      }
+    });
+  }
   end_product<0>(S);
 }
 
-// A CTA's columns through a sequence.
+// Chunks of the chain forward: those that lead up to a piece, and its own.
 template <class Tr>
-__device__ void go_forward(const Params& p, unsigned index, unsigned char* smem) {
-  auto& s = *reinterpret_cast<ChainShared<Tr, StatesStage<Tr>>*>(smem);
-  begin_chain(p, index, s);
-  const ChainItem<Tr>& at = s.at;
-  const int chunks = at.num_chunks();
-  if (chunks == 0) return;
-  load_states_stage<Tr>(p, at, 0, s.stages[0], &s.full[0]);
-  State<Tr> S;
-  load_given<Tr>(at, p.initial, S);
-  for (int c = 0; c < chunks; ++c) {
-    wait_stage(s.full, c);
-    const int next = (c + 1) % 2;
-    const auto load_next = [&] {
-      if (c + 1 < chunks) load_states_stage<Tr>(p, at, c + 1, s.stages[next], &s.full[next]);
+__device__ int first_chunk(const ChainItem<Tr>& at) {
+  return at.begin - max(at.ahead, 0);
+}
+// From the state before the first of them, by those that multiply, and by the warp that loads.
+template <class Tr, bool kTransfer>
+__device__ void go_forward(const Params& p, ChainShared<Tr, StatesStage<Tr>>& s, bool has_values,
+                           State<Tr>& S) {
+  const ChainItem<Tr>& at = s.head.at;
+  RingPlace<Tr, StatesStage<Tr>> place;
+  for (int c = first_chunk(at); c < at.end; ++c, place.next()) {
+    const auto release = [&] {
+      if (c > first_chunk(at)) place.release_last(s);
     };
-    step_states<Tr>(p, at, c, s.stages[c % 2], s.out, load_next, S);
+    const StepKind kind{!kTransfer && c >= at.begin, !kTransfer || has_values};
+    step_states<Tr>(p, at, c, place.wait_full(s), s.out, release, kind, S);
   }
-  bulk_store_wait();
+}
+template <class Tr>
+__device__ void load_forward(const Params& p, const Maps& maps, bool has_values,
+                             ChainShared<Tr, StatesStage<Tr>>& s) {
+  const ChainItem<Tr>& at = s.head.at;
+  const int end = at.end;
+  RingPlace<Tr, StatesStage<Tr>> place;
+  for (int c = first_chunk(at); c < end; ++c, place.next()) {
+    place.wait_empty(s);
+    load_stage<Tr>(p, maps, at, c, has_values, s.stages[place.stage], &s.head.full[place.stage]);
+  }
+}
+// What it starts from: 0, or what the call gave.
+template <class Tr>
+__device__ void begin_forward(const Params& p, const ChainItem<Tr>& at, State<Tr>& S) {
+  States given = p.initial;
+  given.present = given.present && at.ahead >= 0 && first_chunk(at) == 0;
+  load_given<Tr>(at, given, S);
 }
 
 }  // namespace deltic::gpu::gradient

@@ -8,6 +8,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/numbers.cuh"
 #include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/wgmma.cuh"
 #include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::gradient {
@@ -68,6 +69,25 @@ template <class E>
 __device__ inline void to_left(const float (*c)[4], uint32_t (&a)[4]) {
   a[0] = pack<E>(c[0][0], c[0][1]), a[1] = pack<E>(c[0][2], c[0][3]);
   a[2] = pack<E>(c[1][0], c[1][1]), a[3] = pack<E>(c[1][2], c[1][3]);
+}
+
+// Products of a warpgroup are under way until wgmma_wait. Their accumulators of 16 x 8 N, as they
+// have them:
+template <int N>
+__device__ inline float (&flat(float (&c)[N][4]))[4 * N] {
+  return reinterpret_cast<float(&)[4 * N]>(c);
+}
+// From here on products may use what shared memory and registers hold.
+template <int N>
+__device__ inline void begin_product(float (&c)[N][4]) {
+  fence_operands(flat(c));
+  wgmma_arrive();
+}
+// All but kPending groups are done, and c is one of theirs.
+template <int kPending, int N>
+__device__ inline void end_product(float (&c)[N][4]) {
+  wgmma_wait<kPending>();
+  fence_operands(flat(c));
 }
 
 // Copies that are under way until copies_wait and a barrier. `thread` of `threads` does its share.

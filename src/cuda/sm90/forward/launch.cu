@@ -1,6 +1,4 @@
 // Host side of the forward: what it takes, its workspace, tensor maps, the order of launches.
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 #include <span>
 #include <string_view>
@@ -16,6 +14,7 @@
 #include "cuda/sm90/forward/instantiate.h"
 #include "cuda/sm90/forward/launch.h"
 #include "cuda/sm90/forward/stage_merge.cuh"
+#include "cuda/tensor_map.h"
 #include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu::forward {
@@ -26,13 +25,6 @@ using schedule::chunks_in, schedule::kFewestSms, schedule::kFewestSmsSplit, sche
 constexpr const char* kName = "cuda.sm90.forward";
 constexpr int kRing = 8;  // packets per carrier: 4 starve it, 32 leave L2
 
-bool is_16_bytes(const Rows& rows, int64_t heads, int64_t tokens, int64_t batches) {
-  const auto fits = [&](int64_t stride, int64_t size) {
-    return size <= 1 || (stride > 0 && stride * size_of(rows.dtype) % 16 == 0);
-  };
-  return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.sh, heads) &&
-         fits(rows.st, tokens) && fits(rows.sb, batches);
-}
 Number number_type(DType type) {
   return type == DType::f32 ? Number::kF32 : type == DType::bf16 ? Number::kBf16 : Number::kF16;
 }
@@ -96,40 +88,6 @@ Workspace workspace_of(const Problem& p, int64_t sms) {
   return w;
 }
 
-// (channel, head, token, batch); boxes of 64 channels and 64 tokens. What lies outside reads as 0
-// and is not written.
-CUtensorMap make_map(const Rows& rows, const Problem& p, int64_t width, int64_t heads,
-                     void* fallback) {
-  static const auto encode = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                                cudaEnableDefault, &result),
-               "cuTensorMapEncodeTiled");
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
-  }();
-  const bool is_empty = p.T == 0 || p.B == 0;  // nothing is read through the map
-  const auto size = [](int64_t n) { return cuuint64_t(std::max<int64_t>(n, 1)); };
-  const auto stride = [&](int64_t s, int64_t n) {
-    return cuuint64_t(n > 1 ? s * 2 : (width * 2 + 15) / 16 * 16);
-  };
-  const cuuint64_t dims[4] = {cuuint64_t(width), size(heads), size(p.T), size(p.B)};
-  const cuuint64_t strides[3] = {stride(rows.sh, heads), stride(rows.st, p.T),
-                                 stride(rows.sb, p.B)};
-  const cuuint32_t box[4] = {64, 1, kChunk, 1}, ones[4] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult error = encode(
-      &map,
-      rows.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      4, is_empty ? fallback : rows.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (error != CUDA_SUCCESS) {
-    fail(DELTIC_RUNTIME_ERROR, "forward: cuTensorMapEncodeTiled failed with error ", int(error));
-  }
-  return map;
-}
-
 IndexList list_of(const Indices& i) { return {i.present ? i.data : nullptr, i.is64, i.s0}; }
 Values values_of(const Rows& r) {
   return {r.present ? r.data : nullptr, number_type(r.dtype), r.sb, r.st, r.sh};
@@ -158,7 +116,7 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
            : p.gate_form == DELTIC_GATE_SOFTPLUS ? GateForm::kSoftplus
                                                  : GateForm::kLogDecay;
   d.is_packed = p.packed;
-  d.cu_seqlens = list_of(p.cu);
+  d.cu_seqlens = list_of(p.cu), d.spans = p.spans;
   d.slots = slot_lists_of(p);
   d.record = p.record;
   d.split_chunks = w.split_chunks;
@@ -216,7 +174,8 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
   // The planning kernel has looked at null slots and at what sequences start from.
   tail.null_slot = -1, tail.accepted = {}, tail.has_initial = {};
   tail.ckpt = {}, tail.ckpt_cu = {}, tail.ckpt_tokens = {}, tail.ckpt_slots = {};
-  recurrence::run(tail, stream, d.ckpt.spans);
+  tail.spans = d.ckpt.spans;
+  recurrence::run(tail, stream);
 }
 
 template <class E, GateForm kForm, bool kTransfer>
@@ -335,9 +294,12 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
   Params d = params_of(p, w, base);
   add_checkpoints(p, w, base, d);
   Maps maps;
-  maps.q = make_map(p.q, p, p.K, p.H, base), maps.k = make_map(p.k, p, p.K, p.H, base);
-  maps.v = make_map(p.v, p, p.V, p.HV, base), maps.o = make_map(p.o, p, p.V, p.HV, base);
-  maps.g = has_gate_tiles(p) ? make_map(p.g, p, p.K, p.HV, base) : maps.v;
+  const auto map = [&](const Rows& rows, int64_t width, int64_t heads) {
+    return make_map("forward", rows, p.B, p.T, heads, width, base);
+  };
+  maps.q = map(p.q, p.K, p.H), maps.k = map(p.k, p.K, p.H);
+  maps.v = map(p.v, p.V, p.HV), maps.o = map(p.o, p.V, p.HV);
+  maps.g = has_gate_tiles(p) ? map(p.g, p.K, p.HV) : maps.v;
   if (w.split_chunks > 0) {
     Params t = d;
     t.is_transfer = true, t.plan = reinterpret_cast<Plan*>(base + w.plan[1]);

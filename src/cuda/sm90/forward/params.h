@@ -150,6 +150,7 @@ struct Params {
   // Lengths and slots, for the planning kernel.
   bool is_packed;
   IndexList cu_seqlens;
+  const Span* spans;  // [N] the first tokens of each sequence that run; null: all of them
   SlotLists slots;
   const uint64_t* record;  // of checked mode: all ones, or there is no work; null: not checked
   int split_chunks;        // of a piece; 0: sequences stay whole

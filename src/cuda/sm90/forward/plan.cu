@@ -26,6 +26,7 @@ __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
   } else {
     s.batch = i, s.length = p.num_tokens;
   }
+  if (p.spans) s.length = int(min(int64_t(s.length), p.spans[i].length));
   const Slots<int> slots = find_slots<int>(p.slots, i);
   s.read_slot = slots.from, s.write_slot = slots.to;
   if (is_skipped(p.slots, i, s.length, slots)) s.zero = s.length, s.length = 0;

@@ -2,6 +2,6 @@
 #include "cuda/sm80/backward/instantiate.cuh"
 
 namespace deltic::gpu::backward {
-DELTIC_INSTANTIATE_BACKWARD(256, 32);
-DELTIC_INSTANTIATE_BACKWARD(256, 16);  // GPUs with less shared memory
+DELTIC_INSTANTIATE_BACKWARD(256, 32, false);
+DELTIC_INSTANTIATE_BACKWARD(256, 16, false);  // GPUs with less shared memory
 }  // namespace deltic::gpu::backward

@@ -2,5 +2,6 @@
 #include "cuda/sm80/backward/instantiate.cuh"
 
 namespace deltic::gpu::backward {
-DELTIC_INSTANTIATE_BACKWARD(64, 64);
+DELTIC_INSTANTIATE_BACKWARD(64, 64, false);
+DELTIC_INSTANTIATE_BACKWARD(64, 16, false);  // GPUs with less shared memory
 }  // namespace deltic::gpu::backward

@@ -7,5 +7,9 @@ template void launch<1, false, false>(const Params&, unsigned, cudaStream_t);
 template void launch<1, false, true>(const Params&, unsigned, cudaStream_t);
 template void launch<1, true, false>(const Params&, unsigned, cudaStream_t);
 template void launch<1, true, true>(const Params&, unsigned, cudaStream_t);
+template void launch_record<1, false>(const Params&, unsigned, cudaStream_t);
+template void launch_record<1, true>(const Params&, unsigned, cudaStream_t);
+template void launch_commit<1, false>(const Params&, unsigned, cudaStream_t);
+template void launch_commit<1, true>(const Params&, unsigned, cudaStream_t);
 
 }  // namespace deltic::gpu::recurrence

@@ -7,5 +7,9 @@ template void launch<2, false, false>(const Params&, unsigned, cudaStream_t);
 template void launch<2, false, true>(const Params&, unsigned, cudaStream_t);
 template void launch<2, true, false>(const Params&, unsigned, cudaStream_t);
 template void launch<2, true, true>(const Params&, unsigned, cudaStream_t);
+template void launch_record<2, false>(const Params&, unsigned, cudaStream_t);
+template void launch_record<2, true>(const Params&, unsigned, cudaStream_t);
+template void launch_commit<2, false>(const Params&, unsigned, cudaStream_t);
+template void launch_commit<2, true>(const Params&, unsigned, cudaStream_t);
 
 }  // namespace deltic::gpu::recurrence

@@ -7,5 +7,9 @@ template void launch<8, false, false>(const Params&, unsigned, cudaStream_t);
 template void launch<8, false, true>(const Params&, unsigned, cudaStream_t);
 template void launch<8, true, false>(const Params&, unsigned, cudaStream_t);
 template void launch<8, true, true>(const Params&, unsigned, cudaStream_t);
+template void launch_record<8, false>(const Params&, unsigned, cudaStream_t);
+template void launch_record<8, true>(const Params&, unsigned, cudaStream_t);
+template void launch_commit<8, false>(const Params&, unsigned, cudaStream_t);
+template void launch_commit<8, true>(const Params&, unsigned, cudaStream_t);
 
 }  // namespace deltic::gpu::recurrence

@@ -1,0 +1,68 @@
+// Times of the backward's chains, and the choice among divisions.
+#include "cuda/schedule/chains.h"
+
+#include <algorithm>
+
+namespace deltic::gpu::schedule {
+namespace {
+
+// Jobs of equal length on so many SMs, one CTA to each.
+float waves(int64_t ctas, int sms) { return float((ctas + sms - 1) / sms); }
+
+}  // namespace
+
+ChainWork chain_work_of(const Problem& p, int num_sms) {
+  const Work w = work_of(p, num_sms);
+  return {w.short_jobs,
+          w.total,
+          w.longest,
+          int(p.K),
+          int(p.V),
+          num_sms,
+          p.gate == Gate::head ? 0.25f : 1.f};
+}
+
+ChainTime chain_time(ChainCosts c, const ChainWork& w, int n, int chunks) {
+  const int steps = std::max(chunks > 0 ? chunks : w.longest, 1);
+  // Pieces of all sequences: as many as whole ones, or more where lengths differ.
+  const int64_t pieces = std::max<int64_t>((int64_t{w.total} + steps - 1) / steps, w.jobs);
+  const auto time_of = [&](int64_t ctas, float step) {
+    return waves(ctas, w.sms) * (step * float(steps) + kChainStartUs);
+  };
+  const float narrow = time_of(2 * pieces * (w.values / 64), c.narrow);
+  const float wide = w.values > 64 ? time_of(2 * pieces, c.wide) : narrow;
+  ChainTime time{};
+  time.columns = w.values > 64 && wide <= narrow ? w.values : 64;
+  time.chains = std::min(narrow, wide);
+  if (chunks == 0) return time;
+  const int columns = w.keys == w.values ? w.values : 64;
+  const int64_t jobs = 2 * (pieces - pieces / n) * (w.values / columns) +
+                       std::max<int64_t>(pieces - 2 * (pieces / n), 0) * (w.keys / columns);
+  const auto needed = int64_t(float(jobs) * w.remembered) + 1;
+  time.transfer = time_of(needed, columns > 64 ? c.transfer : c.transfer * c.narrow / c.wide) +
+                  float(n) * kChainMergeUs + kChainLaunchesUs;
+  return time;
+}
+
+int choose_chain_segment(ChainCosts c, const ChainWork& w) {
+  if (w.sms < kFewestSmsSplit || w.longest < 8 || w.total < w.longest || w.jobs < 1) return 0;
+  // Predictions are no better than that, and heads may remember more: whole sequences unless much
+  // is gained.
+  constexpr float kWorth = 0.85f;
+  float best = kWorth * chain_time(c, w, 1, 0).all();
+  int chunks = 0;
+  for (int n = 2; n <= most_segments(w.longest); ++n) {
+    const int segment = segment_of(w.longest, n);
+    const float time = chain_time(c, w, n, segment).all();
+    if (time < best) best = time, chunks = segment;
+  }
+  return chunks;
+}
+
+int chain_segment(const Problem& p, int num_sms) {
+  if (p.split == DELTIC_SPLIT_OFF || p.N == 0 || p.T == 0) return 0;
+  if (p.split != DELTIC_SPLIT_AUTO) return split_chunks(p, num_sms);
+  return choose_chain_segment(chain_costs_of(kind_of(p)), chain_work_of(p, num_sms));
+}
+
+}  // namespace deltic::gpu::schedule

@@ -1,0 +1,7 @@
+// The general backward for keys of up to 128 channels, with decays of value columns.
+#include "cuda/sm80/backward/instantiate.cuh"
+
+namespace deltic::gpu::backward {
+DELTIC_INSTANTIATE_BACKWARD(128, 64, true);
+DELTIC_INSTANTIATE_BACKWARD(128, 16, true);  // GPUs with less shared memory
+}  // namespace deltic::gpu::backward

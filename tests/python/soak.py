@@ -1,0 +1,445 @@
+"""A server in small that runs long: every token of every sequence must have the bits that the same
+sequence has without company.
+
+    python soak.py [--device cuda] [--steps 10000] [--seed 1] [KIND...]
+
+Sequences come and go on pools that lie in pages as vLLM's do: windows of the convolution, then the
+state, then a gap. Prompts continue prefixes that others left at multiples of the chunk; drafted
+tokens are accepted and rejected; rows of padding have slot 0 or none. Slots that nobody owns are
+NaN. On a GPU the steps are CUDA graphs, replayed with other slots in their lists, that also count
+wrong rows.
+"""
+
+import argparse
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+
+import deltic
+import torch
+
+W, CHUNK, FAMILY = 4, 64, 128
+SLOTS, LONGEST, SEQUENCES = 96, 256, 24
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A layer and how it is served."""
+
+    gate: str = "head"  # head or channel
+    bound: float | None = None
+    state: torch.dtype = torch.float32
+    drafts: int = 3
+    H: int = 2
+    HV: int = 4
+    K: int = 128
+    V: int = 128
+
+    @property
+    def D(self) -> int:
+        return 2 * self.H * self.K + self.HV * self.V
+
+    @property
+    def gate_shape(self) -> tuple[int, ...]:
+        return (self.HV,) if self.gate == "head" else (self.HV, self.K)
+
+    @property
+    def has_prefixes(self) -> bool:
+        """A kept 16-bit state is rounded in the middle of a prompt: it continues otherwise."""
+        return self.state == torch.float32
+
+
+KINDS = {
+    "gdn": Kind(),
+    "gdn_plain": Kind(drafts=0),
+    "kda": Kind("channel", -5.0),
+    "kda_softplus": Kind("channel"),
+    "gdn_bf16": Kind(state=torch.bfloat16),
+    "kda_bf16": Kind("channel", -5.0, torch.bfloat16),
+}
+
+
+def pages(kind: Kind, slots: int, places: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows ``[slots, D, places]`` and states ``[slots, HV, V, K]`` in pages of one buffer."""
+    size = torch.empty(0, dtype=kind.state).element_size()
+    first = places * kind.D * 2
+    content = first + kind.HV * kind.V * kind.K * size
+    page = -(-content * 5 // 4 // 64) * 64
+    memory = torch.zeros(slots * page, dtype=torch.uint8, device=device)
+    windows = memory.view(torch.bfloat16).as_strided(
+        (slots, places, kind.D), (page // 2, kind.D, 1)
+    )
+    states = memory.view(kind.state).as_strided(
+        (slots, kind.HV, kind.V, kind.K),
+        (page // size, kind.V * kind.K, kind.K, 1),
+        first // size,
+    )
+    return windows.transpose(1, 2), states
+
+
+@dataclass
+class Sequence:
+    base: int  # its first row in the bank
+    family: int
+    prompt: int
+    length: int
+    done: int = 0
+    accepted: int = 1
+    window: int = 0
+    slots: list[int] = field(default_factory=list)
+
+
+class Graph:
+    """Work that is captured on a GPU and replayed; elsewhere it just runs."""
+
+    def __init__(self, work, device: str) -> None:
+        self._work, self._graph = work, None
+        if device == "cuda":
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                work()
+            torch.cuda.current_stream().wait_stream(stream)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                work()
+
+    def __call__(self) -> None:
+        if self._graph is None:
+            self._work()
+        else:
+            self._graph.replay()
+
+
+class Server:
+    def __init__(self, kind: Kind, device: str, seed: int) -> None:
+        self.kind, self.device = kind, device
+        self.random = random.Random(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.weight = self.randn(kind.D, W) / 2
+        self.gate = {
+            "gate": "softplus" if kind.bound is None else "bounded",
+            "A_log": self.randn(kind.HV),
+            "dt_bias": self.randn(*kind.gate_shape),
+            "lower_bound": kind.bound,
+            "beta_form": "sigmoid",
+            "qk_l2norm": True,
+            "state_layout": "vk",
+            "null_slot": 0,
+        }
+        rows = SEQUENCES * LONGEST
+        self.x = torch.zeros(rows, kind.D, dtype=torch.bfloat16, device=device)
+        self.g = torch.zeros(rows, *kind.gate_shape, dtype=torch.bfloat16, device=device)
+        self.beta = torch.zeros(rows, kind.HV, dtype=torch.bfloat16, device=device)
+        self.expected = torch.zeros(rows, kind.HV, kind.V, dtype=torch.bfloat16, device=device)
+        self.families = [self.draw(FAMILY) for _ in range(3)]
+        self.put(0, self.draw(LONGEST))  # the first rows of the bank are wrong guesses
+        self.bases = list(range(LONGEST, rows, LONGEST))
+        self.windows, self.pool = pages(kind, SLOTS, W - 1 + kind.drafts, device)
+        self.free, self.free_windows = list(range(SLOTS - 1, 0, -1)), list(range(SLOTS - 1, 0, -1))
+        self.windows.fill_(torch.nan), self.pool.fill_(torch.nan)
+        self.bad = torch.zeros((), dtype=torch.int64, device=device)
+        self.running: list[Sequence] = []
+        self.prefixes: list[tuple[int, int, int, int]] = []  # family, tokens, slot, window
+        self.finished = self.tokens = self.reused = self.rejected = self.padding = 0
+        self.steps = {size: self.make_step(size) for size in (4, 8)}
+        self.make_alone()
+        self.bad.zero_()  # captures have run on lists of nothing
+
+    # ---- Rows
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator, device=self.device)
+
+    def draw(self, count: int) -> tuple[torch.Tensor, ...]:
+        kind = self.kind
+        rows = (self.randn(count, kind.D), self.randn(count, *kind.gate_shape))
+        return (*rows, self.randn(count, kind.HV))
+
+    def put(self, at: int, rows: tuple[torch.Tensor, ...]) -> None:
+        for bank, given in zip((self.x, self.g, self.beta), rows, strict=True):
+            bank[at : at + given.shape[0]] = given
+
+    def split(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        kind = self.kind
+        widths = [kind.H * kind.K, kind.H * kind.K, kind.HV * kind.V]
+        q, k, v = rows.split(widths, -1)
+        return {
+            "q": q.unflatten(-1, (kind.H, kind.K)),
+            "k": k.unflatten(-1, (kind.H, kind.K)),
+            "v": v.unflatten(-1, (kind.HV, kind.V)),
+        }
+
+    def ints(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    # ---- The layer
+
+    def prefill(self, rows, out, lists, pool, windows) -> None:
+        """Prompts of packed rows: (x, g, beta) of ``[T, ...]``."""
+        x, g, beta = (t.unsqueeze(0) for t in rows)
+        cu = self.ints(lists["cu"])
+        has = torch.tensor(lists["has"], dtype=torch.bool, device=self.device)
+        kept = [self.ints(lists[name]) for name in ("ckpt_cu", "ckpt_tokens")]
+        y, _ = deltic.causal_conv1d(
+            x,
+            self.weight,
+            activation="silu",
+            cu_seqlens=cu,
+            state=windows[:, :, : W - 1],
+            state_index=self.ints(lists["windows"]),
+            write_index=self.ints(lists["windows_to"]),
+            has_initial_state=has,
+            null_slot=0,
+            checkpoints=(*kept, self.ints(lists["ckpt_windows"]), windows[:, :, : W - 1])
+            if lists["ckpt_tokens"]
+            else None,
+        )
+        deltic.delta_rule(
+            **self.split(y),
+            g=g,
+            beta=beta,
+            **self.gate,
+            cu_seqlens=cu,
+            state_pool=pool,
+            read_index=self.ints(lists["read"]),
+            write_index=self.ints(lists["write"]),
+            has_initial_state=has,
+            checkpoints=(*kept, self.ints(lists["ckpt_slots"]), pool)
+            if lists["ckpt_tokens"]
+            else None,
+            split="off",
+            out=out.unsqueeze(0),
+        )
+
+    def make_step(self, size: int):
+        """A step of so many sequences: (its lists on the host, those on the device, the graph)."""
+        kind, tokens = self.kind, size * (1 + self.kind.drafts) + 1
+        sizes = {"src": tokens, "what": tokens, "cu": size + 1, "window": size}
+        sizes |= {"accepted": size, "table": size * (1 + kind.drafts)}
+        host = torch.zeros(sum(sizes.values()), dtype=torch.int32)
+        device, at, lists = torch.zeros_like(host, device=self.device), 0, {}
+        for name, count in sizes.items():
+            lists[name] = device[at : at + count]
+            at += count
+        table = lists["table"].view(size, -1)
+        rows = [torch.zeros_like(bank[:tokens]) for bank in (self.x, self.g, self.beta)]
+        o = torch.zeros_like(self.expected[:tokens])
+
+        def work() -> None:
+            for bank, row in zip((self.x, self.g, self.beta), rows, strict=True):
+                torch.index_select(bank, 0, lists["src"], out=row)
+            common = {"activation": "silu", "null_slot": 0, "state_index": lists["window"]}
+            if kind.drafts:
+                x, g, beta = (row.unsqueeze(0) for row in rows)
+                packed = {"cu_seqlens": lists["cu"], "accepted": lists["accepted"]}
+                y = deltic.causal_conv1d_update(x, self.windows, self.weight, **common, **packed)
+                call, index, out = packed, table, o.unsqueeze(0)
+            else:
+                x, g, beta = (row[:size].unsqueeze(1) for row in rows)
+                y = deltic.causal_conv1d_update(x, self.windows, self.weight, **common)
+                call, index, out = {}, table[:, 0], o[:size].unsqueeze(1)
+            deltic.decode(
+                **self.split(y),
+                g=g,
+                beta=beta,
+                **self.gate,
+                **call,
+                state_pool=self.pool,
+                read_index=index,
+                out=out,
+            )
+            wanted = self.expected.index_select(0, lists["src"])
+            wrong = (o != wanted).flatten(1).any(1) & (lists["what"] == 1)
+            wrong |= (o != 0).flatten(1).any(1) & (lists["what"] == 2)
+            self.bad.add_(wrong.sum())
+
+        return sizes, host, device, Graph(work, self.device)
+
+    def make_alone(self) -> None:
+        """One sequence without company: its tokens one by one."""
+        self.alone_windows, self.alone_pool = pages(self.kind, 2, W - 1, self.device)
+        self.at = torch.zeros(1, dtype=torch.int64, device=self.device)
+        slot = self.ints([1])
+
+        def work() -> None:
+            x, g, beta = (b.index_select(0, self.at) for b in (self.x, self.g, self.beta))
+            y = deltic.causal_conv1d_update(
+                x,
+                self.alone_windows,
+                self.weight,
+                activation="silu",
+                state_index=slot,
+            )
+            o = deltic.decode(
+                **self.split(y.unsqueeze(1)),
+                g=g.unsqueeze(1),
+                beta=beta.unsqueeze(1),
+                **self.gate,
+                state_pool=self.alone_pool,
+                read_index=slot,
+            )
+            self.expected.index_copy_(0, self.at, o[0])
+            self.at.add_(1)
+
+        self.alone = Graph(work, self.device)
+
+    def serve_alone(self, s: Sequence) -> None:
+        lists = {"cu": [0, s.prompt], "has": [False], "ckpt_tokens": [], "ckpt_cu": [0, 0]}
+        lists |= dict.fromkeys(("windows", "windows_to", "read", "write"), [1])
+        prompt = slice(s.base, s.base + s.prompt)
+        rows = [bank[prompt] for bank in (self.x, self.g, self.beta)]
+        self.prefill(rows, self.expected[prompt], lists, self.alone_pool, self.alone_windows)
+        self.at.fill_(s.base + s.prompt)
+        for _ in range(s.length - s.prompt):
+            self.alone()
+
+    # ---- Serving
+
+    def release(self, slots: list[int], windows: list[int]) -> None:
+        for slot in slots:
+            self.pool[slot].fill_(torch.nan)
+        for window in windows:
+            self.windows[window].fill_(torch.nan)
+        self.free[:0], self.free_windows[:0] = slots, windows
+
+    def arrival(self) -> Sequence:
+        below = self.random.randrange
+        prompt = 1 + below(200)
+        s = Sequence(self.bases.pop(), below(3), prompt, prompt + 1 + below(20))
+        self.put(s.base, self.draw(s.length))
+        shared = min(FAMILY, s.length)
+        self.put(s.base, tuple(rows[:shared] for rows in self.families[s.family]))
+        self.serve_alone(s)
+        s.slots = [self.free.pop() for _ in range(1 + self.kind.drafts)]
+        s.window = self.free_windows.pop()
+        return s
+
+    def admit(self) -> None:
+        names = ("cu", "has", "read", "write", "windows", "windows_to", "ckpt_cu", "ckpt_tokens")
+        lists = {name: [] for name in (*names, "ckpt_slots", "ckpt_windows")}
+        lists["cu"], lists["ckpt_cu"] = [0], [0]
+        arrivals, made = [], []
+        for _ in range(1 + self.random.randrange(2)):
+            if min(len(self.free), len(self.free_windows)) < 16 or not self.bases:
+                break
+            s = self.arrival()
+            arrivals.append(s)
+            known = [p for p in self.prefixes if p[0] == s.family and p[1] < s.prompt]
+            best = max(known, key=lambda p: p[1], default=None)
+            s.done = 0 if best is None else best[1]
+            self.reused += best is not None
+            lists["read"].append(s.slots[0] if best is None else best[2])
+            lists["windows"].append(s.window if best is None else best[3])
+            lists["has"].append(best is not None)
+            lists["write"].append(s.slots[0]), lists["windows_to"].append(s.window)
+            lists["cu"].append(lists["cu"][-1] + s.prompt - s.done)
+            for at in range(CHUNK, min(FAMILY, s.prompt) + 1, CHUNK):
+                old = any(p[:2] == (s.family, at) for p in self.prefixes + made)
+                if not self.kind.has_prefixes or old or at <= s.done or len(self.free) < 24:
+                    continue
+                made.append((s.family, at, self.free.pop(), self.free_windows.pop()))
+                lists["ckpt_tokens"].append(at - s.done)
+                lists["ckpt_slots"].append(made[-1][2])
+                lists["ckpt_windows"].append(made[-1][3])
+            lists["ckpt_cu"].append(len(lists["ckpt_tokens"]))
+        if not arrivals:
+            return
+        gap = self.random.randrange(3)  # rows of padding
+        source = [r for s in arrivals for r in range(s.base + s.done, s.base + s.prompt)]
+        index = torch.tensor(source + [0] * gap, device=self.device)
+        rows = [bank[index] for bank in (self.x, self.g, self.beta)]
+        out = torch.full_like(self.expected[: len(index)], torch.nan)
+        self.prefill(rows, out, lists, self.pool, self.windows)
+        wanted = self.expected[index]
+        wanted[len(source) :] = 0
+        self.bad.add_((out != wanted).flatten(1).any(1).sum())
+        self.tokens += len(source)
+        for s in arrivals:
+            s.done = s.prompt
+        self.running += arrivals
+        self.prefixes += made
+
+    def step(self) -> None:
+        below, kind = self.random.randrange, self.kind
+        if len(self.running) < 10 and below(3):
+            self.admit()
+        first, live = below(len(self.running) or 1), len(self.running)
+        batch: list[Sequence | None] = []
+        for row in range(min(1 + below(8), max(live, 1))):
+            is_padding = below(5) == 0 or row >= live
+            batch.append(None if is_padding else self.running[(first + row) % live])
+        size = 4 if len(batch) <= 4 else 8
+        batch += [None] * (size - len(batch))
+        sizes, host, device, graph = self.steps[size]
+        tokens = sizes["src"]
+        src, what, cu, windows, accepted, table = [], [], [0], [], [], []
+        for s in batch:
+            if s is None:
+                count = below(2) if kind.drafts else 1
+                self.padding += 1
+                src += [below(LONGEST)] * count
+                what += [2] * count
+                windows.append(0), accepted.append(below(3))
+                table += [below(2) - 1] * (1 + kind.drafts)
+            else:
+                count = 1 + below(1 + kind.drafts)
+                right = min(1 + below(count), s.length - s.done)
+                src += range(s.base + s.done, s.base + s.done + right)
+                src += [below(LONGEST)] * (count - right)
+                what += [1] * right + [0] * (count - right)
+                windows.append(s.window), accepted.append(s.accepted)
+                table += s.slots
+                self.tokens += right
+                self.rejected += count - right
+                s.done, s.accepted = s.done + right, right
+            cu.append(cu[-1] + count)
+        beyond = tokens - len(src)  # past the last offset: o is 0 there
+        src += [0] * beyond
+        what += [2 if kind.drafts else 0] * beyond
+        host.copy_(torch.tensor(src + what + cu + windows + accepted + table, dtype=torch.int32))
+        device.copy_(host)
+        graph()
+        for s in [s for s in self.running if s.done >= s.length]:
+            self.running.remove(s)
+            self.release(s.slots, [s.window])
+            self.bases.insert(0, s.base)
+            self.finished += 1
+        if self.prefixes and below(40) == 0:  # one is forgotten
+            gone = self.prefixes.pop(below(len(self.prefixes)))
+            self.release([gone[2]], [gone[3]])
+
+
+def run(kind: str, device: str, steps: int, seed: int) -> str:
+    """Serves so many steps; a line about it, or an AssertionError."""
+    began = time.monotonic()
+    with torch.no_grad():
+        server = Server(KINDS[kind], device, seed)
+        for i in range(steps):
+            server.step()
+            if i % 200 == 199 or i == steps - 1:
+                wrong = int(server.bad)
+                assert wrong == 0, f"{kind}: {wrong} wrong rows by step {i + 1}, seed {seed}"
+    assert server.finished > 0 and server.tokens > steps
+    return (
+        f"{kind}: {steps} steps, {server.tokens} tokens of {server.finished} finished sequences, "
+        f"{server.reused} from a prefix, {server.rejected} drafts rejected, {server.padding} rows "
+        f"of padding: no wrong row, {time.monotonic() - began:.1f} s"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    given = parser.parse_args(arguments)
+    for kind in given.kinds or list(KINDS):
+        print(run(kind, given.device, given.steps, given.seed), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
