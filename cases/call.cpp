@@ -39,7 +39,8 @@ constexpr std::array kSequence = {FIELD(Tensors, q),
                                   FIELD(Tensors, accepted),
                                   FIELD(Tensors, parents),
                                   FIELD(Tensors, recurrent_from),
-                                  FIELD(Tensors, record)};
+                                  FIELD(Tensors, record),
+                                  FIELD(Tensors, positions)};
 constexpr std::array kBackward = {FIELD(BackwardTensors, d_o),
                                   FIELD(BackwardTensors, d_final_state),
                                   FIELD(BackwardTensors, dq),

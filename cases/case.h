@@ -120,6 +120,7 @@ struct Case {
   bool record = false;        // decode: tokens leave a record instead of states
   bool transpose = false;     // move: the pool that is written has the other layout
   bool has_init = false;      // has_initial_state is given, 0 for every third sequence
+  bool stochastic = false;    // decode: 16-bit states are rounded by chance, positions are given
   DType idx = DType::i32;     // index lists of pool and checkpoints
   std::vector<int64_t> ckpt;  // token offsets, each for every sequence that is long enough
   bool ckptskip = false;      // every second checkpoint has slot -1

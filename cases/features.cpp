@@ -54,6 +54,7 @@ constexpr Feature kFeatures[] = {
     {"  read by accepted tokens", [](C c) { return c.pool == Pool::drafts; }},
     {"  trees of tokens", [](C c) { return c.tree; }},
     {"has_initial_state", [](C c) { return c.has_init; }},
+    {"stochastic rounding", [](C c) { return c.stochastic; }},
     {"checkpoints", [](C c) { return !c.ckpt.empty(); }},
     {"strides", [](C c) { return c.strided != Layout::packed; }},
     {"chunks of 16 and 32", [](C c) { return c.chunk != 64; }},

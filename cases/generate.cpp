@@ -241,6 +241,13 @@ void Instance::add_states() {
   }
   if (c.final_state == Final::separate) add("final_state", Role::output, c.sdtype, shape, false);
   if (c.pool != Pool::none) add_pool();
+  if (c.stochastic) {
+    // Beyond 32 bits where there are more, and below 0.
+    const bool is_long = c.idx == DType::i64;
+    draw(add("positions", Role::input, c.idx, {c.num_sequences()}, false), [=](int64_t n) {
+      return static_cast<double>(n % 4 == 3 ? -5 : n % 2 == 1 && is_long ? 6000000000 : 100 * n);
+    });
+  }
 }
 
 void Instance::add_pool() {

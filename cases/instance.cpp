@@ -262,6 +262,7 @@ Options Instance::options(const RunOptions& run) const {
   o.segment_length = c.segment;
   o.qk_l2norm = c.l2norm;
   if (c.recurrent) o.form = Form::recurrent;
+  if (c.stochastic) o.seed = c.seed * 0x9E3779B97F4A7C15u;  // both halves of it
   return o;
 }
 

@@ -374,6 +374,10 @@ std::string two_lists(C c) {
   return need(!has_one || (c.pool == Pool::drafts && c.op != Op::decode),
               "a pool without lists, or with two");
 }
+std::string half_states(C c) {
+  return need(has_states(c) && c.sdtype != DType::f32 && !c.record,
+              "a state, sdtype=bf16 or f16, and no record");
+}
 std::string other_pool(C c) { return need(c.write_pool, "writepool=1"); }
 std::string drafts(C c) {
   const bool may_branch = c.pool == Pool::drafts || (c.record && c.pool == Pool::inplace);
@@ -492,8 +496,12 @@ constexpr Key kKeys[] = {
     {"hasinit", flag<&Case::has_init>(), "0",
      "has_initial_state is given: every third sequence starts from zero",
      both<kFlagOp, initial_state>},
+    {"stochastic", flag<&Case::stochastic>(), "0",
+     "decode: 16-bit states are rounded by chance, a seed and positions are given",
+     both<kDecode, half_states>},
     {"idx", index_dtype<&Case::idx>(), "i32",
-     "dtype of the index lists of pool and checkpoints, and of offsets", both<kPoolOp, any_lists>},
+     "dtype of the index lists of pool and checkpoints, of offsets and positions",
+     both<kPoolOp, any_lists>},
     {"ckpt", kCheckpoints, "none",
      "states kept after so many tokens of every sequence that is long enough", kKeptOp},
     {"ckptskip", flag<&Case::ckptskip>(), "0", "every second checkpoint has slot -1",

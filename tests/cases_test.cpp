@@ -231,6 +231,7 @@ std::set<std::string_view> without_delta_rule(std::set<std::string_view> more) {
                "in segments",
                "vector beta, gv",
                "  trees of tokens",
+               "stochastic rounding",
                "adversarial inputs"});
   return more;
 }
@@ -242,12 +243,12 @@ const std::map<std::string_view, std::set<std::string_view>>& not_taken() {
       {"cpu.amx",
        {"decode", "building blocks", "  their gradients", "convolution", "  its gradient",
         "gated norm", "  its gradients", "fp32", "fp16", "vector beta, gv", "  trees of tokens",
-        "recurrent form"}},
+        "recurrent form", "stochastic rounding"}},
       {"cuda.sm90.forward",
        {"decode", "recurrent form", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "convolution",
         "  its gradient", "gated norm", "  its gradients", "fp32", "chunks of 16 and 32",
-        "vector beta, gv", "  trees of tokens"}},
+        "vector beta, gv", "  trees of tokens", "stochastic rounding"}},
       {"cuda.sm90.backward",
        {"forward",
         "decode",
@@ -268,7 +269,8 @@ const std::map<std::string_view, std::set<std::string_view>>& not_taken() {
         "  a second one to write",
         "  read by accepted tokens",
         "  trees of tokens",
-        "has_initial_state"}},
+        "has_initial_state",
+        "stochastic rounding"}},
       {"cuda.decode",
        {"forward", "  from a token on", "backward", "  from the inputs alone", "  from kept states",
         "  from everything kept", "building blocks", "  their gradients", "convolution",

@@ -76,6 +76,11 @@ struct World {
   void write_pool() {
     call.set("write_pool", op == Op::conv ? scratch_windows.view() : scratch.view());
   }
+  // States of 16 bits.
+  void halve() {
+    more.push_back(zeros(DType::bf16, {8, 2, 16, 16}));
+    call.set("state_pool", more.back().view());
+  }
   // Slots 1 to 3 and 4 to 6.
   void table(const std::vector<int64_t>& accepted) {
     give("read_index", {1, 2, 3, 4, 5, 6}, {2, 3});
@@ -94,6 +99,40 @@ TEST(ServingErrors, NameArgumentExpectedAndGot) {
   const Wrong all[] = {
       {D, [](World& w) { w.options.null_slot = -2; },
        "null_slot: expected -1 (none) or a slot, got -2"},
+      {D, [](World& w) { w.options.seed = 3; },
+       "seed: expected none but with states of 16 bits, got states of fp32"},
+      {D,
+       [](World& w) {
+         w.options.seed = 3;
+         w.drop("read_index"), w.drop("state_pool");
+       },
+       "seed: expected none but with states of 16 bits, got states of no dtype (there are none)"},
+      {F, [](World& w) { w.options.seed = 3; },
+       "seed: expected none (decode alone rounds states after every token), got 3"},
+      {C, [](World& w) { w.options.seed = 0; },
+       "seed: expected none (decode alone rounds states after every token), got 0"},
+      {D,
+       [](World& w) {
+         w.give("positions", {0, 1});
+       },
+       "positions: expected none without a seed, got a tensor"},
+      {F,
+       [](World& w) {
+         w.give("positions", {0, 1});
+       },
+       "positions: expected none without a seed, got a tensor"},
+      {D,
+       [](World& w) {
+         w.halve(), w.options.seed = 3;
+         w.give("positions", {0, 1, 2});
+       },
+       "positions: expected shape [2], got [3]"},
+      {D,
+       [](World& w) {
+         w.halve(), w.options.seed = 3;
+         w.give("positions", {0, 1}, {}, DType::u8);
+       },
+       "positions: expected int32 or int64, got uint8"},
       {C,
        [](World& w) {
          w.options.null_slot = 0;
@@ -652,6 +691,124 @@ TEST(Serving, TreesHaveTheBitsOfTheirPaths) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_STREQ(e.what(), "decode: parents: expected at most 16 drafted tokens, got T = 17");
+  }
+}
+
+// ---- Rounding by chance ---------------------------------------------------------------------
+
+std::vector<Kind> half_kinds() {
+  std::vector<Kind> all = kinds(Op::decode);
+  std::erase_if(all, [](const Kind& kind) { return kind.state == DType::f32; });
+  return all;
+}
+// States and outputs after so many tokens of a sequence in calls of up to `most` tokens, beside
+// `others` more sequences, from `position` on.
+std::vector<uint8_t> rounded_bits(const Kind& kind, Options options, int64_t tokens, int64_t most,
+                                  int64_t others, int64_t position, DType positions_type) {
+  options.null_slot.reset();
+  const int64_t N = 1 + others;
+  const Buffer pool = zeros(kind.state, pool_shape(kind, N));
+  std::vector<uint8_t> bits;
+  for (int64_t done = 0; done < tokens; done += most) {
+    const int64_t T = std::min(most, tokens - done);
+    Tokens batch(N, T);
+    std::vector<int64_t> positions, slots;
+    for (int64_t n = 0; n < N; ++n) {  // the sequence is the last of the batch
+      for (int64_t t = 0; t < T; ++t) batch.draw(n * T + t, n == others ? 1 : 50 + n, done + t);
+      positions.push_back(n == others ? position + done : 7 * n);
+      slots.push_back((n + 1) % N);
+    }
+    const Buffer where = list(positions, {}, positions_type), read = list(slots);
+    cases::Call call = batch.call(Op::decode);
+    call.set("state_pool", pool.view()), call.set("read_index", read.view());
+    call.set("positions", where.view());
+    run_guarded(call, options);
+    for (int64_t t = 0; t < T; ++t) {
+      const std::vector<uint8_t> o = batch.output(others * T + t);
+      bits.insert(bits.end(), o.begin(), o.end());
+    }
+  }
+  bits.insert(bits.end(), pool.data(), pool.data() + HV * K * V * 2);  // slot 0
+  return bits;
+}
+
+// A sequence's bits are those of itself alone, token by token, whatever is beside it and however
+// many tokens a call has; another seed or position has others.
+TEST(RoundingByChance, DependsOnSeedPositionHeadAndElementAlone) {
+  constexpr int64_t kTokens = 6, kFar = int64_t{1} << 40;
+  for (const Kind& kind : half_kinds()) {
+    Options options = options_of(kind);
+    options.seed = 0x123456789ABCDEFu;
+    const auto alone = rounded_bits(kind, options, kTokens, 1, 0, 3, DType::i32);
+    EXPECT_EQ(rounded_bits(kind, options, kTokens, 4, 0, 3, DType::i64), alone) << kind.impl;
+    EXPECT_EQ(rounded_bits(kind, options, kTokens, kTokens, 2, 3, DType::i32), alone) << kind.impl;
+    options.num_threads = 3;
+    EXPECT_EQ(rounded_bits(kind, options, kTokens, 1, 4, 3, DType::i64), alone) << kind.impl;
+    options.num_threads = 1;
+    EXPECT_NE(rounded_bits(kind, options, kTokens, 1, 0, 4, DType::i32), alone) << kind.impl;
+    EXPECT_NE(rounded_bits(kind, options, kTokens, 1, 0, 3 + kFar, DType::i64), alone) << kind.impl;
+    options.seed = *options.seed ^ (uint64_t{1} << 63);
+    EXPECT_NE(rounded_bits(kind, options, kTokens, 1, 0, 3, DType::i32), alone) << kind.impl;
+  }
+}
+
+// Without positions the first token's is 0; a tree's tokens follow their parents.
+TEST(RoundingByChance, CountsPositionsFromZeroAndAlongATree) {
+  const std::vector<int64_t> parents = {-1, 0, 0, 2, 1, -1, 5};
+  const auto T = static_cast<int64_t>(parents.size());
+  std::vector<int64_t> slots;
+  for (int64_t t = 0; t < T; ++t) slots.push_back(1 + t);
+  const Buffer tree = list(parents, {1, T}), read = list({0}), write = list(slots, {1, T});
+  for (const Kind& kind : half_kinds()) {
+    Options options = options_of(kind);
+    options.null_slot.reset();
+    options.seed = 99;
+    const Buffer pool = zeros(kind.state, pool_shape(kind, 1 + T));
+    Tokens drafts(1, T);
+    for (int64_t t = 0; t < T; ++t) drafts.draw(t, 1, t);
+    cases::Call call = drafts.call(Op::decode);
+    call.set("state_pool", pool.view()), call.set("read_index", read.view());
+    call.set("write_index", write.view()), call.set("parents", tree.view());
+    run_guarded(call, options);
+    for (int64_t last = 0; last < T; ++last) {
+      std::vector<int64_t> path;
+      for (int64_t t = last; t >= 0; t = parents[static_cast<size_t>(t)]) {
+        path.insert(path.begin(), t);
+      }
+      const Buffer alone = zeros(kind.state, pool_shape(kind, 1));
+      Tokens one(1, static_cast<int64_t>(path.size()));
+      for (size_t i = 0; i < path.size(); ++i) one.draw(static_cast<int64_t>(i), 1, path[i]);
+      cases::Call chain = one.call(Op::decode);
+      chain.set("state_pool", alone.view());
+      chain.run(options);
+      const size_t bytes = static_cast<size_t>(HV * K * V) * 2;
+      EXPECT_EQ(
+          std::memcmp(alone.data(), pool.data() + static_cast<size_t>(1 + last) * bytes, bytes), 0)
+          << kind.impl << " token " << last;
+    }
+  }
+}
+
+// Ten tokens that change a state by less than half a step each: to nearest it never moves, by
+// chance it moves as far as in fp32, on average over its numbers.
+TEST(RoundingByChance, KeepsWhatRoundingToNearestLoses) {
+  constexpr int64_t kTokens = 10;
+  for (const bool by_chance : {false, true}) {
+    Buffer pool = zeros(DType::bf16, {1, 1, 64, 64});
+    for (int64_t i = 0; i < 64 * 64; ++i) pool.set(i, 1.0);
+    Buffer q = zeros(DType::f32, {1, kTokens, 1, 64}), k = zeros(DType::f32, {1, kTokens, 1, 64});
+    Buffer v = zeros(DType::f32, {1, kTokens, 1, 64}), o(DType::f32, {1, kTokens, 1, 64});
+    Buffer g = zeros(DType::f32, {1, kTokens, 1});
+    for (int64_t t = 0; t < kTokens; ++t) g.set(t, -0.001);  // a quarter of a step below 1
+    cases::Call call(Op::decode);
+    call.set("q", q.view()), call.set("k", k.view()), call.set("v", v.view());
+    call.set("o", o.view()), call.set("g", g.view()), call.set("state_pool", pool.view());
+    Options options;
+    if (by_chance) options.seed = 1;
+    call.run(options);
+    double mean = 0;
+    for (int64_t i = 0; i < 64 * 64; ++i) mean += pool.get(i) / (64 * 64);
+    EXPECT_NEAR(mean, by_chance ? std::exp(-0.001 * kTokens) : 1.0, by_chance ? 3e-4 : 0);
   }
 }
 

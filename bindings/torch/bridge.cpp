@@ -178,7 +178,7 @@ const char* foreign_type_name(int32_t type) {
 const char* types_of(std::string_view name) {
   if (name.starts_with("cu_seqlens") || name.ends_with("_index") || name == "ckpt_cu" ||
       name == "ckpt_tokens" || name == "ckpt_slots" || name == "accepted" || name == "parents" ||
-      name == "recurrent_from") {
+      name == "recurrent_from" || name == "positions") {
     return "int32 or int64";
   }
   if (name == "has_initial_state") return "bool or uint8";
@@ -493,6 +493,10 @@ bool Options::take(std::string_view key, std::string_view value) {
   if (key == "null_slot") {
     c.has_null_slot = 1;
     return number(c.null_slot);
+  }
+  if (key == "seed") {
+    c.has_seed = 1;
+    return number(c.seed);
   }
   if (key == "final") return final_state = true;
   if (key == "split") {

@@ -98,7 +98,7 @@ std::string shape_text(const deltic_tensor& t, const char* between = ", ");
 //
 //   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
 //   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
-//   activation=silu  null_slot=SLOT  form=recurrent  as=FUNCTION
+//   activation=silu  null_slot=SLOT  form=recurrent  seed=NUMBER  as=FUNCTION
 //
 // `as` is the function that somebody called, which errors then name, in compiled graphs too;
 // without it they name the operator. Threads are those torch would use (in a forked child the

@@ -53,6 +53,7 @@ constexpr Slot kSlots[] = {{"q", &deltic_tensors::q},
                            {"accepted", &deltic_tensors::accepted},
                            {"parents", &deltic_tensors::parents},
                            {"recurrent_from", &deltic_tensors::recurrent_from},
+                           {"positions", &deltic_tensors::positions},
                            {"out", &deltic_tensors::o}};
 
 struct Told {

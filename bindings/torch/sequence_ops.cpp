@@ -42,6 +42,7 @@ struct Inputs : Call {
     t.recurrent_from = as_given("recurrent_from", from);
   }
   void tree(const MaybeTensor& parents) { t.parents = as_given("parents", parents); }
+  void positions(const MaybeTensor& of) { t.positions = as_given("positions", of); }
   void servers_lists(const MaybeTensor& write_pool, const MaybeTensor& has_initial_state,
                      const MaybeTensor& accepted) {
     t.write_pool = as_given("write_pool", write_pool);
@@ -95,7 +96,7 @@ struct Inputs : Call {
       constexpr uintptr_t kAlignment = 64;
       tensors = t;
       const std::span<deltic_tensor> first(&tensors.q, &tensors.ckpt_states + 1);
-      const std::span<deltic_tensor> more(&tensors.write_pool, &tensors.recurrent_from + 1);
+      const std::span<deltic_tensor> more(&tensors.write_pool, &tensors.positions + 1);
       for (const auto& run : {first, more}) {
         for (deltic_tensor& x : run)
           x.data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(x.data) % kAlignment);
@@ -276,15 +277,15 @@ std::tuple<Tensor, Tensor> decode_out_(
     const MaybeTensor& dt_bias, const MaybeTensor& initial_state, const MaybeTensor& state_pool,
     const MaybeTensor& read_index, const MaybeTensor& write_index, const MaybeTensor& write_pool,
     const MaybeTensor& has_initial_state, const MaybeTensor& accepted, const MaybeTensor& parents,
-    const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, const MaybeTensor& out,
-    MaybeFloat scale, MaybeFloat lower_bound, const std::string& options) {
+    const MaybeTensor& positions, const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+    const MaybeTensor& out, MaybeFloat scale, MaybeFloat lower_bound, const std::string& options) {
   Inputs in("decode_out_", options, scale, lower_bound);
   in.rows(q, k, v, beta, g, gv, A_log, dt_bias);
   in.sequences(cu_seqlens, cu_seqlens_cpu);
   in.initial_state(initial_state);
   in.pool(state_pool, read_index, write_index);
   in.servers_lists(write_pool, has_initial_state, accepted);
-  in.tree(parents);
+  in.tree(parents), in.positions(positions);
   return run_out(in, true, out);
 }
 
@@ -408,8 +409,9 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
         "Tensor(c!)? ckpt_states, Tensor? recurrent_from, Tensor(d!)? out, " DELTIC_OPTIONS
         ") -> (Tensor o, Tensor final_state)");
   m.def("decode_out_(" DELTIC_ROWS "Tensor? gv, " DELTIC_GATE_PARAMS
-        "Tensor? initial_state, " DELTIC_POOLS "Tensor? parents, " DELTIC_SEQUENCES
-        "Tensor(d!)? out, " DELTIC_OPTIONS ") -> (Tensor o, Tensor final_state)");
+        "Tensor? initial_state, " DELTIC_POOLS
+        "Tensor? parents, Tensor? positions, " DELTIC_SEQUENCES "Tensor(d!)? out, " DELTIC_OPTIONS
+        ") -> (Tensor o, Tensor final_state)");
   m.def("decode_record_(" DELTIC_ROWS DELTIC_GATE_PARAMS
         "Tensor state_pool, Tensor? read_index, Tensor? has_initial_state, Tensor? accepted, "
         "Tensor? parents, Tensor(a!) record, " DELTIC_SEQUENCES "Tensor(d!)? out, " DELTIC_OPTIONS

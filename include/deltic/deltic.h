@@ -197,6 +197,13 @@ typedef struct deltic_options {
   float eps;         /* rmsnorm only: finite, at least 0 */
   int32_t form;      /* deltic_form, of forward; backward takes and ignores it */
   int32_t reserved1; /* 0 */
+  /* decode, states of 16 bits: 1 rounds them to one of their two neighbours, by chance, so that the
+   * mean of many is the number itself (stochastic rounding), instead of to the nearest. The chance
+   * is a function of the seed, the token's position in its sequence (tensors.positions), the value
+   * head and the element: neither the batch nor the division into calls changes a bit. */
+  int32_t has_seed;
+  int32_t reserved_seed; /* 0 */
+  uint64_t seed;
 } deltic_options;
 
 /* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
@@ -275,6 +282,9 @@ typedef struct deltic_tensors {
    * `parents` no token needs a slot. Not with gv, final_state, write_index, write_pool or
    * checkpoints. */
   deltic_tensor record; /* out [N,T',HV,W] fp32, W = K + V + the numbers of a decay */
+  /* With options.has_seed: the position of sequence n's first token of this call, any number; the
+   * next token's is one more, that of a tree's token one more than its parent's. Absent: 0. */
+  deltic_tensor positions; /* [N] int32 or int64 */
 } deltic_tensors;
 
 /* Tensors of backward: those of the forward (or decode) call, what came back, and the gradients

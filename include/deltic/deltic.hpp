@@ -202,6 +202,7 @@ struct Options {
   std::optional<int32_t> null_slot{};        // slots up to this one are none
   std::optional<float> eps{};                // rmsnorm only
   Form form = Form::chunked;                 // forward
+  std::optional<uint64_t> seed{};            // decode: 16-bit states are rounded by chance
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -229,6 +230,8 @@ struct Options {
     o.has_eps = eps.has_value() ? 1 : 0;
     o.eps = eps.value_or(0.0f);
     o.form = static_cast<int32_t>(form);
+    o.has_seed = seed.has_value() ? 1 : 0;
+    o.seed = seed.value_or(0);
     return o;
   }
 };
@@ -239,7 +242,8 @@ struct Tensors {
       cu_seqlens_host{}, initial_state{}, final_state{}, state_pool{}, read_index{}, write_index{},
       ckpt_cu{}, ckpt_tokens{}, ckpt_slots{}, ckpt_states{};
   deltic_buffer saved{};  // with Options::save; Workspace::c() gives one
-  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{}, recurrent_from{}, record{};
+  TensorView write_pool{}, has_initial_state{}, accepted{}, parents{}, recurrent_from{}, record{},
+      positions{};
 
   deltic_tensors c() const {
     return {sizeof(deltic_tensors),
@@ -269,7 +273,8 @@ struct Tensors {
             accepted,
             parents,
             recurrent_from,
-            record};
+            record,
+            positions};
   }
 };
 

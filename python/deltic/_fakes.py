@@ -160,6 +160,10 @@ def _check_sequences(c: _Shapes) -> None:
     _check_parents(c)
     if c.index("recurrent_from"):
         c.take("recurrent_from", "N")
+    if c.index("positions"):
+        if not any(word.startswith("seed=") for word in c.words):
+            c.refuse("positions", "none without a seed, got a tensor")
+        c.take("positions", "N")
     c.take("d_o", "B,T,HV,V")
     c.take("d_final_state", f"N,{state}")
 

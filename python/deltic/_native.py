@@ -143,6 +143,17 @@ def null_word(op: str, value: int | None) -> str:
     return f" null_slot={value}"
 
 
+def seed_word(op: str, value: int | None) -> str:
+    """The word for a seed."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{op}: seed: expected an int, got {value!r}")
+    if not 0 <= value < 2**64:
+        raise ValueError(f"{op}: seed: expected a number of 0 to 2^64 - 1, got {value}")
+    return f" seed={value}"
+
+
 def flag_word(op: str, argument: str, word: str, value: bool) -> str:
     """The word for a switch, which a text such as "no" must not turn on."""
     if value is True:
@@ -681,7 +692,7 @@ def _by_token(
     if has_initial_state is not None or out is not None:
         if trains or needs_grad((out,)):
             _refuse_gradient(function, (), has_initial_state, out)
-        pools = (None, None, None, None, has_initial_state, None, None)
+        pools = (None, None, None, None, has_initial_state, None, None, None)
         o, final_state = call(DECODE_OUT_, *rows, *pools, *sequences, out, *numbers, words)
         return o if out is None else out, final_state if " final" in words else None
     if trains:
@@ -709,6 +720,8 @@ def decode(
     parents: Tensor | None = None,
     record: Tensor | None = None,
     null_slot: int | None = None,
+    seed: int | None = None,
+    positions: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
@@ -744,6 +757,13 @@ def decode(
             which stay as they are; :func:`commit` applies those that are accepted. A row is k, u
             and the decay, ``W = K + V`` and K, 1 or 0 for a gate per channel, per head or none.
             Not with ``gv``, ``write_index`` or ``write_pool``.
+        seed: a number of 64 bits: a pool of bf16 or fp16 is rounded after every token to one of the
+            two neighbours by chance, so that the mean is right (stochastic rounding), instead of to
+            the nearest. The chance is a function of the seed, the token's position in its sequence,
+            the value head and the element: neither the batch nor the division into calls changes a
+            bit.
+        positions: ``[N]`` int32 or int64 with ``seed``: the position of each sequence's first token
+            of this call; by default 0.
 
     Returns:
         ``o [B, T, HV, V]``. Not differentiable: see :func:`recurrent`.
@@ -761,11 +781,14 @@ def decode(
         _refuse_pool("decode")
     check_numbers("decode", scale, lower_bound)
     words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
-    servers = (write_pool, has_initial_state, accepted, parents)
+    servers = (write_pool, has_initial_state, accepted, parents, positions)
     if record is not None:
         for name, given in (("gv", gv), ("write_index", write_index), ("write_pool", write_pool)):
             if given is not None:
                 raise ValueError(f"decode: {name}: expected none with a record, got a tensor")
+        if seed is not None or positions is not None:
+            name = "positions" if seed is None else "seed"
+            raise ValueError(f"decode: {name}: expected none with a record, got one")
         if needs_grad((record, out)):
             _refuse_gradient("decode", (record,), None, out)
         if state_pool is None:
@@ -783,7 +806,7 @@ def decode(
         )
         scored: Tensor = o if out is None else out
         return scored
-    if out is not None or null_slot is not None or has_any(*servers):
+    if out is not None or null_slot is not None or seed is not None or has_any(*servers):
         if needs_grad((write_pool, out)):
             _refuse_gradient("decode", (write_pool,), None, out)
         if state_pool is None:
@@ -801,7 +824,7 @@ def decode(
             out,
             scale,
             lower_bound,
-            words + null_word("decode", null_slot),
+            words + null_word("decode", null_slot) + seed_word("decode", seed),
         )
         result: Tensor = o if out is None else out
         return result

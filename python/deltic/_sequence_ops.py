@@ -277,6 +277,7 @@ def _decode_out_fake(
     has_initial_state: Tensor | None,
     accepted: Tensor | None,
     parents: Tensor | None,
+    positions: Tensor | None,
     cu_seqlens: Tensor | None,
     cu_seqlens_cpu: Tensor | None,
     out: Tensor | None,

@@ -29,7 +29,7 @@ std::span<const deltic_tensor> run(const deltic_tensor& first, const deltic_tens
   return {&first, static_cast<size_t>(&last - &first) + 1};
 }
 Runs tensors_of(const deltic_tensors& t) {
-  return {run(t.q, t.ckpt_states), run(t.write_pool, t.record)};
+  return {run(t.q, t.ckpt_states), run(t.write_pool, t.positions)};
 }
 Runs tensors_of(const deltic_block_tensors& t) { return {run(t.q, t.weight)}; }
 Runs tensors_of(const deltic_backward_tensors& t) { return {run(t.d_o, t.d_initial_state)}; }

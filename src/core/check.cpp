@@ -122,6 +122,21 @@ void check_parents(Checker& c, const deltic_tensors& t) {
   c.input(t.parents, "parents");
 }
 
+// Rounding by chance.
+void check_seed(Checker& c, const deltic_tensors& t) {
+  Problem& p = c.p_;
+  if (!p.has_seed) return c.absent(t.positions, "positions", "without a seed");
+  if (p.updates) c.bad("seed", "expected none with a record, got ", p.seed);
+  if (!rounds_tokens(p)) {
+    const States& kept = kept_states(p);
+    c.bad("seed", "expected none but with states of 16 bits, got states of ",
+          kept ? name_of(kept.dtype) : "no dtype (there are none)");
+  }
+  p.positions = c.indices(t.positions, "positions");
+  if (p.positions) c.shape(t.positions, "positions", {p.N});
+  c.input(t.positions, "positions");
+}
+
 // Drafted tokens that leave a record and no state.
 void check_record(Checker& c, const deltic_tensors& t) {
   Problem& p = c.p_;
@@ -214,6 +229,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_ten
   c.input(t.ckpt_slots, "ckpt_slots");
   check_parents(c, t);
   p.recurrent_from = check_recurrent_from(c, t);
+  check_seed(c, t);
   c.input(t.initial_state, "initial_state", in_place ? "final_state" : nullptr);
   check_split(c);
   return p;
@@ -233,6 +249,7 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_bac
   c.absent(t.has_initial_state, "has_initial_state", "in a backward call");
   c.absent(t.parents, "parents", "in a backward call");
   c.absent(t.record, "record", "in a backward call");
+  c.absent(t.positions, "positions", "in a backward call");
   check_states(c, t);
   check_checkpoint_tensors(c, t);
 

@@ -116,6 +116,13 @@ class Checker {
       bad("eps", "expected a finite number of at least 0, got ", o.eps);
     }
     p_.eps = o.has_eps ? o.eps : kRmsEps;
+    one_of("has_seed", o.has_seed, 1, "0 or 1");
+    if (o.reserved_seed != 0) bad("reserved_seed", "expected 0, got ", o.reserved_seed);
+    if (!o.has_seed && o.seed != 0) bad("seed", "expected 0 without has_seed, got ", o.seed);
+    if (o.has_seed && p_.op != DELTIC_DECODE) {
+      bad("seed", "expected none (decode alone rounds states after every token), got ", o.seed);
+    }
+    p_.has_seed = o.has_seed != 0, p_.seed = o.seed;
     p_.activation = static_cast<deltic_activation>(o.activation);
     if (p_.op == DELTIC_CONV || p_.op == DELTIC_MOVE || p_.op == DELTIC_COMMIT) {
       const auto unused = [&](const char* name, bool is_set) {

@@ -34,7 +34,7 @@ constexpr const char* name_of(DType t) {
   return is_valid(t) ? names[static_cast<int>(t)] : "an unknown dtype";
 }
 
-inline float bf16_to_f32(uint16_t x) {
+constexpr float bf16_to_f32(uint16_t x) {
   return std::bit_cast<float>(static_cast<uint32_t>(x) << 16);
 }
 

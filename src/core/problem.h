@@ -135,7 +135,10 @@ struct Problem {
   int64_t null_slot = -1;        // slots up to this one are none
   // read_index is a table [N,T'] with `accepted` (conv: never, there `accepted` moves the window).
   Indices read_index, write_index, ckpt_cu, ckpt_tokens, ckpt_slots, accepted;
-  Indices parents;  // [N,T'], of decode
+  Indices parents;        // [N,T'], of decode
+  bool has_seed = false;  // decode: states of 16 bits are rounded by chance, not to nearest
+  uint64_t seed = 0;
+  Indices positions;  // [N], of first tokens; absent: 0
   Flags has_initial;
   // What tokens do to states, row (sequence, token, value head): k, u and decays. Written by decode
   // instead of states, read by commit, where T is the number of its tokens.
@@ -313,6 +316,13 @@ inline constexpr int64_t kMaxDrafts = 16;
 // The token of the call whose state token t starts from; -1: where the sequence starts.
 inline int64_t parent_of(const Problem& p, const Sequence& s, int64_t t) {
   return p.parents ? p.parents(s.n, t) : t - 1;
+}
+// The position in its sequence of token t of the call; a tree's tokens follow their parents.
+inline int64_t position_of(const Problem& p, const Sequence& s, int64_t t) {
+  uint64_t position = p.positions ? static_cast<uint64_t>(p.positions(s.n)) : 0;
+  if (!p.parents) return static_cast<int64_t>(position + static_cast<uint64_t>(t));
+  while ((t = parent_of(p, s, t)) >= 0) ++position;
+  return static_cast<int64_t>(position);
 }
 // Where the state is that token t starts from, if it is not the one that token t - 1 left.
 struct StateSource {

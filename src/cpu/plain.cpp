@@ -177,7 +177,14 @@ void run_slice(const Problem& p, const Sequence& s, int64_t h, int64_t first, Sl
     step(p, x);
     store_row(p.o, s.batch, s.begin + t, h, first, count, x.v);
     if (p.updates) store_update(p, s.n, t, h, first, count, x);
-    round_state(p, x);
+    if (p.has_seed) {
+      const RandomState random(p, s, h, t);
+      for (int64_t i = 0; i < p.K * kColumns; ++i) {
+        x.S[i] = random.rounded(i / kColumns, first + i % kColumns, x.S[i]);
+      }
+    } else {
+      round_state(p, x);
+    }
     states.keep(x.S, t + 1);
   }
   if (p.updates) store_no_updates(p, s, h, first, count, x);

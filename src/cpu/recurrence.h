@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "core/problem.h"
+#include "core/random.h"
 #include "core/scratch.h"
 #include "cpu/team.h"
 
@@ -184,6 +185,36 @@ inline void normalize(float* x, int64_t count) {
 }
 
 // ---- States ----
+
+// Rounding by chance of the state that token t of a sequence leaves for a value head.
+class RandomState {
+ public:
+  RandomState(const Problem& p, const Sequence& s, int64_t h, int64_t t)
+      : p_(p),
+        is_bf16_(kept_states(p).dtype == DType::bf16),
+        position_(position_of(p, s, t)),
+        head_(static_cast<uint32_t>(h)) {}
+
+  // Element (d, v), to 16 bits and back. Neighbours in memory share a draw.
+  float rounded(int64_t d, int64_t v, float x) const {
+    const auto element = static_cast<uint64_t>(p_.v_first ? v * p_.K + d : d * p_.V + v);
+    if (element / 8 != group_) {
+      group_ = element / 8;
+      draw_ = draw_group(p_.seed, position_, head_, static_cast<uint32_t>(group_));
+    }
+    const uint32_t random = draw_.half(static_cast<int>(element % 8));
+    return is_bf16_ ? bf16_to_f32(stochastic_bf16(x, random))
+                    : f16_to_f32(stochastic_f16(x, random));
+  }
+
+ private:
+  const Problem& p_;
+  const bool is_bf16_;
+  const int64_t position_;
+  const uint32_t head_;
+  mutable uint64_t group_ = ~uint64_t{0};
+  mutable Random128 draw_{};
+};
 
 // The states of one sequence and value head, value columns [first, first + count). S is K-first in
 // scratch whatever the layout outside: element (d, c) is at d * pitch + c.

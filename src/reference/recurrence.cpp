@@ -1,6 +1,7 @@
 // forward and decode: the recurrence, token by token.
 #include <omp.h>
 
+#include "reference/chance.h"
 #include "reference/operations.h"
 #include "reference/token.h"
 
@@ -28,11 +29,19 @@ void keep_state(const Problem& p, const Sequence& s, int64_t h, int64_t tokens, 
   }
 }
 
-// In the dtype of the states, where that has 16 bits.
-void round_state(const Problem& p, const Matrix& S) {
+// In the dtype of the states, where that has 16 bits: as token t leaves it.
+void round_state(const Problem& p, const Sequence& s, int64_t h, int64_t t, const Matrix& S) {
   const DType type = kept_states(p).dtype;
   for (int64_t d = 0; d < S.rows; ++d) {
-    for (int64_t c = 0; c < S.columns; ++c) S(d, c) = rounded_to(type, S(d, c));
+    for (int64_t c = 0; c < S.columns; ++c) {
+      if (p.has_seed) {
+        const int64_t element = p.v_first ? c * p.K + d : d * p.V + c;
+        S(d, c) =
+            rounded_by_chance(type, S(d, c), chance(p.seed, position_of(p, s, t), h, element));
+      } else {
+        S(d, c) = rounded_to(type, S(d, c));
+      }
+    }
   }
 }
 
@@ -55,7 +64,7 @@ void load_branch(const Problem& p, const Sequence& s, int64_t h, int64_t t, Memo
   for (int64_t i = 0; i < path.length; ++i) {
     memory.token.load(s.batch, s.begin + path.tokens[i], h);
     memory.token.step(S);
-    if (rounds_tokens(p)) round_state(p, S);
+    if (rounds_tokens(p)) round_state(p, s, h, path.tokens[i], S);
   }
 }
 
@@ -64,9 +73,10 @@ void load_branch(const Problem& p, const Sequence& s, int64_t h, int64_t t, Memo
 // the chunked form's, as it is.
 void keep_rounded(const Problem& p, const Sequence& s, int64_t h, int64_t tokens, const Matrix& S) {
   const int64_t from = has_two_forms(p) && keeps_16_bits(p) ? p.recurrent_from(s.n) : s.length + 1;
-  if (tokens > from || (rounds_tokens(p) && tokens > 0)) round_state(p, S);
+  const bool is_handed_on = tokens > from || (rounds_tokens(p) && tokens > 0);
+  if (is_handed_on) round_state(p, s, h, tokens - 1, S);
   keep_state(p, s, h, tokens, S);
-  if (tokens == from) round_state(p, S);
+  if (tokens == from) round_state(p, s, h, tokens - 1, S);
 }
 
 void run_sequence(const Problem& p, const Sequence& s, int64_t h, Memory& memory) {

@@ -520,6 +520,9 @@ void draw_servers_lists(Bytes& b, deltic_options& options, const Sizes& s, Tenso
       if (b.below(8) != 0) t.final_state = t.write_index = t.write_pool = t.ckpt_states = {};
     }
     added.push_back({&t.record, false});
+    if (b.below(4) == 1) options.has_seed = 1, options.seed = static_cast<uint64_t>(b.odd_number());
+    if (b.below(4) == 1) t.positions = contiguous(index_dtype(b), {s.N});
+    added.push_back({&t.positions, true});
   } else {
     if (b.below(4) == 1) {
       t.ckpt_cu = contiguous(index_dtype(b), {plus(s.N, 1)});

@@ -112,6 +112,7 @@ BEGUN = dict(initial_state=STATE)
 FEW = dict(q=Q[:, :3], k=KEYS[:, :3], v=VALUES[:, :3], beta=BETA[:, :3], g=G[:, :3])
 CHAIN = torch.tensor([[-1, 0, 1]])
 TREE = dict(FEW, state_pool=POOL, read_index=torch.tensor([-1]), write_index=CHAIN + 1)
+HALF = dict(state_pool=POOL.bfloat16(), read_index=ONE)
 EFFECTS = {
     "delta_rule": EVERY_SEQUENCE
     | {
@@ -160,7 +161,11 @@ EFFECTS = {
         "state_layout": (WITH_SQUARE_STATE, dict(WITH_SQUARE_STATE, state_layout="vk")),
     }
     | SERVERS
-    | {"parents": (dict(TREE, parents=CHAIN), dict(TREE, parents=0 * CHAIN - 1))},
+    | {
+        "parents": (dict(TREE, parents=CHAIN), dict(TREE, parents=0 * CHAIN - 1)),
+        "seed": (HALF, dict(HALF, seed=1)),
+        "positions": (dict(HALF, seed=1), dict(HALF, seed=1, positions=ONE)),
+    },
     "chunk_cumsum": {
         "g": ({}, dict(g=2 * G)),
         "scale": ({}, dict(scale=0.5)),
@@ -366,6 +371,12 @@ REFUSALS = {
             ValueError,
             "parents: expected a parent before its token",
         ),
+        "seed": (dict(HALF, seed=-1), ValueError, "seed: expected a number of 0 to 2.64 - 1"),
+        "positions": (
+            dict(HALF, positions=ONE),
+            ValueError,
+            "positions: expected none without a seed, got a tensor",
+        ),
         "has_initial_state": (
             dict(has_initial_state=torch.tensor([True, False])),
             ValueError,
@@ -460,6 +471,12 @@ DRAFTS = dict(
     parents=torch.tensor([[-1, 0, 0, 2]]),
     out=randn(1, 4, HV, V),
 )
+ROUNDED = dict(
+    {name: DRAFTS[name] for name in ("q", "k", "v", "beta", "g")},
+    state_pool=randn(1, *POOL.shape[1:]).bfloat16(),
+    positions=torch.tensor([7]),
+    seed=3,
+)
 # Calls that together have every tensor argument.
 CALLS = [
     ("delta_rule", dict(BASE["delta_rule"], **FORMED, **STATES)),
@@ -482,6 +499,7 @@ CALLS = [
     ("delta_rule", dict(BASE["delta_rule"], out=randn(1, T, HV, V))),
     ("recurrent", dict(BASE["recurrent"], out=randn(1, T, HV, V))),
     ("decode", DRAFTS),
+    ("decode", ROUNDED),
     ("decode", dict(DRAFTS, read_index=torch.tensor([[4, 1, 2, 3]]), accepted=torch.tensor([2]))),
     *(
         ("causal_conv1d_update", dict(CONV, x=x, state=randn(2, 6, 3), out=x.clone()))

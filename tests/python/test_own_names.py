@@ -29,7 +29,7 @@ ANY_SHAPE = {"A_log", "dt_bias"}
 NOT_READ = {"chunk_indices", "chunk_offsets", "cu_seqlens_cpu", "cp_context"}
 NO_DTYPE = {"mask"}
 SERVING = (
-    "read_index write_index write_pool has_initial_state accepted parents state_index"
+    "read_index write_index write_pool has_initial_state accepted parents positions state_index"
 ).split()
 
 

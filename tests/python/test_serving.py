@@ -237,6 +237,36 @@ def test_a_tree_and_its_commit():
         )
 
 
+def test_a_seed_rounds_states_by_chance():
+    """A sequence has the bits of itself alone, in calls of any length; other seeds have others."""
+    named, tokens = rows(2, 6), torch.tensor([100, 5])
+
+    def served(seed, sequences, lengths):
+        pool, first = torch.zeros(2, HV, K, V, dtype=torch.bfloat16), 0
+        for length in lengths:
+            deltic.decode(
+                **{n: x[sequences, first : first + length] for n, x in named.items()},
+                **gates(),
+                state_pool=pool,
+                read_index=torch.tensor(sequences),
+                seed=seed,
+                positions=tokens[sequences] + first,
+            )
+            first += length
+        return pool
+
+    whole = served(11, [0, 1], [6])
+    assert torch.equal(whole, served(11, [0, 1], [1, 2, 3]))
+    assert torch.equal(whole[1], served(11, [1], [1] * 6)[1])
+    assert not torch.equal(whole, served(12, [0, 1], [6]))
+    exact = deltic.recurrent(**named, **gates(), output_final_state=True)[1]
+    assert (whole.float() - exact).square().mean() < 1e-4 * exact.square().mean()
+    with pytest.raises(ValueError, match="decode: seed: expected none but with states of 16 bits"):
+        deltic.decode(**named, **gates(), state_pool=torch.zeros(2, HV, K, V), seed=1)
+    with pytest.raises(TypeError, match="decode: seed: expected an int, got 1.5"):
+        deltic.decode(**named, **gates(), state_pool=whole, seed=1.5)
+
+
 def test_checkpoints_go_into_the_pools():
     named, pool = rows(1, 90), torch.zeros(4, HV, K, V)
     lists = (torch.tensor([0, 2]), torch.tensor([64, 3]), torch.tensor([3, 2]))
@@ -325,7 +355,7 @@ def test_operators_are_sound(operator):
         given = [named[name] for name in ("q", "k", "v", "beta", "g")]
         given += [None] * (3 if operator == "decode_out_" else 2)
         pools = [None, pool, index, None, None, has, None]
-        checkpoints = [None] * (3 if operator == "decode_out_" else 7)
+        checkpoints = [None] * (4 if operator == "decode_out_" else 7)
         args = (*given, *pools, *checkpoints, out, None, None, "null_slot=0")
     torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
 

@@ -128,7 +128,7 @@ class Decode {
       store_no_updates(s, head, v0, columns, r);
       return;
     }
-    if (s.length == 1 && s.read_slot >= 0 && token_slot(p_, s, 0) >= 0 &&
+    if (s.length == 1 && !p_.has_seed && s.read_slot >= 0 && token_slot(p_, s, 0) >= 0 &&
         s.ckpt_begin == s.ckpt_end && p_.state_in.dtype == p_.state_out.dtype &&
         p_.state_in.dtype != DType::f64 && columns % kLanes == 0 && p_.K % kLanes == 0) {
       load_token(s, head, 0, v0, columns, r);
@@ -166,7 +166,11 @@ class Decode {
       token_step<LoadF32>(here, here, Kp_, padded(columns), r, 0);
       store_token(s, head, t, v0, columns, r);
       if (p_.updates) store_update(s.n, t, head, v0, columns, r);
-      round_tokens(state);
+      if (p_.has_seed) {
+        round_by_chance(RandomState(p_, s, head, t), v0, columns, state);
+      } else {
+        round_tokens(state);
+      }
       if (const int64_t slot = token_slot(p_, s, t); slot >= 0)
         store_slice(state, v0, columns, p_.state_out, slot, head);
       keep(s, head, t + 1, v0, columns, state);
@@ -272,6 +276,17 @@ class Decode {
     for (int64_t i = 0; i < Kp_ * slice_; i += kLanes) {
       Half::store(LoadF32::load(state + i), rounded);
       LoadF32::store(Half::load(rounded), state + i);
+    }
+  }
+
+  // In the order in which states lie in memory: neighbours share a draw.
+  void round_by_chance(const RandomState& random, int64_t v0, int64_t columns, float* state) const {
+    const int64_t rows = p_.v_first ? columns : p_.K, width = p_.v_first ? p_.K : columns;
+    for (int64_t i = 0; i < rows; ++i) {
+      float* row = state + i * (p_.v_first ? Kp_ : slice_);
+      for (int64_t j = 0; j < width; ++j) {
+        row[j] = p_.v_first ? random.rounded(j, v0 + i, row[j]) : random.rounded(i, v0 + j, row[j]);
+      }
     }
   }
 

@@ -49,21 +49,24 @@ __device__ Int named_slot(Int slot, int64_t null_slot, int64_t slots) {
   return slot > static_cast<Int>(null_slot) && slot < slots ? slot : -1;
 }
 
+// What the lists have for a sequence, before it is looked at: whoever has other loads to ask for
+// does so in between.
 template <class Int>
-__device__ Int listed_read_slot(const SlotLists& x, int64_t n) {
-  if (!x.read.present) return n < x.read_slots ? static_cast<Int>(n) : -1;
+struct SlotEntries {
+  Int read, write;
+  uint8_t has_initial;
+};
+template <class Int>
+__device__ SlotEntries<Int> load_slots(const SlotLists& x, int64_t n) {
+  SlotEntries<Int> entries{-1, -1, 1};
   Int column = 0;
-  if (x.accepted.present) {
-    column = load_entry<Int>(x.accepted, n) - 1;
-    if (column < 0 || column >= x.read.n1) return -1;
+  if (x.accepted.present) column = load_entry<Int>(x.accepted, n) - 1;
+  if (x.read.present && column >= 0 && (column == 0 || column < x.read.n1)) {
+    entries.read = load_entry<Int>(x.read, n, column);
   }
-  return named_slot(load_entry<Int>(x.read, n, column), x.null_slot, x.read_slots);
-}
-template <class Int>
-__device__ Int listed_write_slot(const SlotLists& x, int64_t n) {
-  if (x.per_token) return -1;
-  if (!x.write.present) return n < x.write_slots ? static_cast<Int>(n) : -1;
-  return named_slot(load_entry<Int>(x.write, n), x.null_slot, x.write_slots);
+  if (x.write.present && !x.per_token) entries.write = load_entry<Int>(x.write, n);
+  if (x.has_initial.present) entries.has_initial = x.has_initial.data[n * x.has_initial.s0];
+  return entries;
 }
 // The slot of the state after token t, of a table.
 template <class Int>
@@ -79,12 +82,23 @@ struct Slots {
   bool is_named;
 };
 template <class Int>
-__device__ Slots<Int> find_slots(const SlotLists& x, int64_t n) {
+__device__ Slots<Int> find_slots(const SlotLists& x, int64_t n, const SlotEntries<Int>& entries) {
+  const Int own = static_cast<Int>(n);
   Slots<Int> s;
-  s.from = listed_read_slot<Int>(x, n), s.to = listed_write_slot<Int>(x, n);
+  s.from = x.read.present     ? named_slot(entries.read, x.null_slot, x.read_slots)
+           : n < x.read_slots ? own
+                              : -1;
+  s.to = x.write.present     ? named_slot(entries.write, x.null_slot, x.write_slots)
+         : n < x.write_slots ? own
+                             : -1;
+  if (x.per_token) s.to = -1;
   s.is_named = s.from >= 0 || s.to >= 0;
-  if (x.has_initial.present && x.has_initial.data[n * x.has_initial.s0] == 0) s.from = -1;
+  if (entries.has_initial == 0) s.from = -1;
   return s;
+}
+template <class Int>
+__device__ Slots<Int> find_slots(const SlotLists& x, int64_t n) {
+  return find_slots<Int>(x, n, load_slots<Int>(x, n));
 }
 // A pool has neither a state to start from nor a place for one: o is 0, nothing else is touched.
 template <class Int>

@@ -61,7 +61,7 @@ __device__ inline int64_t num_writes(const Params& p, int64_t n) {
   return p.slots.per_token ? min(span_of(p.tokens, n).length, p.slots.write.n1) : 1;
 }
 __device__ inline int64_t written_slot(const Params& p, int64_t n, int64_t t) {
-  return p.slots.per_token ? token_slot(p.slots, n, t) : listed_write_slot<int64_t>(p.slots, n);
+  return p.slots.per_token ? token_slot(p.slots, n, t) : find_slots<int64_t>(p.slots, n).to;
 }
 // Slots that null_slot says are none need not be there.
 __device__ inline bool is_slot(const Params& p, int64_t slot, int64_t slots) {

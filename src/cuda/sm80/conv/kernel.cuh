@@ -1,7 +1,9 @@
 // The convolution and its gradient: which CTA has which runs of tokens and which channels.
 #pragma once
 
+#include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/conv/stage_backward.cuh"
+#include "cuda/sm80/conv/stage_single.cuh"
 
 namespace deltic::gpu::conv {
 
@@ -91,6 +93,17 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtas)
   for_runs_together(p, at.part, [&](const Work& s) {
     if (has_channels) run_forward<Tr>(p, s, at.channel, taps);
   });
+}
+
+// One token per sequence, dense, four taps, states of W - 1 inputs that move by runs; everything in
+// one dtype. Starts before the launch ahead of it ends.
+template <class Tr, Order kOrder>
+__global__ void __launch_bounds__(kThreads, Tr::kCtas)
+    single_kernel(const __grid_constant__ Params p) {
+  const Place at = find_place<Tr>(p);
+  grid_wait();
+  if (is_wrong(p.tokens) || at.channel >= p.channels) return;
+  run_singles<Tr, kOrder, kSingles>(p, static_cast<int>(at.part) * kSingles, at.channel);
 }
 
 // A CTA per entry of the checkpoint lists and column, before the states are written.

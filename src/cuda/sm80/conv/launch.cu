@@ -40,7 +40,7 @@ struct Division {
   int64_t columns;
   int run_log2;  // below 0: whole sequences
   int64_t runs_dense, num_runs, runs_per_cta, num_parts;
-  bool is_step;
+  bool is_step, is_single;
 };
 
 bool has_runs(const Rows& x, int64_t n) {
@@ -82,6 +82,24 @@ bool has_wide_rows(const Problem& p) {
   return is_wide;
 }
 
+// One token per sequence from states that are all there is to it: single_kernel.
+bool is_single(const Problem& p, const Division& x) {
+  if (!x.is_step || !x.is_wide || p.taps != 4 || p.packed || p.T != 1) return false;
+  if (p.accepted || p.V != p.taps - 1) return false;
+  const Order order = order_of(p, p.state_in, x.channels);
+  for (const States* states : {&p.state_in, &p.state_out}) {
+    if (!*states || states->dtype != p.x.dtype || order_of(p, *states, x.channels) != order) {
+      return false;
+    }
+  }
+  const auto has_run = [&](const Param& numbers, int64_t count) {
+    return numbers.contiguous && numbers.dtype == p.x.dtype &&
+           gpu::has_runs(numbers.data, numbers.dtype, static_cast<int>(count));
+  };
+  return order != Order::elements && has_run(p.weight, x.channels * p.taps) &&
+         (!p.bias || has_run(p.bias, x.channels));
+}
+
 Division divide(const Problem& p, bool is_wide) {
   Division x{};
   x.taps = p.taps == 4 ? 4 : 8;
@@ -100,6 +118,7 @@ Division divide(const Problem& p, bool is_wide) {
   x.threads = static_cast<int>(std::min<int64_t>((threads + 31) / 32 * 32, kThreads));
   x.columns = (threads + x.threads - 1) / x.threads;
 
+  x.is_single = is_single(p, x);
   x.run_log2 = -1, x.num_runs = p.N;
   if (!x.is_step) {
     // As long as they fill a GPU: a run reads W - 1 inputs of its neighbour's again, a gradient's
@@ -111,7 +130,8 @@ Division divide(const Problem& p, bool is_wide) {
     x.num_runs = runs_of(p, x.run_log2, x.runs_dense);
   }
   if (!has_tokens_or_states(p) || p.N == 0) x.num_runs = 0;
-  const int64_t most = x.is_step       ? std::max<int64_t>(kManyCtas / x.columns, 1)
+  const int64_t most = x.is_single     ? (x.num_runs + kSingles - 1) / kSingles
+                       : x.is_step     ? std::max<int64_t>(kManyCtas / x.columns, 1)
                        : p.is_gradient ? std::max<int64_t>(kManyParts / x.columns, 1)
                                        : x.num_runs;
   x.runs_per_cta = most > 0 ? std::max<int64_t>((x.num_runs + most - 1) / most, 1) : 1;
@@ -145,6 +165,8 @@ Params params_of(const Problem& p, const Division& x, float* sums) {
   params.has_weight_runs =
       p.weight.contiguous &&
       gpu::has_runs(p.weight.data, p.weight.dtype, x.channels * static_cast<int>(p.taps));
+  params.has_bias_runs =
+      p.bias && p.bias.contiguous && gpu::has_runs(p.bias.data, p.bias.dtype, x.channels);
   params.run_log2 = x.run_log2, params.runs_dense = static_cast<unsigned>(x.runs_dense);
   params.num_runs = static_cast<int32_t>(x.num_runs);
   params.runs_per_cta = static_cast<int32_t>(x.runs_per_cta);
@@ -193,6 +215,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_handle) 
   }
   const unsigned ctas = num_ctas(p, checked_product(x.num_parts, x.columns), kName);
   const Kernel kernel = p.is_gradient ? Kernel::backward
+                        : x.is_single ? Kernel::single
                         : x.is_step   ? Kernel::step
                                       : Kernel::forward;
   if (ctas > 0) launch_any(p, x, kernel, params, ctas, stream);

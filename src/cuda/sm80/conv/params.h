@@ -36,6 +36,7 @@ struct Params {
   int32_t taps;      // W
   bool is_silu;
   bool has_weight_runs;  // the weights of a thread's channels are one run
+  bool has_bias_runs;    // and their biases
   // Numbers of runs of tokens: of 2^run_log2 tokens each, or (below 0) whole sequences.
   int32_t run_log2;
   unsigned runs_dense;  // per sequence of a dense batch

@@ -212,6 +212,8 @@ __device__ void load_taps(const Params& p, int c, Taps<Tr>& taps) {
       }
     }
   }
+  // Together: one by one, each would be waited for.
+  if (p.has_bias_runs) return load_run<Tr::kVec>(p.bias.data, p.bias.dtype, c, taps.bias);
 #pragma unroll
   for (int k = 0; k < Tr::kVec; ++k) {
     taps.bias[k] = p.bias.present ? load(p.bias.data, p.bias.dtype, p.bias.at(c + k)) : 0.0f;

@@ -4,6 +4,7 @@
 namespace deltic::gpu::conv {
 
 inline constexpr int kThreads = 128;
+inline constexpr int kSingles = 2;  // sequences of a thread that have one token each
 
 // kTaps: places for W weights. kExact: W is kTaps, else W is at most that and the first places are
 // left out, by a branch that all threads take alike: a weight of 0 would make NaN of infinity.

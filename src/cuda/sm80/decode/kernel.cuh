@@ -13,7 +13,7 @@ namespace deltic::gpu::decode {
 // index: (sequence, value head, slice), slices fastest: they share q and k.
 template <class Tr>
 __device__ Slice find_slice(const Params& p, unsigned index) {
-  const unsigned job = index / p.num_slices, n = job / p.HV;
+  const unsigned job = p.by_slices.quotient(index), n = p.by_heads.quotient(job);
   Slice at;
   at.n = n, at.head = job - n * p.HV;
   at.first = static_cast<int>(index - job * p.num_slices) * Tr::kSpan;
@@ -45,7 +45,7 @@ __device__ inline void zero_outputs(const Params& p, const Slice& at, const Plac
 
 template <class Tr>
 __device__ int tokens_from(const Place& place, int first) {
-  return min(place.length - first, Tr::kStageTokens);
+  return Tr::kSingle ? 1 : min(place.length - first, Tr::kStageTokens);
 }
 
 // The tokens of a stage over one tile.
@@ -58,13 +58,13 @@ __device__ void run_tile(const Params& p, const Part& part, Stage<Tr>& s, int fi
 #pragma unroll 1
   for (int t = 0; t < count; ++t) {
     if constexpr (Tr::kTrees) load_branch<Tr>(p, part, first + t, tile, s, raw);
-    step<Tr>(p, part, first + t, tile, s, t, raw);
+    step<Tr>(
+        p, part, [&] { return load_work(s.work); }, first + t, tile, s, t, raw);
     const auto [at, place, to] = load_work(s.work);
     const int slot = p.slots.per_token               ? token_slot(p.slots, at.n, first + t)
                      : first + t + 1 == place.length ? to
                                                      : -1;
     if (slot >= 0) store_state<Tr>(p, tile_of<Tr>(at, tile), part, slot, tile, raw, s);
-    if constexpr (Tr::kStays && !Tr::kMma) put_state<Tr>(raw, tile, s);
   }
 }
 
@@ -99,9 +99,37 @@ __device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawT
     first += Tr::kStageTokens;
     const auto [at, place, to] = load_work(s.work);
     if (first >= place.length) return;
-    load_tokens<Tr>(p, place, at, first, tokens_from<Tr>(place, first), tokens);
+    const int next = tokens_from<Tr>(place, first);
+    load_keys<Tr>(p, place, at, first, next, tokens);
+    load_values<Tr>(p, place, at, first, next, tokens);
     __syncthreads();  // the stage has been read by all threads
   }
+}
+
+// A token and no more: nothing waits in shared memory for later tokens.
+template <class Tr>
+__device__ void run_single(const Params& p, const Part& part, const Work& work, Stage<Tr>& s,
+                           RawTokens& tokens, RawTile<Tr>& raw) {
+  lay_keys<Tr>(p, 1, tokens, s);
+  lay_gates<Tr>(p, work.place, work.slice, 0, 1, tokens, s);
+  lay_values<Tr>(p, work.place, work.slice, 0, 1, tokens, s);
+  __syncthreads();  // the token is there, for all threads
+  if constexpr (!Tr::kDirect) wait_state(0);
+  if constexpr (!Tr::kStays && !Tr::kDirect) get_state<Tr>(s, 0, raw);
+  step<Tr>(
+      p, part, [&] { return work; }, 0, 0, s, 0, raw);
+  const int slot = p.slots.per_token ? token_slot(p.slots, work.slice.n, 0) : work.to;
+  if (slot >= 0) store_state<Tr>(p, work.slice, part, slot, 0, raw, s);
+}
+
+// The parameters' lines of the constant cache, by a lane each: one after the other, where they are
+// used, every one of them would be waited for.
+__device__ inline void touch_params(const Params& p) {
+  constexpr int kLine = 64, kLines = (sizeof(Params) + kLine - 1) / kLine;
+  static_assert(kLines <= 32 && alignof(Params) >= 4);
+  const int line = min(static_cast<int>(threadIdx.x % 32), kLines - 1);
+  const auto word = reinterpret_cast<const uint32_t*>(&p)[line * (kLine / 4)];
+  asm volatile("" ::"r"(word));
 }
 
 // CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
@@ -111,28 +139,39 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
     decode_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(16) std::byte memory[];
   auto& s = *reinterpret_cast<Stage<Tr>*>(memory);
-  if constexpr (Tr::kStartsEarly) {
-    grid_release();  // the next launch may come, and waits likewise
-    grid_wait();
-  }
+  if constexpr (Tr::kTouches) touch_params(p);
+  if constexpr (Tr::kStartsEarly) grid_wait();
   if (is_wrong(p.tokens)) return;
-  if (is_past_slices(p)) return;
+  if (!Tr::kSingle && is_past_slices(p)) return;  // kSingle: not packed
   const Slice at = find_slice<Tr>(p, blockIdx.x);
   const Part part = part_of<Tr>(threadIdx.x);
   // Everything is under way before anything is looked at: lengths and slots first, on which the
-  // others wait, then the first tokens, then the state.
-  const Slots<int> slots = find_slots<int>(p.slots, at.n);
-  const Place place = find_place(p.tokens, at.n);
+  // others wait, then the tokens, then the state: what is asked for after it comes after it.
+  SlotEntries<int> entries = load_slots<int>(p.slots, at.n);
+  Slots<int> slots;
+  if constexpr (!Tr::kSingle) slots = find_slots<int>(p.slots, at.n, entries);
+  const Place place =
+      Tr::kSingle ? Place{static_cast<int>(at.n), 0, 1} : find_place(p.tokens, at.n);
   RawTokens tokens;
-  load_tokens<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
-#pragma unroll
-  for (int tile = 0; tile < Tr::kTiles; ++tile) {
-    request_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.from, tile, s);
-    end_request();
-  }
-  if (is_skipped(p.slots, at.n, place.length, slots)) return zero_outputs(p, at, place);
-  if (threadIdx.x == 0) s.work = {at, place, slots.to};
+  load_keys<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
+  load_values<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
+  if constexpr (Tr::kSingle) slots = find_slots<int>(p.slots, at.n, entries);
   RawTile<Tr> raw;
+  if constexpr (Tr::kDirect) {
+    load_state<Tr>(p, at, part, slots.from, raw);
+  } else {
+#pragma unroll
+    for (int tile = 0; tile < Tr::kTiles; ++tile) {
+      request_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.from, tile, s);
+      end_request();
+    }
+  }
+  if constexpr (Tr::kStartsEarly) grid_release();  // the next launch may come, and waits likewise
+  if (is_skipped(p.slots, at.n, place.length, slots)) return zero_outputs(p, at, place);
+  if constexpr (Tr::kSingle) {
+    return run_single<Tr>(p, part, {at, place, slots.to}, s, tokens, raw);
+  }
+  if (threadIdx.x == 0) s.work = {at, place, slots.to};
   if (place.length == 0) {
     wait_state(0);
 #pragma unroll 1

@@ -15,7 +15,7 @@
 
 namespace deltic::gpu::decode {
 
-template <class E, int kWidth, bool kVFirst, bool kPerChannel, bool kTrees>
+template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
 
 namespace {
@@ -81,31 +81,46 @@ Params params_of(const Problem& p, int64_t slices) {
   Params x{};
   set_call(p, x), set_results(p, x);
   x.num_slices = static_cast<uint32_t>(slices);
+  x.chance = chance_of(p);
+  x.by_heads = Divisor(x.HV), x.by_slices = Divisor(x.num_slices), x.by_group = Divisor(x.group);
   return x;
 }
 
-template <class E, int kWidth, bool kVFirst, bool kPerChannel>
-void launch_tree(const Params& p, unsigned ctas, cudaStream_t stream) {
-  p.slots.parents ? launch<E, kWidth, kVFirst, kPerChannel, true>(p, ctas, stream)
-                  : launch<E, kWidth, kVFirst, kPerChannel, false>(p, ctas, stream);
-}
-
-template <class E, int kWidth, bool kVFirst>
-void launch_gate(const Problem& p, cudaStream_t stream) {
-  constexpr int64_t kSpan = Traits<E, kWidth, kVFirst, false>::kSpan;
+template <class E, int kWidth, bool kVFirst, Kind kKind>
+void launch_kind(const Problem& p, cudaStream_t stream) {
+  constexpr int64_t kSpan = TraitsOf<E, kWidth, kVFirst, false, kKind>::kSpan;
   const int64_t slices = (p.V + kSpan - 1) / kSpan;
   // Heads and slices are numbers of 32 bits in the kernel, also where padding is all there is.
   static_cast<void>(checked_ctas(std::max(p.HV, slices), "cuda.decode"));
   const unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.decode");
   if (ctas == 0) return;
   const Params params = params_of(p, slices);
-  p.gate == Gate::channel ? launch_tree<E, kWidth, kVFirst, true>(params, ctas, stream)
-                          : launch_tree<E, kWidth, kVFirst, false>(params, ctas, stream);
+  p.gate == Gate::channel ? launch<E, kWidth, kVFirst, true, kKind>(params, ctas, stream)
+                          : launch<E, kWidth, kVFirst, false, kKind>(params, ctas, stream);
+}
+
+template <class E, int kWidth, bool kVFirst>
+void launch_tokens(const Problem& p, cudaStream_t stream) {
+  if constexpr (sizeof(E) == 2) {
+    if (p.has_seed) return launch_kind<E, kWidth, kVFirst, Kind::seeded>(p, stream);
+  }
+  const bool is_single = !p.parents && !p.packed && p.T == 1, has_many = p.N * p.HV >= kManyHeads;
+  if constexpr (!kVFirst && sizeof(E) == 2) {
+    if (is_single && has_many) return launch_kind<E, kWidth, kVFirst, Kind::many>(p, stream);
+  }
+  // Decays per channel are computed by every CTA of a head: with half as many of them fp32 states
+  // go faster through the kernel for several tokens.
+  const bool is_shared = kVFirst && sizeof(E) == 4 && has_many && p.gate == Gate::channel;
+  const auto run = p.parents                 ? launch_kind<E, kWidth, kVFirst, Kind::trees>
+                   : is_single && !is_shared ? launch_kind<E, kWidth, kVFirst, Kind::single>
+                                             : launch_kind<E, kWidth, kVFirst, Kind::several>;
+  run(p, stream);
 }
 
 template <class E, int kWidth>
 void launch_layout(const Problem& p, cudaStream_t stream) {
-  p.v_first ? launch_gate<E, kWidth, true>(p, stream) : launch_gate<E, kWidth, false>(p, stream);
+  p.v_first ? launch_tokens<E, kWidth, true>(p, stream)
+            : launch_tokens<E, kWidth, false>(p, stream);
 }
 
 template <class E>
@@ -116,7 +131,7 @@ void launch_width(const Problem& p, cudaStream_t stream) {
 void run(const Problem& p, std::span<std::byte>, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   if constexpr (!kFullSet) {
-    launch_gate<__nv_bfloat16, 128, true>(p, stream);
+    launch_tokens<__nv_bfloat16, 128, true>(p, stream);
   } else {
     const DType type = state_dtype(p);
     const auto launch_type = type == DType::bf16  ? launch_width<__nv_bfloat16>

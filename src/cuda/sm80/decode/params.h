@@ -1,7 +1,8 @@
 // What the decode kernel gets: the tensors and options of a call.
 #pragma once
 
-#include "cuda/tile/slots.cuh"
+#include "cuda/tile/divisor.h"
+#include "cuda/tile/random.cuh"
 
 namespace deltic::gpu::decode {
 
@@ -9,6 +10,7 @@ struct Params {
   Tokens tokens;
   int64_t V;
   uint32_t HV, num_slices, group;  // group: value heads per q/k head
+  Divisor by_heads, by_slices, by_group;
 
   Gate gate;
   deltic_gate_form gate_form;
@@ -23,6 +25,7 @@ struct Params {
   Param A_log, dt_bias;        // contiguous
   States state_in, state_out;  // [slots,HV,K,V] by strides, moved by 16 bytes
   SlotLists slots;             // at most 2^31 - 1 of them
+  Chance chance;               // of Kind::seeded
 };
 
 }  // namespace deltic::gpu::decode

@@ -129,6 +129,17 @@ __device__ void request_state(const Params& p, const Slice& at, const Part& part
     }
   });
 }
+// The same into the thread's registers.
+template <class Tr>
+__device__ void load_state(const Params& p, const Slice& at, const Part& part, int slot,
+                           RawTile<Tr>& raw) {
+#pragma unroll
+  for (int i = 0; i < kVectors<Tr>; ++i) raw[i] = uint4{0, 0, 0, 0};
+  if (slot < 0) return;
+  walk<Tr>(at, part, p.state_in, slot, [&](int i, const auto* from, bool is_there) {
+    if (is_there) raw[i] = *reinterpret_cast<const uint4*>(from);
+  });
+}
 // What was asked for since the last one is a group, and arrives in order.
 __device__ inline void end_request() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // The thread's own have arrived, but for the last `left` groups, at most three.
@@ -155,7 +166,8 @@ __device__ void store_state(const Params& p, const Slice& at, const Part& part, 
                             const RawTile<Tr>& raw, Stage<Tr>& s) {
   if constexpr (Tr::kMma) __syncwarp();  // whole rows are there
   walk<Tr>(at, part, p.state_out, slot, [&](int i, auto* to, bool is_there) {
-    if (is_there) store_vector(to, Tr::kMma ? s.state[tile][request_place<Tr>(i)] : raw[i]);
+    constexpr bool kFromShared = Tr::kMma || Tr::kGoesBack;
+    if (is_there) store_vector(to, kFromShared ? s.state[tile][request_place<Tr>(i)] : raw[i]);
   });
   if constexpr (Tr::kMma) __syncwarp();  // they have been read
 }
@@ -179,14 +191,16 @@ __device__ void load_branch(const Params& p, const Part& part, int token, int ti
   if constexpr (Tr::kMma) __syncwarp();  // of other lanes, too
 }
 
-// Sums of N values over the lanes whose numbers differ in the bits of kMask, kMask / 2 ... kLast:
-// with every step a lane keeps half of the values, the upper half if its bit is set, down to one.
+// Sums of N values over the lanes whose numbers differ in the bits from kMask to kLast, downwards
+// or upwards: with every step a lane keeps half of the values, the upper half if its bit is set,
+// down to one.
 template <int kMask, int kLast, int N>
 __device__ void sum_halving(float (&x)[N], int lane) {
-  if constexpr (kMask >= kLast) {
+  constexpr int kNext = kMask == kLast ? 0 : kMask > kLast ? kMask / 2 : 2 * kMask;
+  if constexpr (kMask > 0) {
     if constexpr (N == 1) {
       x[0] += __shfl_xor_sync(0xFFFFFFFFu, x[0], kMask);
-      sum_halving<kMask / 2, kLast>(x, lane);
+      sum_halving<kNext, kLast>(x, lane);
     } else {
       float half[N / 2];
       const bool upper = (lane & kMask) != 0;
@@ -195,7 +209,7 @@ __device__ void sum_halving(float (&x)[N], int lane) {
         half[i] = (upper ? x[N / 2 + i] : x[i]) +
                   __shfl_xor_sync(0xFFFFFFFFu, upper ? x[i] : x[N / 2 + i], kMask);
       }
-      sum_halving<kMask / 2, kLast>(half, lane);
+      sum_halving<kNext, kLast>(half, lane);
 #pragma unroll
       for (int i = 0; i < N / 2; ++i) x[i] = half[i];
     }
@@ -218,11 +232,11 @@ __device__ void solve_in_warp(const Params& p, const Slice& at, const Part& part
   float own[kLeft];
 #pragma unroll
   for (int j = 0; j < kLeft; ++j) {
-    const float sum = decay * x[j];
-    own[j] = beta * (v[column + j] - sum);  // of lanes with k
+    const float sum = __fmul_rn(decay, x[j]);
+    own[j] = __fmul_rn(beta, __fsub_rn(v[column + j], sum));  // of lanes with k
     const float other = __shfl_xor_sync(0xFFFFFFFFu, own[j], kP / 2);
     if (has_q && part.piece % kStride == 0 && column + j < at.count) {
-      store(p.o.data, p.o.dtype, row + column + j, sum + kq * other);
+      store(p.o.data, p.o.dtype, row + column + j, __fmaf_rn(kq, other, sum));
     }
   }
 #pragma unroll
@@ -232,7 +246,9 @@ __device__ void solve_in_warp(const Params& p, const Slice& at, const Part& part
 }
 
 // The same K-first, where pieces are over all warps: one exchange and one barrier per token. The
-// two halves of s.sums take turns, so that the next token's cannot meet this one's.
+// two halves of s.sums take turns, so that the next token's cannot meet this one's. Pieces are
+// added up by pairs of neighbours, pairs of pairs and so on, whoever has them: in this order the
+// number of threads changes no bit.
 template <class Tr>
 __device__ void solve_in_cta(const Params& p, const Slice& at, const Part& part, int64_t row,
                              Stage<Tr>& s, int t, const float* v, float decay,
@@ -240,36 +256,45 @@ __device__ void solve_in_cta(const Params& p, const Slice& at, const Part& part,
   constexpr int kC = Tr::kColumns, kLanes = Tr::kLanesV, kGroups = 32 / kLanes;
   constexpr int kLeft = 2 * kC / kGroups;  // sums that a lane ends with
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  sum_halving<16, kLanes>(x, lane);
+  if constexpr (kGroups > 1) sum_halving<kLanes, 16>(x, lane);
   auto& sums = s.sums[t % 2];
-  const int first = lane / kLanes * kLeft;  // of the 2 kC sums
+  int first = 0;  // of the 2 kC sums
+#pragma unroll
+  for (int m = kLanes, n = kC; m < 32; m *= 2, n /= 2) first += (lane & m) != 0 ? n : 0;
 #pragma unroll
   for (int j = 0; j < kLeft; ++j) {
     sums[warp][(first + j) / kC][part.column + (first + j) % kC] = x[j];
   }
   __syncthreads();  // the sums of all warps are there
   const auto total = [&](int which, int column) {
-    float sum = sums[0][which][column];
+    float sum[Tr::kWarps];
 #pragma unroll
-    for (int w = 1; w < Tr::kWarps; ++w) sum += sums[w][which][column];
-    return decay * sum;
+    for (int w = 0; w < Tr::kWarps; ++w) sum[w] = sums[w][which][column];
+#pragma unroll
+    for (int n = Tr::kWarps / 2; n > 0; n /= 2) {
+#pragma unroll
+      for (int w = 0; w < n; ++w) sum[w] = sum[2 * w] + sum[2 * w + 1];
+    }
+    return __fmul_rn(decay, sum[0]);
   };
   const float beta = s.beta[t];
 #pragma unroll
-  for (int c = 0; c < kC; ++c) u[c] = beta * (v[part.column + c] - total(0, part.column + c));
+  for (int c = 0; c < kC; ++c) {
+    u[c] = __fmul_rn(beta, __fsub_rn(v[part.column + c], total(0, part.column + c)));
+  }
   static_assert(Tr::kSlice <= Tr::kThreads, "a thread has one output");
   if (const int column = threadIdx.x; column < at.count) {
-    const float own = beta * (v[column] - total(0, column));
-    store(p.o.data, p.o.dtype, row + column, total(1, column) + s.kq[t] * own);
+    const float own = __fmul_rn(beta, __fsub_rn(v[column], total(0, column)));
+    store(p.o.data, p.o.dtype, row + column, __fmaf_rn(s.kq[t], own, total(1, column)));
   }
 }
 
 // S_{t-1} -> S_t and o_t as below, the sums over channels by matrix instructions: 16 columns of the
 // state as they are in memory, times k and q as three bf16 numbers each, which are all of their
 // bits. Lanes 0 and 1 of four end with the sums of k of two columns, lanes 2 and 3 with those of q.
-template <class Tr>
-__device__ void step_by_mma(const Params& p, const Part& part, int token, int tile, Stage<Tr>& s,
-                            int t) {
+template <class Tr, class WorkOf>
+__device__ void step_by_mma(const Params& p, const Part& part, WorkOf work_of, int token, int tile,
+                            Stage<Tr>& s, int t) {
   using E = typename Tr::E;
   constexpr int kBlocks = Tr::kWidth / 32;
   // Columns 0 to 2 of the right factor are k, 4 to 6 q.
@@ -285,7 +310,7 @@ __device__ void step_by_mma(const Params& p, const Part& part, int token, int ti
     mma_pairs<E>(sums, up.x, low.x, up.y, low.y, x.x, x.y);
     mma_pairs<E>(more, up.z, low.z, up.w, low.w, x.z, x.w);
   }
-  const auto [slice, place, to] = load_work(s.work);
+  const auto [slice, place, to] = work_of();
   const Slice at = tile_of<Tr>(slice, tile);
   const float* v = s.v[t] + tile * Tr::kSlice;
   const float beta = s.beta[t], head_decay = Tr::kPerChannel ? 1.0f : s.decay[t][0];
@@ -324,14 +349,26 @@ __device__ void step_by_mma(const Params& p, const Part& part, int token, int ti
   }
 }
 
+// What is drawn for vector i of the thread's part after a token.
+template <class Tr>
+__device__ Random128 draw_vector(const Params& p, const Part& part, int64_t position,
+                                 const Slice& at, int i) {
+  const int64_t column = at.first + part.column + (Tr::kVFirst ? tile_column<Tr>(i, 0) : 0);
+  const int64_t channel = Tr::kVFirst ? channel_of<Tr>(part.piece, 0) + tile_channel<Tr>(i, 0)
+                                      : kChannels * part.piece + i;
+  const int64_t element = Tr::kVFirst ? column * Tr::kWidth + channel : channel * p.V + column;
+  return draw_group(p.chance.seed, position, at.head, static_cast<uint32_t>(element / 8));
+}
+
 // S_{t-1} -> S_t and o_t. Both products with S' = decay S are reduced together: o = S'^T q +
 // u (k, q). Two passes over the state as it lies in memory, four channels at a time: unpacked as a
-// whole it would not fit the registers. 16-bit states are rounded: a call of its own for the next
-// token would find the same.
-template <class Tr>
-__device__ void step(const Params& p, const Part& part, int token, int tile, Stage<Tr>& s, int t,
-                     RawTile<Tr>& raw) {
-  if constexpr (Tr::kMma) return step_by_mma<Tr>(p, part, token, tile, s, t);
+// whole it would not fit the registers. Where a product is rounded is written out: kernels of other
+// shapes must have the same bits. 16-bit states are rounded: a call of its own for the next
+// token would find the same. work_of(): where the token lies.
+template <class Tr, class WorkOf>
+__device__ void step(const Params& p, const Part& part, WorkOf work_of, int token, int tile,
+                     Stage<Tr>& s, int t, RawTile<Tr>& raw) {
+  if constexpr (Tr::kMma) return step_by_mma<Tr>(p, part, work_of, token, tile, s, t);
   using E = typename Tr::E;
   constexpr int kN = kVectorSize<Tr>;
   // fp32 and decays per channel: the first pass leaves S' behind.
@@ -353,15 +390,15 @@ __device__ void step(const Params& p, const Part& part, int token, int tile, Sta
       for (int e = 0; e < kN; ++e) {
         const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e) - first;
         if (d < 0 || d >= kRun) continue;
-        if constexpr (Tr::kPerChannel) S[e] *= decay[d];
-        x[c] += S[e] * k[d];
-        x[Tr::kColumns + c] += S[e] * q[d];
+        if constexpr (Tr::kPerChannel) S[e] = __fmul_rn(S[e], decay[d]);
+        x[c] = __fmaf_rn(S[e], k[d], x[c]);
+        x[Tr::kColumns + c] = __fmaf_rn(S[e], q[d], x[Tr::kColumns + c]);
       }
       if constexpr (kInPlace) raw[i] = pack<E>(S);
     }
   }
   float u[Tr::kColumns];
-  const auto [slice, place, to] = load_work(s.work);
+  const auto [slice, place, to] = work_of();
   const Slice at = tile_of<Tr>(slice, tile);
   const float* v = s.v[t] + tile * Tr::kSlice;
   const int64_t row = offset(p.o, place.batch, place.begin + token, at.head) + at.first;
@@ -372,6 +409,8 @@ __device__ void step(const Params& p, const Part& part, int token, int tile, Sta
   }
   // Orders nothing between threads: the compiler reads the state anew instead of holding it.
   if constexpr (Tr::kStays) __syncwarp();
+  [[maybe_unused]] int64_t position = 0;
+  if constexpr (Tr::kSeeded) position = position_of(p.chance, p.slots, at.n, token);
   float k[kChannels], decay[kChannels];
   read_run<Tr>(s.k[t], part.piece, 0, k);
   if constexpr (Tr::kPerChannel && !kInPlace) read_run<Tr>(s.decay[t], part.piece, 0, decay);
@@ -382,10 +421,15 @@ __device__ void step(const Params& p, const Part& part, int token, int tile, Sta
 #pragma unroll
     for (int e = 0; e < kN; ++e) {
       const int c = tile_column<Tr>(i, e), d = tile_channel<Tr>(i, e);
-      if constexpr (!kInPlace) S[e] *= Tr::kPerChannel ? decay[d] : head_decay;
-      S[e] += k[d] * u[c];
+      if constexpr (!kInPlace) S[e] = __fmul_rn(S[e], Tr::kPerChannel ? decay[d] : head_decay);
+      S[e] = __fmaf_rn(k[d], u[c], S[e]);
     }
-    raw[i] = pack<E>(S);
+    uint4& vector = Tr::kGoesBack ? s.state[tile][part_place<Tr>(i)] : raw[i];
+    if constexpr (Tr::kSeeded) {
+      vector = pack_by_chance<E>(S, draw_vector<Tr>(p, part, position, at, i));
+    } else {
+      vector = pack<E>(S);
+    }
   }
 }
 

@@ -55,9 +55,10 @@ struct Stage {
   alignas(16) float v[kT][Tr::kSpan];
   // A thread's vectors of the state, one every kThreads: until its first token is ready it waits
   // here, not in registers.
-  uint4 state[Tr::kTiles][Tr::kSlice * Tr::kWidth / Vector<typename Tr::E>::N];
+  uint4 state[Tr::kTiles][Tr::kDirect ? 1 : Tr::kSlice * Tr::kWidth / Vector<typename Tr::E>::N];
   // K-first: a warp's sums of k and q, by turns.
-  alignas(16) float sums[Tr::kVFirst ? 1 : 2][Tr::kWarps][2][Tr::kVFirst ? 4 : Tr::kSlice];
+  alignas(16) float sums[Tr::kVFirst || Tr::kSingle ? 1 : 2][Tr::kWarps][2]
+                        [Tr::kVFirst ? 4 : Tr::kSlice];
 };
 
 // The first channel of half j (four channels) of a piece.
@@ -67,17 +68,41 @@ __device__ int channel_of(int piece, int j) {
 }
 
 // One element or four neighbours as they lie in memory, so that all loads of a thread are under way
-// before the first is looked at.
-__device__ inline uint32_t load_raw(const void* data, DType type, int64_t at) {
-  return type == DType::f32 ? static_cast<const uint32_t*>(data)[at]
-                            : static_cast<const uint16_t*>(data)[at];
+// before the first is looked at. kSingle: in halves, of which 16-bit numbers have the lower one: a
+// register that either of two loads may fill has the second wait for the first, taken or not. With
+// several tokens to a stage the registers are worth more than these waits.
+struct RawOne {
+  uint32_t low, high;
+};
+__device__ inline const char* place_of(const void* data, DType type, int64_t at) {
+  return static_cast<const char*>(data) + (at << (type == DType::f32 ? 2 : 1));
 }
-__device__ inline uint4 load_four(const void* data, DType type, int64_t at) {
-  if (type == DType::f32) {
-    return *reinterpret_cast<const uint4*>(static_cast<const float*>(data) + at);
+template <class Tr>
+__device__ RawOne load_raw(const void* data, DType type, int64_t at) {
+  if constexpr (!Tr::kSingle) {
+    return {type == DType::f32 ? static_cast<const uint32_t*>(data)[at]
+                               : static_cast<const uint16_t*>(data)[at],
+            0};
   }
-  const uint2 w = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + at);
-  return {w.x, w.y, 0, 0};
+  const auto* halves = reinterpret_cast<const uint16_t*>(place_of(data, type, at));
+  RawOne x{halves[0], 0};
+  if (type == DType::f32) x.high = halves[1];
+  return x;
+}
+template <class Tr>
+__device__ uint4 load_four(const void* data, DType type, int64_t at) {
+  if constexpr (!Tr::kSingle) {
+    if (type == DType::f32) {
+      return *reinterpret_cast<const uint4*>(static_cast<const float*>(data) + at);
+    }
+    const uint2 w = *reinterpret_cast<const uint2*>(static_cast<const uint16_t*>(data) + at);
+    return {w.x, w.y, 0, 0};
+  }
+  const auto* halves = reinterpret_cast<const uint2*>(place_of(data, type, at));
+  const uint2 low = halves[0];
+  uint2 high{0, 0};
+  if (type == DType::f32) high = halves[1];
+  return {low.x, low.y, high.x, high.y};
 }
 __device__ inline void value_of(const uint4& raw, DType type, float (&x)[4]) {
   with_dtype(type, [&](auto* tag) {
@@ -88,9 +113,9 @@ __device__ inline void value_of(const uint4& raw, DType type, float (&x)[4]) {
     for (int i = 0; i < 4; ++i) x[i] = all[i];
   });
 }
-__device__ inline float value_of(uint32_t raw, DType type) {
+__device__ inline float value_of(const RawOne& raw, DType type) {
   float x[4];
-  value_of(uint4{raw, 0, 0, 0}, type, x);
+  value_of(uint4{raw.low | raw.high << 16, 0, 0, 0}, type, x);
   return x[0];
 }
 
@@ -152,13 +177,18 @@ __device__ void normalize(float (&x)[kChannels], float (&y)[kChannels]) {
 // What a thread has of a stage before it is ready: a piece of q and k of one token, and of the
 // others the first that it works on.
 struct RawTokens {
-  uint4 q[2], k[2], g, bias;
-  uint32_t beta, v, rate;
+  uint4 q[2], k[2], g, bias;  // g, bias: of one number its halves are x and y
+  RawOne beta, v, rate;
 };
 
-// Per channel a thread has four channels at places 4 x of the stage's row.
+// Per channel a thread has four channels at places 4 x of the stage's row. Of a single token the
+// first warp has the keys, and the second these.
 template <class Tr>
 inline constexpr int kGateThreads = Tr::kPerChannel ? Tr::kWidth / 4 : 1;
+template <class Tr>
+__device__ int gate_thread() {
+  return Tr::kSingle && Tr::kWarps > 1 ? threadIdx.x ^ 32 : threadIdx.x;
+}
 template <class Tr>
 __device__ int gate_channel(int thread) {
   constexpr int kHalf = Tr::kPieces;  // threads for half a row
@@ -169,50 +199,60 @@ __device__ int gate_channel(int thread) {
 template <class Tr>
 __device__ void load_gate(const Params& p, int64_t row, int d, uint4& g) {
   if constexpr (Tr::kPerChannel) {
-    g = load_four(p.g.data, p.g.dtype, row + d);
+    g = load_four<Tr>(p.g.data, p.g.dtype, row + d);
   } else {
-    g.x = load_raw(p.g.data, p.g.dtype, row);
+    const RawOne one = load_raw<Tr>(p.g.data, p.g.dtype, row);
+    g.x = one.low, g.y = one.high;
   }
 }
 
 template <class Tr>
-__device__ void load_tokens(const Params& p, const Place& place, const Slice& at, int first,
-                            int count, RawTokens& raw) {
+__device__ void load_keys(const Params& p, const Place& place, const Slice& at, int first,
+                          int count, RawTokens& raw) {
   const int thread = threadIdx.x, piece = thread % Tr::kPieces;
   raw = {};
   if (const int t = thread / Tr::kPieces; t < count) {
-    const int64_t token = place.begin + first + t, head = at.head / p.group;
+    const int64_t token = Tr::kSingle ? 0 : place.begin + first + t;
+    const int64_t head = p.by_group.quotient(at.head);
     const int64_t q = offset(p.q, place.batch, token, head);
     const int64_t k = offset(p.k, place.batch, token, head);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int d = channel_of<Tr>(piece, j);
-      raw.q[j] = load_four(p.q.data, p.q.dtype, q + d);
-      raw.k[j] = load_four(p.k.data, p.k.dtype, k + d);
+      raw.q[j] = load_four<Tr>(p.q.data, p.q.dtype, q + d);
+      raw.k[j] = load_four<Tr>(p.k.data, p.k.dtype, k + d);
     }
   }
+}
+// All but q and k.
+template <class Tr>
+__device__ void load_values(const Params& p, const Place& place, const Slice& at, int first,
+                            int count, RawTokens& raw) {
+  const int thread = threadIdx.x;
   if (p.gate != Gate::none) {
-    const int d = gate_channel<Tr>(thread), t = thread / kGateThreads<Tr>;
+    const int d = gate_channel<Tr>(gate_thread<Tr>());
+    const int t = gate_thread<Tr>() / kGateThreads<Tr>;
     if (t < count)
       load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g);
     if (p.dt_bias.present) {
       if constexpr (Tr::kPerChannel) {
         const int64_t i = static_cast<int64_t>(at.head) * Tr::kWidth + d;
-        raw.bias = load_four(p.dt_bias.data, p.dt_bias.dtype, i);
+        raw.bias = load_four<Tr>(p.dt_bias.data, p.dt_bias.dtype, i);
       } else {
-        raw.bias.x = load_raw(p.dt_bias.data, p.dt_bias.dtype, at.head);
+        const RawOne one = load_raw<Tr>(p.dt_bias.data, p.dt_bias.dtype, at.head);
+        raw.bias.x = one.low, raw.bias.y = one.high;
       }
     }
-    if (p.A_log.present) raw.rate = load_raw(p.A_log.data, p.A_log.dtype, at.head);
+    if (p.A_log.present) raw.rate = load_raw<Tr>(p.A_log.data, p.A_log.dtype, at.head);
   }
   if (p.beta_kind == BetaKind::head && thread < count) {
     const int64_t row = offset(p.beta, place.batch, place.begin + first + thread, at.head);
-    raw.beta = load_raw(p.beta.data, p.beta.dtype, row);
+    raw.beta = load_raw<Tr>(p.beta.data, p.beta.dtype, row);
   }
   const int t = thread / Tr::kSpan, c = thread % Tr::kSpan;
   if (t < count && c < at.count) {
     const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
-    raw.v = load_raw(p.v.data, p.v.dtype, row + c);
+    raw.v = load_raw<Tr>(p.v.data, p.v.dtype, row + c);
   }
 }
 
@@ -282,21 +322,29 @@ template <class Tr>
 __device__ void lay_gates(const Params& p, const Place& place, const Slice& at, int first,
                           int count, RawTokens& raw, Stage<Tr>& s) {
   constexpr int kN = Tr::kPerChannel ? 4 : 1;
-  const int x = threadIdx.x % kGateThreads<Tr>, d = gate_channel<Tr>(threadIdx.x);
+  const int x = gate_thread<Tr>() % kGateThreads<Tr>, d = gate_channel<Tr>(gate_thread<Tr>());
   const bool has_gate = p.gate != Gate::none;
+  const auto values = [](const uint4& four, DType type, float(&y)[4]) {
+    if constexpr (Tr::kPerChannel) {
+      value_of(four, type, y);
+    } else {
+      y[0] = value_of(RawOne{four.x, four.y}, type);
+    }
+  };
   float bias[4];
-  value_of(raw.bias, p.dt_bias.dtype, bias);
+  values(raw.bias, p.dt_bias.dtype, bias);
   const float rate = p.A_log.present ? expf(value_of(raw.rate, p.A_log.dtype)) : 1.0f;
 #pragma unroll 1
-  for (int t = threadIdx.x / kGateThreads<Tr>; t < count;) {
+  for (int t = gate_thread<Tr>() / kGateThreads<Tr>; t < count;) {
     float g[4];
-    value_of(raw.g, p.g.dtype, g);
+    values(raw.g, p.g.dtype, g);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       s.decay[t][kN * x + i] =
           has_gate ? decay_of(log_decay(p.gate_form, p.lower_bound, g[i], rate, bias[i])) : 1.0f;
     }
     t += Tr::kThreads / kGateThreads<Tr>;
+    if constexpr (Tr::kSingle) break;
     if (has_gate && t < count)
       load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g);
   }
@@ -315,9 +363,10 @@ __device__ void lay_values(const Params& p, const Place& place, const Slice& at,
   for (int t = threadIdx.x / Tr::kSpan; t < count;) {
     s.v[t][c] = value_of(raw.v, p.v.dtype);
     t += Tr::kThreads / Tr::kSpan;
+    if constexpr (Tr::kSingle) break;
     if (t < count && c < at.count) {
       const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
-      raw.v = load_raw(p.v.data, p.v.dtype, row + c);
+      raw.v = load_raw<Tr>(p.v.data, p.v.dtype, row + c);
     }
   }
 }

@@ -24,6 +24,10 @@ struct Choice {
   bool stays = false;                 // the state in shared memory between tokens
   Products products = Products::fma;  // mma: bf16 V-first
   bool starts_early = false;          // before the launch ahead of it on the stream ends
+  bool single = false;                // dense, and one token per sequence
+  bool direct = false;                // the state straight into registers
+  bool seeded = false;                // 16-bit states are rounded by chance
+  bool touches = false;               // the parameters first, all at once
 };
 
 // kTrees: tokens may start from the state after another one than the one before them.
@@ -34,6 +38,8 @@ struct Traits {
   static constexpr int kWidth = kWidth_;  // K
   static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_, kTrees = kTrees_;
   static constexpr bool kStartsEarly = kChoice.starts_early;
+  static constexpr bool kSingle = kChoice.single, kDirect = kChoice.direct;
+  static constexpr bool kSeeded = kChoice.seeded, kTouches = kChoice.touches;
   // A warp has 16 columns, four lanes along the channels and eight along the columns, two of which
   // each: the matrix instruction's left factor as it lies in memory.
   static constexpr bool kMma = kChoice.products == Products::mma;
@@ -47,20 +53,25 @@ struct Traits {
   static constexpr int kSlice = kLanesV * kColumns;                      // value columns of a tile
   static constexpr int kTiles = kChoice.tiles, kSpan = kTiles * kSlice;  // and of a CTA
   // Tokens that are prepared together: what shared memory has beside the states.
-  static constexpr int kStageTokens = kChoice.tokens > 0 ? kChoice.tokens : kMma ? 4 : 8;
-  // The most whose registers do not spill (README.md has them). fp16 takes more instructions to
-  // unpack, and registers.
-  static constexpr int k16BitCtas = kVFirst && !(kIsHalf<E> && kPerChannel) ? 5 : 4;
+  static constexpr int kStageTokens = kSingle              ? 1
+                                      : kChoice.tokens > 0 ? kChoice.tokens
+                                      : kMma               ? 4
+                                                           : 8;
+  // The most whose registers do not spill (README.md has them).
   static constexpr int kMostCtas = kMma                                         ? 7
-                                   : sizeof(E) == 2                             ? k16BitCtas
+                                   : sizeof(E) == 2                             ? (kVFirst ? 7 : 6)
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
   static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);
   static constexpr int kCtasElsewhere =
-      kCtasPerSm - ((kVFirst ? sizeof(E) == 2 : sizeof(E) == 4 && kWidth == 128) ? 1 : 0);
+      kSingle ? kCtasPerSm * 3 / 4
+              : kCtasPerSm - ((kVFirst ? sizeof(E) == 2 : sizeof(E) == 4 && kWidth == 128) ? 1 : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
-  static constexpr bool kStays = sizeof(E) == 2 || kChoice.stays;
+  static constexpr bool kStays = !kDirect && (sizeof(E) == 2 || kChoice.stays);
+  // And goes back there vector by vector, where a token more may come: the registers of a whole
+  // part are a CTA per SM.
+  static constexpr bool kGoesBack = kStays && !kSingle && !kMma;
   // fp32 V-first: two runs of four channels half a width apart, so that lanes read neighbours.
   static constexpr bool kHalves = kVFirst && sizeof(E) == 4;
   static_assert(kPieces == 8 || kPieces == 16, "a warp has whole columns of pieces");
@@ -69,6 +80,45 @@ struct Traits {
   static_assert(!kMma || (kVFirst && sizeof(E) == 2), "fragments of 16-bit numbers along K");
   static_assert(kVFirst || kTiles == 1, "the sums of two tokens take turns, those of tiles do not");
   static_assert(kSpan <= kThreads, "a thread loads one value column of a token");
+  static_assert(!kSingle || (kTiles == 1 && !kTrees && !kMma));
+  static_assert(!kDirect || kSingle);
+  static_assert(!kSeeded || (sizeof(E) == 2 && !kMma));
 };
+
+// What the tokens of a call are. All kinds have the same bits.
+enum class Kind {
+  several,  // any number of them, or packed
+  single,   // one per sequence, dense: few threads per CTA, and nothing kept for later tokens
+  many,     // the same of many sequences, where longer rows are worth more: 16-bit K-first
+  trees,    // a token may start from another one than the one before it
+  seeded    // any of them, 16-bit states rounded by chance
+};
+// K-first a CTA's rows are 256 bytes long; of 16-bit states 128, where there are few.
+template <class E, int kWidth, bool kVFirst>
+constexpr Choice single_choice(bool has_many) {
+  const bool is_half = sizeof(E) == 2;
+  const int row_threads = is_half && !has_many ? kWidth : 2 * kWidth;
+  return {.threads = kVFirst ? 64 : row_threads,
+          .ctas = kVFirst                   ? (is_half && kWidth == 64 ? 10 : 14)
+                  : is_half && kWidth == 64 ? 640 / row_threads
+                                            : 1024 / row_threads,
+          .stays = true,
+          .starts_early = true,
+          .single = true,
+          .touches = true};
+}
+template <class E, int kWidth, bool kVFirst>
+constexpr Choice choice_of(Kind kind) {
+  if (kind == Kind::single) return single_choice<E, kWidth, kVFirst>(false);
+  if (kind == Kind::many) return single_choice<E, kWidth, kVFirst>(true);
+  if (kind == Kind::seeded) return {.ctas = 3, .seeded = true};
+  return {};
+}
+template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
+using TraitsOf =
+    Traits<E, kWidth, kVFirst, kPerChannel, kKind == Kind::trees || kKind == Kind::seeded,
+           choice_of<E, kWidth, kVFirst>(kKind)>;
+// Heads of sequences that are many: measured are 32, which are few, and 2048, which are not.
+inline constexpr int64_t kManyHeads = 512;
 
 }  // namespace deltic::gpu::decode

@@ -137,7 +137,14 @@ __device__ void run_slice(const Params& p, Stage<Tr>& s, const Lanes& lanes,
       const float2 u =
           step<Tr>(s, static_cast<int>((tokens - 1) % kStageTokens), lanes, p.gv.present, S);
       if constexpr (Tr::kRecord) store_values(p, at, tokens - 1, lanes, u);
-      if (p.rounded_to != DType::f32) round_state(p.rounded_to, S);
+      if (p.rounded_to != DType::f32) {
+        if constexpr (Tr::kOneStage || Tr::kRecord) {
+          round_state(p.rounded_to, S);
+        } else {
+          p.has_seed ? round_state_by_chance(p, at, tokens - 1, lanes, S)
+                     : round_state(p.rounded_to, S);
+        }
+      }
     }
     if (!Tr::kRecord && tokens == next) {
       keep<Tr, Count>(p, at, lanes, tokens, next_checkpoint, S);

@@ -35,6 +35,7 @@ Params params_of(const Problem& p) {
   x.num_slices = static_cast<uint32_t>((p.V + kColumns - 1) / kColumns);
   x.K = static_cast<int32_t>(p.K);
   x.rounded_to = rounds_tokens(p) ? kept_states(p).dtype : DType::f32;
+  x.has_seed = p.has_seed, x.chance = chance_of(p);
   x.v_first = p.v_first;
   x.gv = p.gv, x.ckpt = p.ckpt;
   x.in_whole = is_whole(p, p.state_in), x.out_whole = is_whole(p, p.state_out);
@@ -50,8 +51,9 @@ void launch_stages(const Params& p, unsigned ctas, cudaStream_t stream) {
   if (p.accepted.present) return launch_commit<kBlocks, kPerChannel>(p, ctas, stream);
   if (p.updates.present) return launch_record<kBlocks, kPerChannel>(p, ctas, stream);
   const auto is_moved_whole = [](const States& x, bool whole) { return !x.present || whole; };
-  // Trees have their second place that loads states in the other kernel alone.
-  const bool one_stage = p.tokens.T <= kStageTokens && !p.slots.parents.present &&
+  // Trees have their second place that loads states in the other kernel alone, as rounding by
+  // chance its registers.
+  const bool one_stage = p.tokens.T <= kStageTokens && !p.slots.parents.present && !p.has_seed &&
                          is_moved_whole(p.state_in, p.in_whole) &&
                          is_moved_whole(p.state_out, p.out_whole) &&
                          is_moved_whole(p.ckpt, p.ckpt_whole);

@@ -1,7 +1,7 @@
 // What the recurrence's kernel gets: the tensors and options of a forward or decode call.
 #pragma once
 
-#include "cuda/tile/slots.cuh"
+#include "cuda/tile/random.cuh"
 
 namespace deltic::gpu::recurrence {
 
@@ -17,6 +17,7 @@ struct Params {
   deltic_beta_form beta_form;
   bool l2norm;
   DType rounded_to;  // the state after every token; fp32: it stays as it is
+  bool has_seed;     // it is rounded by chance
   float scale, lower_bound;
 
   Rows q, k;         // [B,T,H,K]
@@ -30,6 +31,7 @@ struct Params {
   bool in_whole, out_whole, ckpt_whole;
   SlotLists slots;
   Indices ckpt_cu, ckpt_tokens, ckpt_slots;
+  Chance chance;
 
   // What tokens do to states (stage_updates.cuh): rows (sequence, token, value head) of k, u and
   // decays, so many per sequence; of commit by layers, and the tokens that count.

@@ -160,6 +160,26 @@ template <int kBlocks>
 __device__ void round_state(DType type, StateTile<kBlocks>& S) {
   type == DType::bf16 ? round_state_to<__nv_bfloat16>(S) : round_state_to<__half>(S);
 }
+// By chance, the state after token t: number by number.
+template <int kBlocks>
+__device__ void round_state_by_chance(const Params& p, const Slice& at, int64_t t,
+                                      const Lanes& lanes, StateTile<kBlocks>& S) {
+  const int64_t position = position_of(p.chance, p.slots, at.n, t);
+#pragma unroll
+  for (int i = 0; i < kBlocks * 4 * kThreadColumns; ++i) {
+    const int64_t d = 32 * (i / (4 * kThreadColumns)) + 4 * lanes.lane_k + i / kThreadColumns % 4;
+    const int64_t v = at.first + lanes.column + i % kThreadColumns;
+    const int64_t element = p.v_first ? v * p.K + d : d * p.V + v;
+    const Random128 draw =
+        draw_slowly(p.chance.seed, position, at.head, static_cast<uint32_t>(element >> 3));
+    const auto half = static_cast<uint32_t>(element) % 8;
+    const uint32_t low = half < 2 ? draw.word[0] : half < 4 ? draw.word[1] : draw.word[2];
+    const uint32_t random = ((half < 6 ? low : draw.word[3]) >> 16 * (half % 2)) & 0xFFFFu;
+    float& x = (&S[0][0][0])[i];
+    x = p.rounded_to == DType::bf16 ? bf16_to_f32(stochastic_bf16(x, random))
+                                    : __half2float(__ushort_as_half(stochastic_f16(x, random)));
+  }
+}
 
 // decay S + k u, with the roundings that the compiler chose for `step`, said here, so that whoever
 // applies an update again has the same bits. A decay per head is in S before.

@@ -2,11 +2,7 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-
-template void launch<__nv_bfloat16, 128, false, false, false>(const Params&, unsigned,
-                                                              cudaStream_t);
-template void launch<__nv_bfloat16, 128, false, false, true>(const Params&, unsigned, cudaStream_t);
-template void launch<__nv_bfloat16, 128, false, true, false>(const Params&, unsigned, cudaStream_t);
-template void launch<__nv_bfloat16, 128, false, true, true>(const Params&, unsigned, cudaStream_t);
-
+DELTIC_INSTANTIATE_ROUNDED(__nv_bfloat16, 128, false);
+DELTIC_INSTANTIATE_MANY(__nv_bfloat16, 128, false);
+DELTIC_INSTANTIATE_MANY(__nv_bfloat16, 128, true);
 }  // namespace deltic::gpu::decode

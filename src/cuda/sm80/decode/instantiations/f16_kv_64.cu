@@ -2,10 +2,7 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-
-template void launch<__half, 64, false, false, false>(const Params&, unsigned, cudaStream_t);
-template void launch<__half, 64, false, false, true>(const Params&, unsigned, cudaStream_t);
-template void launch<__half, 64, false, true, false>(const Params&, unsigned, cudaStream_t);
-template void launch<__half, 64, false, true, true>(const Params&, unsigned, cudaStream_t);
-
+DELTIC_INSTANTIATE_ROUNDED(__half, 64, false);
+DELTIC_INSTANTIATE_MANY(__half, 64, false);
+DELTIC_INSTANTIATE_MANY(__half, 64, true);
 }  // namespace deltic::gpu::decode

@@ -2,10 +2,5 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-
-template void launch<float, 64, true, false, false>(const Params&, unsigned, cudaStream_t);
-template void launch<float, 64, true, false, true>(const Params&, unsigned, cudaStream_t);
-template void launch<float, 64, true, true, false>(const Params&, unsigned, cudaStream_t);
-template void launch<float, 64, true, true, true>(const Params&, unsigned, cudaStream_t);
-
+DELTIC_INSTANTIATE_DECODE(float, 64, true);
 }  // namespace deltic::gpu::decode
