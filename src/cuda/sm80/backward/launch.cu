@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "core/scratch.h"
 #include "cuda/device.h"
@@ -105,39 +106,38 @@ Params params_of(const Problem& p, const Division& x, const Scratch& scratch) {
 }
 
 // f of the instance's width and columns, as types.
-template <int kWidth, int kColumns>
-struct Sizes {
-  static constexpr int width = kWidth, columns = kColumns;
-};
+template <int kNumber>
+using Size = std::integral_constant<int, kNumber>;
 template <class F>
 void with_sizes(const Division& x, F&& f) {
   const bool narrow = x.columns == kNarrow;
   if constexpr (kFullSet) {
-    if (x.width == 64) return narrow ? f(Sizes<64, kNarrow>()) : f(Sizes<64, 64>());
-    if (x.width == 256) return narrow ? f(Sizes<256, kNarrow>()) : f(Sizes<256, 32>());
+    if (x.width == 64) return narrow ? f(Size<64>(), Size<kNarrow>()) : f(Size<64>(), Size<64>());
+    if (x.width == 256)
+      return narrow ? f(Size<256>(), Size<kNarrow>()) : f(Size<256>(), Size<32>());
   }
-  narrow ? f(Sizes<128, kNarrow>()) : f(Sizes<128, 64>());
+  narrow ? f(Size<128>(), Size<kNarrow>()) : f(Size<128>(), Size<64>());
 }
 void launch_starts(const Division& x, const Params& p, cudaStream_t stream) {
-  with_sizes(x, [&](auto size) {
-    using Size = decltype(size);
+  with_sizes(x, [&](auto width, auto columns) {
     if constexpr (kFullSet) {
       if (p.gv.present) {
-        return launch_starts<Size::width, Size::columns, true>(p, x.ctas, stream);
+        return launch_starts<decltype(width)::value, decltype(columns)::value, true>(p, x.ctas,
+                                                                                     stream);
       }
     }
-    launch_starts<Size::width, Size::columns, false>(p, x.ctas, stream);
+    launch_starts<decltype(width)::value, decltype(columns)::value, false>(p, x.ctas, stream);
   });
 }
 void launch_segment(const Division& x, const Params& p, int64_t m, cudaStream_t stream) {
-  with_sizes(x, [&](auto size) {
-    using Size = decltype(size);
+  with_sizes(x, [&](auto width, auto columns) {
     if constexpr (kFullSet) {
       if (p.gv.present) {
-        return launch_segment<Size::width, Size::columns, true>(p, m, x.ctas, stream);
+        return launch_segment<decltype(width)::value, decltype(columns)::value, true>(p, m, x.ctas,
+                                                                                      stream);
       }
     }
-    launch_segment<Size::width, Size::columns, false>(p, m, x.ctas, stream);
+    launch_segment<decltype(width)::value, decltype(columns)::value, false>(p, m, x.ctas, stream);
   });
 }
 

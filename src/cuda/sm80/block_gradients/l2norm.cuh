@@ -37,7 +37,7 @@ __device__ inline void norm_gradient_row(const NormParams& p, int64_t b, int64_t
   }
   squares = sum_lanes<32>(squares), dot = sum_lanes<32>(dot);
   const double r = rsqrt(squares + kNormEps);
-  const double along = squares == 0 ? 0 : dot / squares * (1 - kNormEps * r * r);
+  const double along = dot * r * r;
   const auto gradient = [&](float value, float dy) {
     return is_padding ? 0.0f : static_cast<float>(r * (dy - along * value));
   };

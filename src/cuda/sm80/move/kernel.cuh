@@ -2,6 +2,8 @@
 // in shared memory, so that both sides are read and written in whole lines.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm80/move/params.h"
 #include "cuda/sm80/move/traits.h"
 
@@ -158,8 +160,10 @@ __device__ void move_tile(const Params& p, const Place& at, Turned& turned) {
   }
 }
 
+// Numbers of any type, one by one, need more registers than six CTAs leave.
 template <class Tr>
-__global__ void __launch_bounds__(kThreads, 6) move_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, std::is_void_v<typename Tr::In> ? 4 : 6)
+    move_kernel(const __grid_constant__ Params p) {
   __shared__ Turned turned;
   if (p.record != nullptr && *p.record != ~0ull) return;
   const bool is_small = p.num_tiles <= INT32_MAX;  // divisions of 32 bits
