@@ -34,7 +34,7 @@ constexpr Feature kFeatures[] = {
     {"  of trees", [](C c) { return c.record && c.tree; }},
     {"commit of drafts", [](C c) { return c.op == Op::commit; }},
     {"  of all layers", [](C c) { return c.op == Op::commit && c.layers > 1; }},
-    {"  of trees", [](C c) { return c.op == Op::commit && c.tree; }},
+    {"  of paths in trees", [](C c) { return c.op == Op::commit && c.tree; }},
     {"no gate", [](C c) { return has_value(c, "gate", "none"); }},
     {"gate per head", [](C c) { return has_value(c, "gate", "head"); }},
     {"gate per channel", [](C c) { return has_value(c, "gate", "channel"); }},

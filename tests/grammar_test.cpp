@@ -137,7 +137,6 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"backward pool=move", "case: pool:"},
       {"backward ckpt=3", "case: ckpt:"},
       {"backward gv=1", "case: gv:"},
-      {"backward split=off", "case: split:"},
       {"backward sdtype=bf16", "case: sdtype: expected init=1"},
       {"backward dfinal=0 state=vk", "case: state: expected a state"},
       {"scores_inverse_backward", "case: operation: expected one of forward|"},
@@ -158,13 +157,14 @@ TEST(Grammar, ErrorsNameTheKey) {
       {"rmsnorm z=0 act=silu", "case: act: expected conv or rmsnorm with z"},
       {"rmsnorm eps=-1", "case: eps: expected a number of at least 0 or default, got '-1'"},
       {"forward D=3", "case: D: expected conv as the operation"},
-      {"forward layers=2", "case: layers: expected move as the operation"},
+      {"forward layers=2", "case: layers: expected move or commit as the operation"},
       {"move odtype=bf16", "case: odtype: expected a building block, conv_backward or move with"},
       {"move transpose=1", "case: transpose: expected writepool=1"},
       {"move pool=inplace", "case: pool: expected move, start, peek, mixed or fork for move, got "},
       {"move HV=4 whead=2", "case: whead: expected the heads that are read, or none of them"},
       {"move H=2", "case: H: expected"},
-      {"move dtype=bf16", "case: dtype: expected another operation than cumsum, gate and move"},
+      {"move dtype=bf16",
+       "case: dtype: expected another operation than cumsum, gate, move and commit"},
   };
   for (const auto& row : rows) {
     const std::string text = error_of(row.line);

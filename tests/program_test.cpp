@@ -624,7 +624,7 @@ TEST_F(Program, ListsTheSuitesOfAGpu) {
                                                {"gdn_forward", 171},
                                                {"growth", 12},
                                                {"layers", 1},
-                                               {"neighbours", 11},
+                                               {"neighbours", 15},
                                                {"kda_backward", 8},
                                                {"kda_forward_random", 21},
                                                {"kda_forward_slow", 21},
