@@ -113,6 +113,9 @@ FEW = dict(q=Q[:, :3], k=KEYS[:, :3], v=VALUES[:, :3], beta=BETA[:, :3], g=G[:, 
 CHAIN = torch.tensor([[-1, 0, 1]])
 TREE = dict(FEW, state_pool=POOL, read_index=torch.tensor([-1]), write_index=CHAIN + 1)
 HALF = dict(state_pool=POOL.bfloat16(), read_index=ONE)
+# With a record of what the tokens do the pool stays as it is.
+RECORDED = dict(FEW, state_pool=POOL, read_index=torch.tensor([0]))
+RECORD = torch.zeros(1, 3, HV, K + V + 1)
 EFFECTS = {
     "delta_rule": EVERY_SEQUENCE
     | {
@@ -162,6 +165,7 @@ EFFECTS = {
     }
     | SERVERS
     | {
+        "record": (RECORDED, dict(RECORDED, record=RECORD)),
         "parents": (dict(TREE, parents=CHAIN), dict(TREE, parents=0 * CHAIN - 1)),
         "seed": (HALF, dict(HALF, seed=1)),
         "positions": (dict(HALF, seed=1), dict(HALF, seed=1, positions=ONE)),
@@ -370,6 +374,11 @@ REFUSALS = {
             dict(TREE, parents=CHAIN + 1),
             ValueError,
             "parents: expected a parent before its token",
+        ),
+        "record": (
+            dict(RECORDED, record=RECORD[..., 1:]),
+            ValueError,
+            "record: expected shape",
         ),
         "seed": (dict(HALF, seed=-1), ValueError, "seed: expected a number of 0 to 2.64 - 1"),
         "positions": (

@@ -23,6 +23,11 @@ SHAPES = {
     "mask": (1, 8),
 }
 LISTS = {"cu_seqlens": [0, 8], "lens": [8], "ssm_state_indices": [0], "num_accepted_tokens": [1]}
+# Functions on pools alone: their tensors and lists.
+POOLS = {
+    "commit": ({"record": (1, 4, 2, 33)}, {"accepted": [2], "read_index": [0]}),
+    "move_states": ({"write_pool": STATES}, {"read_index": [0], "write_index": [0]}),
+}
 NUMBERS = {"chunk_size": 64, "nt_max": 4, "split_size": 4, "scale": 0.5, "lower_bound": -5.0}
 # Arguments of any shape, and what nobody reads.
 ANY_SHAPE = {"A_log", "dt_bias"}
@@ -58,7 +63,8 @@ FUNCTIONS = of_the_surface() | {
 def arguments(path):
     """A call that runs, with every tensor that the function takes."""
     found, function = {}, FUNCTIONS[path]
-    shapes = dict(SHAPES)
+    more_shapes, more_lists = POOLS.get(path, ({}, {}))
+    shapes, lists = SHAPES | more_shapes, LISTS | more_lists
     if path.startswith("kda"):
         shapes |= {"g": ROWS, "dyg": ROWS, "dt_bias": (32,)}
     if "vector" in path:
@@ -68,8 +74,8 @@ def arguments(path):
     if path.startswith("utils.pack"):
         shapes["x"] = (8, 4) if "unpack" in path else (1, 8, 4)
     for name, parameter in inspect.signature(function).parameters.items():
-        if name in LISTS:
-            found[name] = torch.tensor(LISTS[name])
+        if name in lists:
+            found[name] = torch.tensor(lists[name])
         elif name in shapes:
             found[name] = torch.rand(shapes[name]) - 1
         elif name in NUMBERS and "." in path:
