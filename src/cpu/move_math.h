@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "cpu/recurrence.h"
 
@@ -108,12 +109,23 @@ class Move {
   }
   void turn_numbers(int64_t from, int64_t to, int64_t rows, int64_t columns) const {
     alignas(64) float in[kBlock * kBlock] = {}, out[kBlock * kBlock];
+    // The same dtype is fp32 here, moved as bytes: a conversion on the way would quiet its NaNs.
     for (int64_t r = 0; r < rows; ++r) {
-      Math::load(from_.data, from_.dtype, from + r * from_row_, columns, in + r * kBlock);
+      const int64_t row = from + r * from_row_;
+      if (is_same_) {
+        std::memcpy(in + r * kBlock, source(row), static_cast<size_t>(columns) * sizeof(float));
+      } else {
+        Math::load(from_.data, from_.dtype, row, columns, in + r * kBlock);
+      }
     }
     Math::transpose(in, out);
     for (int64_t c = 0; c < columns; ++c) {
-      Math::store(out + c * kBlock, rows, to_.data, to_.dtype, to + c * to_row_);
+      const int64_t row = to + c * to_row_;
+      if (is_same_) {
+        std::memcpy(byte(row), out + c * kBlock, static_cast<size_t>(rows) * sizeof(float));
+      } else {
+        Math::store(out + c * kBlock, rows, to_.data, to_.dtype, row);
+      }
     }
   }
 
