@@ -27,7 +27,17 @@ __device__ inline void store_release(uint32_t* p, uint32_t v) {
 __device__ inline void add_release(uint32_t* p, uint32_t v) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
-// Whoever sets the flag runs: all CTAs of the grid do (launch_after of tile/launch.h, kTogether).
+// The value before; orders nothing else.
+__device__ inline uint32_t compare_and_swap(uint32_t* p, uint32_t from, uint32_t to) {
+  uint32_t v;
+  asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+               : "=r"(v)
+               : "l"(p), "r"(from), "r"(to)
+               : "memory");
+  return v;
+}
+// Whoever sets the flag has started, or will without this CTA's end: all that take part in the
+// launch have (schedule/attendance.h).
 __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {
   while (load_relaxed(p) < at_least) {
   }

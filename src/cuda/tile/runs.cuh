@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/numbers.cuh"
+#include "cuda/ptx/vectors.cuh"
 #include "cuda/tile/element.cuh"
 
 namespace deltic::gpu {
@@ -35,6 +36,17 @@ __device__ void unpack_run(const Run<E, N>& run, float (&out)[N]) {
     for (int i = 0; i < N; ++i) out[i] = to_float(run.words[i]);
   }
 }
+// One of them, where not all are wanted at once.
+template <class E, int N>
+__device__ float number_of(const Run<E, N>& run, int i) {
+  if constexpr (sizeof(E) == 4) {
+    return __uint_as_float(run.words[i]);
+  } else {
+    static_assert(N % 2 == 0);
+    const float2 pair = unpack<E>(run.words[i / 2]);
+    return i % 2 == 0 ? pair.x : pair.y;
+  }
+}
 template <class E, int N>
 __device__ Run<E, N> pack_run(const float (&x)[N]) {
   Run<E, N> run;
@@ -56,8 +68,26 @@ __device__ Run<E, N> load_run(const E* from) {
   return *reinterpret_cast<const Run<E, N>*>(from);
 }
 template <class E, int N>
+__device__ void store_raw_run(E* to, const Run<E, N>& run) {
+  constexpr int kBytes = N * sizeof(E);
+  if constexpr (kBytes % 16 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) {
+      const auto& w = run.words;
+      store_vector(to + i * 16 / sizeof(E), w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]);
+    }
+  } else if constexpr (kBytes % 8 == 0) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 8; ++i) {
+      store_vector(to + i * 8 / sizeof(E), run.words[2 * i], run.words[2 * i + 1]);
+    }
+  } else {
+    *reinterpret_cast<Run<E, N>*>(to) = run;
+  }
+}
+template <class E, int N>
 __device__ void store_run(E* to, const float (&x)[N]) {
-  *reinterpret_cast<Run<E, N>*>(to) = pack_run<E, N>(x);
+  store_raw_run<E, N>(to, pack_run<E, N>(x));
 }
 
 // The same of a tensor whose dtype the call says.

@@ -74,6 +74,8 @@ __device__ void run_forward(const Params& p, const Work& s, int c, const Taps<Tr
 template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kCtas)
     forward_kernel(const __grid_constant__ Params p) {
+  grid_wait();
+  grid_release();
   if (is_wrong(p.tokens) || is_past_parts(p, p.out)) return;
   const Place at = find_place<Tr>(p);
   if (at.channel >= p.channels) return;
@@ -85,6 +87,8 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtas)
 template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kCtas)
     step_kernel(const __grid_constant__ Params p) {
+  grid_wait();
+  grid_release();
   if (is_wrong(p.tokens) || is_past_parts(p, p.out)) return;
   const Place at = find_place<Tr>(p);
   const bool has_channels = at.channel < p.channels;  // the others come to the barriers
@@ -97,18 +101,41 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtas)
 
 // One token per sequence, dense, four taps, states of W - 1 inputs that move by runs; everything in
 // one dtype. Starts before the launch ahead of it ends.
-template <class Tr, Order kOrder>
-__global__ void __launch_bounds__(kThreads, Tr::kCtas)
+template <class Tr, Order kOrder, int kSequences>
+__global__ void __launch_bounds__(kSingleThreads, Tr::kCtas)
     single_kernel(const __grid_constant__ Params p) {
-  const Place at = find_place<Tr>(p);
+  extern __shared__ uint4 s_pieces[];
   grid_wait();
-  if (is_wrong(p.tokens) || at.channel >= p.channels) return;
-  run_singles<Tr, kOrder, kSingles>(p, static_cast<int>(at.part) * kSingles, at.channel);
+  if (is_wrong(p.tokens)) return;
+  const Place at = find_place<Tr>(p);
+  if (at.channel >= p.channels) return;
+  const int first = static_cast<int>(at.part) * kSequences;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  const Lanes lanes{lane, min(32, (p.channels - at.channel) / Tr::kVec + lane)};
+  run_singles<Tr, kOrder, kSequences>(p, first, at.channel, lanes,
+                                      s_pieces + warp * (kSequences + 1) * Tr::kTaps * 32);
+}
+
+// A few tokens per sequence, dense, four taps, states of W - 1 inputs or windows of drafts; a CTA
+// has a sequence. Everything in one dtype. Starts before the launch ahead of it ends.
+template <class Tr, Order kOrder, int kTokens>
+__global__ void __launch_bounds__(kThreads, Tr::kCtas)
+    drafts_kernel(const __grid_constant__ Params p) {
+  extern __shared__ uint4 s_pieces[];
+  grid_wait();
+  if (is_wrong(p.tokens)) return;
+  const Place at = find_place<Tr>(p);
+  const int first = at.channel - static_cast<int>(threadIdx.x) * Tr::kVec;
+  const StagedState<Tr> staged{reinterpret_cast<typename Tr::E*>(s_pieces), p.kept, first,
+                               min(p.channels - first, static_cast<int>(blockDim.x) * Tr::kVec)};
+  run_drafts<Tr, kOrder, kTokens>(p, static_cast<int>(at.part), at.channel, staged);
 }
 
 // A CTA per entry of the checkpoint lists and column, before the states are written.
 template <class Tr>
 __global__ void __launch_bounds__(kThreads) checkpoint_kernel(const __grid_constant__ Params p) {
+  grid_wait();
+  grid_release();
   if (is_wrong(p.tokens)) return;
   const Place at = find_place<Tr>(p);
   if (at.channel >= p.channels) return;
@@ -131,13 +158,17 @@ __global__ void __launch_bounds__(kThreads) checkpoint_kernel(const __grid_const
 template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kCtas)
     backward_kernel(const __grid_constant__ Params p) {
+  __shared__ typename Pairs<Tr>::Shared s_rows;
+  grid_wait();
+  grid_release();
   if (is_wrong(p.tokens) || is_past_parts(p, p.dx)) return;
   const Place at = find_place<Tr>(p);
   if (at.channel >= p.channels) return;
   Taps<Tr> taps;
   load_taps<Tr>(p, at.channel, taps);
   Sums<Tr> sums{};
-  for_runs(p, at.part, [&](const Work& s) { run_gradients<Tr>(p, s, at.channel, taps, sums); });
+  for_runs(p, at.part,
+           [&](const Work& s) { run_gradients<Tr>(p, s, at.channel, taps, sums, s_rows); });
   if (p.wants_sums) leave_sums<Tr>(p, at.part, at.channel, taps, sums);
 }
 

@@ -7,7 +7,7 @@
 
 namespace deltic::gpu::conv {
 
-enum class Kernel { forward, step, single, checkpoints, backward };
+enum class Kernel { forward, step, single, drafts, checkpoints, backward };
 
 // kTaps: 4, of just so many weights, or 8, of any number. kWide: rows move by 16 or 8 bytes.
 template <class E, int kTaps, bool kWide>

@@ -10,6 +10,7 @@
 #include "cuda/sm80/conv/sums.cuh"
 #include "cuda/sm80/conv/traits.h"
 #include "cuda/tile/grid.h"
+#include "cuda/tile/launch.h"
 #include "cuda/tile/runs.cuh"
 
 namespace deltic::gpu::conv {
@@ -40,7 +41,7 @@ struct Division {
   int64_t columns;
   int run_log2;  // below 0: whole sequences
   int64_t runs_dense, num_runs, runs_per_cta, num_parts;
-  bool is_step, is_single;
+  bool is_step, is_single, is_drafts;
 };
 
 bool has_runs(const Rows& x, int64_t n) {
@@ -62,7 +63,7 @@ Order order_of(const Problem& p, const States& x, int64_t n) {
 constexpr int64_t kStepTokens = 16;
 // CTAs that a division aims at, four for each of 132 SMs, and those of a gradient at most: each
 // leaves sums.
-constexpr int64_t kManyCtas = 528, kManyParts = 2048;
+constexpr int64_t kManyCtas = 4 * 132, kManyParts = 2048;
 constexpr int kShortestLog2 = 4, kLongestLog2 = 8;  // runs of 16 to 256 tokens
 
 int64_t runs_of(const Problem& p, int run_log2, int64_t& per_sequence) {
@@ -82,6 +83,15 @@ bool has_wide_rows(const Problem& p) {
   return is_wide;
 }
 
+// Weights and biases of n channels are runs, of x's dtype.
+bool has_parameter_runs(const Problem& p, int64_t n) {
+  const auto has_run = [&](const Param& numbers, int64_t count) {
+    return numbers.contiguous && numbers.dtype == p.x.dtype &&
+           gpu::has_runs(numbers.data, numbers.dtype, static_cast<int>(count));
+  };
+  return has_run(p.weight, n * p.taps) && (!p.bias || has_run(p.bias, n));
+}
+
 // One token per sequence from states that are all there is to it: single_kernel.
 bool is_single(const Problem& p, const Division& x) {
   if (!x.is_step || !x.is_wide || p.taps != 4 || p.packed || p.T != 1) return false;
@@ -92,12 +102,32 @@ bool is_single(const Problem& p, const Division& x) {
       return false;
     }
   }
-  const auto has_run = [&](const Param& numbers, int64_t count) {
-    return numbers.contiguous && numbers.dtype == p.x.dtype &&
-           gpu::has_runs(numbers.data, numbers.dtype, static_cast<int>(count));
-  };
-  return order != Order::elements && has_run(p.weight, x.channels * p.taps) &&
-         (!p.bias || has_run(p.bias, x.channels));
+  return order != Order::elements && has_parameter_runs(p, x.channels);
+}
+
+// A few tokens per sequence, and a state that is left behind of inputs that a thread has seen:
+// drafts_kernel. Channels of a thread; 0: it does not take the call.
+int64_t drafts_channels(const Problem& p, bool is_wide) {
+  const int64_t wide = wide_channels(p);
+  if (p.is_gradient || p.taps != 4 || p.packed || p.T < 1 || p.T > kDrafts) return 0;
+  if (p.accepted ? p.V < p.taps - 1 : p.V != p.taps - 1) return 0;
+  if (p.read_index.n1 > 0 || p.write_index.n1 > 0) return 0;  // tables of slots
+  if (!p.state_in || !p.state_out || p.ckpt) return 0;
+  // Bytes of shared memory that 16 CTAs of an SM have room for, of short ones.
+  constexpr int64_t kMostBytes = 14 << 10;
+  const int64_t bytes = size_of(p.x.dtype);
+  bool has_channels = is_wide, is_tight = p.V * kStagedChannels * kThreads * bytes <= kMostBytes;
+  for (const States* x : {&p.state_in, &p.state_out}) {
+    if (x->dtype != p.x.dtype) return 0;
+    has_channels &= order_of(p, *x, wide) == Order::channels;
+    is_tight &= x->s_v == 1 && x->s_k == p.V && p.K * p.V * bytes % 16 == 0 &&
+                gpu::has_runs(x->data, x->dtype, static_cast<int>(16 / bytes), x->s_slot);
+  }
+  if (has_channels && has_parameter_runs(p, wide)) return wide;
+  for (const Rows* x : {&p.x, &p.out}) is_tight &= has_runs(*x, kStagedChannels);
+  return is_tight && p.K % kStagedChannels == 0 && has_parameter_runs(p, kStagedChannels)
+             ? kStagedChannels
+             : 0;
 }
 
 Division divide(const Problem& p, bool is_wide) {
@@ -114,11 +144,15 @@ Division divide(const Problem& p, bool is_wide) {
     if (x.is_step && *states && order_of(p, *states, wide) == Order::elements) x.is_wide = false;
   }
   x.channels = static_cast<int>(x.is_wide ? wide : 1);
+  x.is_single = is_single(p, x);
+  const int64_t drafts = x.is_step && !x.is_single ? drafts_channels(p, is_wide) : 0;
+  x.is_drafts = drafts > 0;
+  if (x.is_drafts) x.is_wide = true, x.channels = static_cast<int>(drafts);
   const int64_t threads = (p.K + x.channels - 1) / x.channels;
-  x.threads = static_cast<int>(std::min<int64_t>((threads + 31) / 32 * 32, kThreads));
+  const int64_t most_threads = x.is_single ? kSingleThreads : kThreads;
+  x.threads = static_cast<int>(std::min((threads + 31) / 32 * 32, most_threads));
   x.columns = (threads + x.threads - 1) / x.threads;
 
-  x.is_single = is_single(p, x);
   x.run_log2 = -1, x.num_runs = p.N;
   if (!x.is_step) {
     // As long as they fill a GPU: a run reads W - 1 inputs of its neighbour's again, a gradient's
@@ -131,6 +165,7 @@ Division divide(const Problem& p, bool is_wide) {
   }
   if (!has_tokens_or_states(p) || p.N == 0) x.num_runs = 0;
   const int64_t most = x.is_single     ? (x.num_runs + kSingles - 1) / kSingles
+                       : x.is_drafts   ? x.num_runs
                        : x.is_step     ? std::max<int64_t>(kManyCtas / x.columns, 1)
                        : p.is_gradient ? std::max<int64_t>(kManyParts / x.columns, 1)
                                        : x.num_runs;
@@ -216,14 +251,15 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_handle) 
   const unsigned ctas = num_ctas(p, checked_product(x.num_parts, x.columns), kName);
   const Kernel kernel = p.is_gradient ? Kernel::backward
                         : x.is_single ? Kernel::single
+                        : x.is_drafts ? Kernel::drafts
                         : x.is_step   ? Kernel::step
                                       : Kernel::forward;
   if (ctas > 0) launch_any(p, x, kernel, params, ctas, stream);
   if (!params.wants_sums) return;
   const int64_t numbers = checked_product(p.K, p.taps + 1);
-  sums_kernel<<<checked_ctas((numbers + kSumThreads - 1) / kSumThreads, kName), kSumThreads, 0,
-                stream>>>(params);
-  check_launch("kernel that sums a convolution's gradients");
+  const unsigned sum_ctas = checked_ctas((numbers + kSumThreads - 1) / kSumThreads, kName);
+  check_cuda(launch_after(sums_kernel, dim3(sum_ctas), kSumThreads, 0, stream, params),
+             "launch of the kernel that sums a convolution's gradients");
 }
 
 }  // namespace

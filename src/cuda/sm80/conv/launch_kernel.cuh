@@ -10,32 +10,61 @@
 
 namespace deltic::gpu::conv {
 
+// The kernel for a state's order, and for so many tokens.
+template <class E>
+void launch_drafts(const Params& p, unsigned ctas, int threads, cudaStream_t stream) {
+  using Wide = Step<E, 4, true>;
+  const bool is_staged = p.state_in.order != Order::channels, is_short = p.tokens.T <= kDrafts / 2;
+  const auto kernel = is_staged ? (is_short ? drafts_kernel<Staged<E>, Order::inputs, kDrafts / 2>
+                                            : drafts_kernel<Staged<E>, Order::inputs, kDrafts>)
+                                : (is_short ? drafts_kernel<Wide, Order::channels, kDrafts / 2>
+                                            : drafts_kernel<Wide, Order::channels, kDrafts>);
+  const int bytes = is_staged ? threads * kStagedChannels * p.kept * int{sizeof(E)} : 0;
+  check_cuda(launch_after(kernel, dim3(ctas), threads, bytes, stream, p),
+             "launch of the convolution's kernel");
+}
+
+template <class E>
+void launch_single(const Params& p, unsigned ctas, int threads, cudaStream_t stream) {
+  using Tr = Single<E>;
+  const auto kernel = p.state_in.order == Order::inputs
+                          ? single_kernel<Tr, Order::inputs, kSingles>
+                          : single_kernel<Tr, Order::channels, kSingles>;
+  const int bytes = threads * (kSingles + 1) * Tr::kTaps * int{sizeof(uint4)};
+  check_cuda(launch_after(kernel, dim3(ctas), threads, bytes, stream, p),
+             "launch of the convolution's kernel");
+}
+
 template <class E, int kTaps, bool kWide>
 void launch(Kernel kernel, const Params& p, unsigned ctas, int threads, cudaStream_t stream) {
   switch (kernel) {
     case Kernel::forward:
-      forward_kernel<Forward<E, kTaps, kWide>><<<ctas, threads, 0, stream>>>(p);
+      check_cuda(
+          launch_after(forward_kernel<Forward<E, kTaps, kWide>>, dim3(ctas), threads, 0, stream, p),
+          "launch of the convolution's kernel");
       break;
     case Kernel::step:
-      step_kernel<Step<E, kTaps, kWide>><<<ctas, threads, 0, stream>>>(p);
+      check_cuda(
+          launch_after(step_kernel<Step<E, kTaps, kWide>>, dim3(ctas), threads, 0, stream, p),
+          "launch of the convolution's kernel");
       break;
     case Kernel::single:
-      if constexpr (kTaps == 4 && kWide) {
-        using Tr = Step<E, kTaps, kWide>;
-        const auto kernel = p.state_in.order == Order::inputs ? single_kernel<Tr, Order::inputs>
-                                                              : single_kernel<Tr, Order::channels>;
-        check_cuda(launch_after(kernel, dim3(ctas), threads, 0, stream, p),
-                   "launch of the convolution's kernel");
-      }
+      if constexpr (kTaps == 4 && kWide) launch_single<E>(p, ctas, threads, stream);
+      break;
+    case Kernel::drafts:
+      if constexpr (kTaps == 4 && kWide) launch_drafts<E>(p, ctas, threads, stream);
       break;
     case Kernel::checkpoints:
-      checkpoint_kernel<Step<E, kTaps, kWide>><<<ctas, threads, 0, stream>>>(p);
+      check_cuda(
+          launch_after(checkpoint_kernel<Step<E, kTaps, kWide>>, dim3(ctas), threads, 0, stream, p),
+          "launch of the convolution's checkpoints");
       break;
     case Kernel::backward:
-      backward_kernel<Backward<E, kTaps, kWide>><<<ctas, threads, 0, stream>>>(p);
+      check_cuda(launch_after(backward_kernel<Backward<E, kTaps, kWide>>, dim3(ctas), threads, 0,
+                              stream, p),
+                 "launch of the convolution's gradient");
       break;
   }
-  check_launch("convolution kernel");
 }
 
 }  // namespace deltic::gpu::conv

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/sm80/conv/stage_forward.cuh"
+#include "cuda/sm80/conv/stage_pairs.cuh"
 
 namespace deltic::gpu::conv {
 
@@ -15,19 +16,19 @@ struct Sums {
 };
 
 // dpre_t of the token whose input and gradient are given; adds to the sums if the token is the
-// run's own.
-template <class Tr>
+// run's own. kUsual: the call has SiLU and wants sums, so that no branch parts the instructions.
+template <class Tr, bool kUsual = false>
 __device__ void gradient_of_sum(const Params& p, const Taps<Tr>& taps,
                                 const float (&before)[Tr::kBefore][Tr::kVec],
                                 const float (&x)[Tr::kVec], bool is_own, float (&d)[Tr::kVec],
                                 Sums<Tr>& sums) {
-  if (p.is_silu) {
+  if (kUsual || p.is_silu) {
     float pre[Tr::kVec];
     add_taps<Tr>(taps, before, x, pre);
 #pragma unroll
     for (int k = 0; k < Tr::kVec; ++k) d[k] *= silu_slope(pre[k]);
   }
-  if (!is_own || !p.wants_sums) return;
+  if (!kUsual && (!is_own || !p.wants_sums)) return;
 #pragma unroll
   for (int j = 0; j < Tr::kBefore; ++j) {
     if (!taps.has(j)) continue;
@@ -97,13 +98,13 @@ __device__ void leave_old_inputs(const Params& p, const Work& s, int c) {
 
 template <class Tr>
 __device__ void run_gradients(const Params& p, const Work& s, int c, const Taps<Tr>& taps,
-                              Sums<Tr>& sums) {
+                              Sums<Tr>& sums, typename Pairs<Tr>::Shared& shared) {
   constexpr int kBefore = Tr::kBefore, kVec = Tr::kVec;
   const bool has_d = p.d_out.present;
   // Tokens whose dpre is not 0, and all that the run's inputs meet.
   const int real = has_d ? min(s.length - s.first, s.count + kBefore) : 0;
   const int steps = s.count + kBefore;
-  Ring<Tr> x(p.x, s, c, real), d_out(p.d_out, s, c, real);  // none of d_out is none to load
+  Pairs<Tr> rows(p, s, c, real, shared);  // none of d_out is none to load
   float before[kBefore][kVec], later[kBefore][kVec] = {};
   load_before<Tr>(p, s, c, before);
   // A step with everything that may be at a sequence's ends.
@@ -111,7 +112,7 @@ __device__ void run_gradients(const Params& p, const Work& s, int c, const Taps<
     float d[kVec] = {};
     if (step < real) {
       float row[kVec];
-      x.take_first(row), d_out.take_first(d);
+      rows.take(row, d);
       gradient_of_sum<Tr>(p, taps, before, row, step < s.count, d, sums);
       shift(before, row);
     }
@@ -129,20 +130,25 @@ __device__ void run_gradients(const Params& p, const Work& s, int c, const Taps<
   const int plain = p.dx.present ? min(min(real, s.count), inside) : 0;
   using E = typename Tr::E;
   E* dx = p.dx.present ? row_of<E>(p.dx, s, s.first, c) : nullptr;
+  const auto run_plain = [&]<bool kUsual>(std::bool_constant<kUsual>) {
+    float row[kVec], d[kVec], sum[kVec] = {};
+    rows.template take<kUsual>(row, d);
+    gradient_of_sum<Tr, kUsual>(p, taps, before, row, true, d, sums);
+    shift(before, row);
+    add_gradients<Tr>(taps, later, d, sum);
+    store_run<E, kVec>(dx, sum);
+    dx += p.dx.st;
+    shift(later, d);
+  };
+  // Tokens behind which as many more are there as are under way.
+  const int usual = p.is_silu && p.wants_sums ? plain - Pairs<Tr>::kPlaces : 0;
 #pragma unroll 1
-  for (; step + Tr::kAhead <= plain; step += Tr::kAhead) {
+  for (; step + Tr::kAhead <= usual; step += Tr::kAhead) {
 #pragma unroll
-    for (int u = 0; u < Tr::kAhead; ++u) {
-      float row[kVec], d[kVec], sum[kVec] = {};
-      x.take(u, row), d_out.take(u, d);
-      gradient_of_sum<Tr>(p, taps, before, row, true, d, sums);
-      shift(before, row);
-      add_gradients<Tr>(taps, later, d, sum);
-      store_run<E, kVec>(dx, sum);
-      dx += p.dx.st;
-      shift(later, d);
-    }
+    for (int u = 0; u < Tr::kAhead; ++u) run_plain(std::true_type{});
   }
+#pragma unroll 1
+  for (; step < plain; ++step) run_plain(std::false_type{});
 #pragma unroll 1
   for (; step < steps; ++step) run_step(step);
   if (s.is_first && p.d_initial.states.present) leave_old_inputs<Tr>(p, s, c);

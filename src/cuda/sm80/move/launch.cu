@@ -5,6 +5,7 @@
 #include "cuda/device.h"
 #include "cuda/sm80/move/kernel.cuh"
 #include "cuda/sm80/move/launch.h"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::move {
 namespace {
@@ -39,12 +40,13 @@ Params params_of(const Problem& p) {
 template <class Tr>
 void launch(Params p, int64_t num_states, cudaStream_t stream) {
   const auto tiles = [](int64_t numbers, int64_t each) { return (numbers + each - 1) / each; };
-  p.row_tiles = tiles(p.rows, Tile<Tr>::kRows), p.column_tiles = tiles(p.columns, kColumns);
+  using T = Tile<Tr>;
+  p.row_tiles = tiles(p.rows, T::kRows), p.column_tiles = tiles(p.columns, T::kColumns);
   p.num_tiles = checked_product(num_states, p.row_tiles, p.column_tiles);
   if (p.num_tiles == 0) return;
   const auto ctas = static_cast<unsigned>(std::min<int64_t>(p.num_tiles, INT32_MAX));
-  move_kernel<Tr><<<ctas, kThreads, 0, stream>>>(p);
-  check_launch("move kernel");
+  check_cuda(launch_after(move_kernel<Tr>, dim3(ctas), T::kThreads, 0, stream, p),
+             "launch of the move's kernel");
 }
 
 template <class In, class Out>
@@ -53,10 +55,15 @@ void launch_layout(const Problem& call, const Params& p, int64_t num_states, cud
   const int64_t out_columns = call.transposes ? p.rows : p.columns;
   const bool has_all_runs =
       has_runs(p.from, p.from_row, p.columns, kVec) && has_runs(p.to, p.to_row, out_columns, kVec);
+  // Where a state is no more than a quarter of the large tile, a CTA has fewer threads.
+  constexpr int64_t kSmall = 8 * kVec;
+  const bool is_small = p.rows <= kSmall && p.columns <= kSmall;
   const auto run =
-      call.transposes
-          ? (has_all_runs ? launch<Traits<In, Out, true>> : launch<Traits<void, void, true>>)
-          : (has_all_runs ? launch<Traits<In, Out, false>> : launch<Traits<void, void, false>>);
+      !has_all_runs
+          ? (call.transposes ? launch<Traits<void, void, true>> : launch<Traits<void, void, false>>)
+      : !call.transposes ? launch<Traits<In, Out, false>>
+      : is_small         ? launch<Traits<In, Out, true, 8>>
+                         : launch<Traits<In, Out, true>>;
   run(p, num_states, stream);
 }
 

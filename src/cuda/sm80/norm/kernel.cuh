@@ -1,6 +1,7 @@
 // The gated norm and its gradient: rows of a CTA, the next ones on their way.
 #pragma once
 
+#include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/norm/stage_rows.cuh"
 
 namespace deltic::gpu::norm {
@@ -27,11 +28,28 @@ __device__ void zero_rows(const Params& p, const Rows& x, uint32_t first, uint32
   }
 }
 
+// The first rows of a CTA on their way to L2 while the launch ahead ends: all of a decode step's.
+template <class Tr>
+__device__ void prefetch_rows(const Params& p, const Place<Tr>& at) {
+#pragma unroll 1
+  for (uint32_t i = 0, row = at.begin + at.group; i < kPrefetched && row < at.end; ++i) {
+    const RowPlace place = find_row(p, row);
+    prefetch_raw<Tr>(p, p.x, place, at.lane);
+    if (p.z.present) prefetch_raw<Tr>(p, p.z, place, at.lane);
+    if (p.d_out.present) prefetch_raw<Tr>(p, p.d_out, place, at.lane);
+    row += Tr::kGroups;
+  }
+}
+
+// Both kernels start before the launch ahead of them ends, and let the next one come.
 template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kForwardCtas)
     forward_kernel(const __grid_constant__ Params p) {
-  if (is_wrong(p.tokens)) return;
   const Place<Tr> at(p);
+  prefetch_rows<Tr>(p, at);
+  grid_wait();
+  grid_release();
+  if (is_wrong(p.tokens)) return;
   const uint32_t real = min(at.end, padding_row(p));
   float w[Tr::kRuns][Tr::kVec];
   load_weights<Tr>(p, at.lane, w);
@@ -82,8 +100,11 @@ __device__ void leave_sums(const Params& p, const Place<Tr>& at,
 template <class Tr>
 __global__ void __launch_bounds__(kThreads, Tr::kBackwardCtas)
     backward_kernel(const __grid_constant__ Params p) {
-  if (is_wrong(p.tokens)) return;
   const Place<Tr> at(p);
+  prefetch_rows<Tr>(p, at);
+  grid_wait();
+  grid_release();
+  if (is_wrong(p.tokens)) return;
   const uint32_t real = min(at.end, padding_row(p));
   float w[Tr::kRuns][Tr::kVec], dw[Tr::kRuns][Tr::kVec] = {};
   load_weights<Tr>(p, at.lane, w);

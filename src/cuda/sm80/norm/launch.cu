@@ -8,6 +8,7 @@
 #include "cuda/sm80/norm/kernels.h"
 #include "cuda/sm80/norm/launch.h"
 #include "cuda/tile/grid.h"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::norm {
 namespace {
@@ -82,6 +83,10 @@ Params params_of(const Problem& p, const Division& x, float* sums) {
   params.num_parts = static_cast<uint32_t>(x.num_parts);
   params.per_part = static_cast<uint32_t>(x.per_part);
   params.is_flat = is_flat(p);
+  params.has_weight_runs =
+      p.weight && p.weight.contiguous &&
+      has_runs(p.weight.data, p.weight.dtype, static_cast<int>(16 / size_of(p.x.dtype)));
+  params.inverse_width = 1.0f / static_cast<float>(p.K);
   params.activation = p.activation, params.eps = p.eps;
   params.x = p.x, params.z = p.z, params.out = p.is_gradient ? Rows{} : p.out;
   params.weight = p.weight;
@@ -105,8 +110,9 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_handle) 
   const Division x = divide(p, runs_of(p));
   const Params params = params_of(p, x, reinterpret_cast<float*>(workspace.data()));
   if (x.num_rows > 0 && x.runs == 0) {
-    general_kernel<<<params.num_parts, 32, 0, stream>>>(params, p.is_gradient);
-    check_launch("gated norm kernel");
+    check_cuda(
+        launch_after(general_kernel, dim3(params.num_parts), 32, 0, stream, params, p.is_gradient),
+        "launch of the gated norm's kernel");
   } else if (x.num_rows > 0 && p.x.dtype == DType::bf16) {
     launch_of<__nv_bfloat16>(x.runs, params, p.is_gradient, stream);
   } else if (x.num_rows > 0) {
@@ -116,9 +122,9 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_handle) 
     }
   }
   if (!p.dweight) return;
-  const unsigned ctas = (params.width + kSumThreads - 1) / kSumThreads;
-  sums_kernel<<<ctas, kSumThreads, 0, stream>>>(params);
-  check_launch("kernel that sums a norm's gradient");
+  const unsigned ctas = (params.width + kSumColumns - 1) / kSumColumns;
+  check_cuda(launch_after(sums_kernel, dim3(ctas), kSumThreads, 0, stream, params),
+             "launch of the kernel that sums a norm's gradient");
 }
 
 }  // namespace

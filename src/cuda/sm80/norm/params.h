@@ -12,6 +12,8 @@ struct Params {
   uint32_t num_parts, per_part;  // CTAs with work, rows of each
   // Row i of every tensor lies i times its head stride from its start: no division finds it.
   bool is_flat;
+  bool has_weight_runs;  // the weights of a lane are runs
+  float inverse_width;   // 1 / D: exact where D is a power of two
   deltic_activation activation;
   float eps;
   Rows x, z, out;  // [B,T,H,D]

@@ -4,6 +4,7 @@
 
 #include <cfloat>
 
+#include "cuda/ptx/prefetch.cuh"
 #include "cuda/sm80/norm/params.h"
 #include "cuda/sm80/norm/traits.h"
 #include "cuda/tile/activations.cuh"
@@ -53,6 +54,18 @@ __device__ void unpack_raw(const Raw<Tr>& raw, float (&out)[Tr::kRuns][Tr::kVec]
 #pragma unroll
   for (int i = 0; i < Tr::kRuns; ++i) unpack_run<typename Tr::E, Tr::kVec>(raw.runs[i], out[i]);
 }
+// The same into L2 alone, which is allowed before the launch ahead has ended: whoever reads the row
+// later finds what is there then.
+template <class Tr>
+__device__ void prefetch_raw(const Params& p, const Rows& x, const RowPlace& at, int lane) {
+  using E = typename Tr::E;
+  const E* row = static_cast<const E*>(x.data) + offset(x, at.batch, at.token, at.head);
+#pragma unroll
+  for (int i = 0; i < Tr::kRuns; ++i) {
+    const int c = column_of<Tr>(lane, i);
+    if (c < static_cast<int>(p.width)) line_prefetch(row + c);
+  }
+}
 template <class Tr>
 __device__ void store_raw(const Params& p, const Rows& x, const RowPlace& at, int lane,
                           const float (&from)[Tr::kRuns][Tr::kVec]) {
@@ -67,14 +80,27 @@ __device__ void store_raw(const Params& p, const Rows& x, const RowPlace& at, in
 
 template <class Tr>
 __device__ void load_weights(const Params& p, int lane, float (&w)[Tr::kRuns][Tr::kVec]) {
+  if (p.has_weight_runs) {
+#pragma unroll
+    for (int i = 0; i < Tr::kRuns; ++i) {
+      const int c = column_of<Tr>(lane, i);
+      if (c < static_cast<int>(p.width)) {
+        load_run<Tr::kVec>(p.weight.data, p.weight.dtype, c, w[i]);
+      } else {
+#pragma unroll
+        for (int k = 0; k < Tr::kVec; ++k) w[i][k] = 0;
+      }
+    }
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < Tr::kRuns; ++i) {
 #pragma unroll
     for (int k = 0; k < Tr::kVec; ++k) {
       const int c = column_of<Tr>(lane, i) + k;
       w[i][k] = c >= static_cast<int>(p.width) ? 0.0f
-                : p.weight.present             ? load_param(p.weight, c)
-                                               : 1.0f;
+                : p.weight.present ? load(p.weight.data, p.weight.dtype, c * p.weight.strides[0])
+                                   : 1.0f;
     }
   }
 }
@@ -90,7 +116,7 @@ __device__ float reciprocal_rms(const Params& p, const float (&x)[Tr::kRuns][Tr:
 #pragma unroll
     for (int k = 0; k < Tr::kVec; ++k) sum = fmaf(x[i][k], x[i][k], sum);
   }
-  const float mean = sum_lanes<Tr::kLanes>(sum) / static_cast<float>(p.width) + p.eps;
+  const float mean = fmaf(sum_lanes<Tr::kLanes>(sum), p.inverse_width, p.eps);
   const bool is_narrow = mean >= kLeastMean && mean <= FLT_MAX;
   if (__any_sync(0xFFFFFFFFu, !is_narrow)) {
     double wide = 0;
@@ -106,19 +132,35 @@ __device__ float reciprocal_rms(const Params& p, const float (&x)[Tr::kRuns][Tr:
   return rsqrtf(mean);
 }
 
+// Calls f with the gate as a function: the call's activation is looked at once for all numbers of a
+// row, whose special functions then overlap.
+template <class F>
+__device__ void with_gate(const Params& p, F&& f) {
+  if (!p.z.present) return f([](float) { return Activated{1.0f, 0.0f}; });
+  switch (p.activation) {
+    case DELTIC_ACTIVATION_NONE:
+      return f([](float z) { return activate(DELTIC_ACTIVATION_NONE, z); });
+    case DELTIC_ACTIVATION_SIGMOID:
+      return f([](float z) { return activate(DELTIC_ACTIVATION_SIGMOID, z); });
+    default:
+      return f([](float z) { return activate(DELTIC_ACTIVATION_SILU, z); });
+  }
+}
+
 // x becomes y.
 template <class Tr>
 __device__ void gate_row(const Params& p, const float (&w)[Tr::kRuns][Tr::kVec],
                          const float (&z)[Tr::kRuns][Tr::kVec], float (&x)[Tr::kRuns][Tr::kVec]) {
   const float r = reciprocal_rms<Tr>(p, x);
+  with_gate(p, [&](auto gate) {
 #pragma unroll
-  for (int i = 0; i < Tr::kRuns; ++i) {
+    for (int i = 0; i < Tr::kRuns; ++i) {
 #pragma unroll
-    for (int k = 0; k < Tr::kVec; ++k) {
-      x[i][k] = x[i][k] * r * w[i][k];  // r times w may overflow
-      if (p.z.present) x[i][k] *= activate(p.activation, z[i][k]).value;
+      for (int k = 0; k < Tr::kVec; ++k) {
+        x[i][k] = x[i][k] * r * w[i][k] * gate(z[i][k]).value;  // r times w may overflow
+      }
     }
-  }
+  });
 }
 
 // With n = r x: dy becomes dx, z becomes dz, and dw grows by the row's part. A row that is not
@@ -132,19 +174,21 @@ __device__ void gate_row_gradient(const Params& p, bool is_there,
   float r = reciprocal_rms<Tr>(p, x);
   if (!is_there) r = 0;
   float along = 0;
+  with_gate(p, [&](auto gate) {
 #pragma unroll
-  for (int i = 0; i < Tr::kRuns; ++i) {
+    for (int i = 0; i < Tr::kRuns; ++i) {
 #pragma unroll
-    for (int k = 0; k < Tr::kVec; ++k) {
-      const Activated a = p.z.present ? activate(p.activation, z[i][k]) : Activated{1.0f, 0.0f};
-      const float n = x[i][k] * r, gated = dy[i][k] * a.value;
-      dw[i][k] = fmaf(gated, n, dw[i][k]);
-      z[i][k] = dy[i][k] * n * w[i][k] * a.slope;
-      x[i][k] = n, dy[i][k] = gated * w[i][k];
-      along = fmaf(dy[i][k], n, along);
+      for (int k = 0; k < Tr::kVec; ++k) {
+        const Activated a = gate(z[i][k]);
+        const float n = x[i][k] * r, gated = dy[i][k] * a.value;
+        dw[i][k] = fmaf(gated, n, dw[i][k]);
+        z[i][k] = dy[i][k] * n * w[i][k] * a.slope;
+        x[i][k] = n, dy[i][k] = gated * w[i][k];
+        along = fmaf(dy[i][k], n, along);
+      }
     }
-  }
-  const float mean = sum_lanes<Tr::kLanes>(along) / static_cast<float>(p.width);
+  });
+  const float mean = sum_lanes<Tr::kLanes>(along) * p.inverse_width;
 #pragma unroll
   for (int i = 0; i < Tr::kRuns; ++i) {
 #pragma unroll

@@ -4,6 +4,7 @@
 namespace deltic::gpu::norm {
 
 inline constexpr int kThreads = 128;
+inline constexpr unsigned kPrefetched = 4;  // rows of a lane that are asked for ahead of the launch
 
 // A row of up to kLanes * kRuns * kVec numbers of type E belongs to kLanes neighbouring lanes; each
 // has kRuns runs of 16 bytes, kLanes runs apart.
