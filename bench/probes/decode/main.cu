@@ -77,51 +77,19 @@ void add_gates(const std::string& name, int most = 0) {
 
 void add_all() {
   using bf16 = __nv_bfloat16;
-  add_gates<float, true, Choice{}>("decode");
-  add_gates<float, true, Choice{.threads = 64, .ctas = 12, .single = true}>("one, 64");
-  add_gates<float, true, Choice{.threads = 64, .ctas = 14, .stays = true, .single = true}>(
-      "one, 64, stays, 14");
-  add_gates<float, true, Choice{.threads = 64, .ctas = 16, .stays = true, .single = true}>(
-      "one, 64, stays, 16");
-  add_gates<float, true,
-            Choice{.threads = 64, .ctas = 14, .stays = true, .single = true, .touches = true}>(
-      "one, 64, stays, touches");
-  add_gates<float, true,
-            Choice{.threads = 64,
-                   .ctas = 14,
-                   .stays = true,
-                   .starts_early = true,
-                   .single = true,
-                   .touches = true}>("one, 64, stays, early");
-  add_gates<float, true, Choice{.ctas = 7, .single = true}>("one, 128");
-  add_gates<float, false, Choice{}>("decode");
-  add_gates<float, false, Choice{.ctas = 8, .stays = true, .single = true}>("one, 128, stays");
-  add_gates<float, false, Choice{.threads = 256, .ctas = 4, .stays = true, .single = true}>(
-      "one, 256, stays");
-  add_gates<float, false,
-            Choice{.threads = 256,
-                   .ctas = 4,
-                   .stays = true,
-                   .starts_early = true,
-                   .single = true,
-                   .touches = true}>("one, 256, stays, early");
-  add_gates<bf16, true, Choice{}>("decode");
-  add_gates<bf16, true, Choice{.ctas = 4}>("decode, 4");
-  add_gates<bf16, true, Choice{.threads = 32, .ctas = 28, .single = true}>("one, 32");
-  add_gates<bf16, true, Choice{.threads = 64, .ctas = 14, .single = true}>("one, 64");
-  add_gates<bf16, true, Choice{.threads = 64, .ctas = 16, .single = true}>("one, 64, 16");
-  add_gates<bf16, true, Choice{.threads = 64, .ctas = 14, .single = true, .touches = true}>(
-      "one, 64, touches");
-  add_gates<bf16, true,
-            Choice{
-                .threads = 64, .ctas = 14, .starts_early = true, .single = true, .touches = true}>(
-      "one, 64, early");
-  add_gates<bf16, true, Choice{.ctas = 7, .single = true}>("one, 128");
-  add_gates<bf16, false, Choice{}>("decode");
-  add_gates<bf16, false, Choice{.ctas = 8, .single = true}>("one, 128");
-  add_gates<bf16, false, Choice{.ctas = 8, .starts_early = true, .single = true, .touches = true}>(
-      "one, 128, early");
-  add_gates<bf16, false, Choice{.threads = 256, .ctas = 4, .single = true}>("one, 256");
+  using gpu::decode::choice_of;
+  using enum gpu::decode::Kind;
+  add_gates<float, true, choice_of<float, 128, true>(several)>("several");
+  add_gates<float, true, choice_of<float, 128, true>(held)>("held");
+  add_gates<float, true, choice_of<float, 128, true>(few)>("few");
+  add_gates<bf16, true, choice_of<bf16, 128, true>(several)>("several");
+  add_gates<bf16, true, choice_of<bf16, 128, true>(held)>("held");
+  add_gates<bf16, true, choice_of<bf16, 128, true>(pairs)>("pairs");
+  add_gates<bf16, true, choice_of<bf16, 128, true>(few)>("few");
+  add_gates<float, true, choice_of<float, 128, true>(single)>("single");
+  add_gates<float, true, choice_of<float, 128, true>(quick)>("quick");
+  add_gates<bf16, true, choice_of<bf16, 128, true>(single)>("single");
+  add_gates<bf16, true, choice_of<bf16, 128, true>(quick)>("quick");
 }
 
 // --- buffers -------------------------------------------------------------------------------------
@@ -310,11 +278,17 @@ bool verify(const Variant& x, uint32_t seed, int64_t T) {
   std::vector<double> want_o(size_t(B * T * HV * kV));
   reference(c, x.gate, x.v_first, x.state == DType::bf16, index, want, want_o);
   const Params p = c.params(x.gate, x.v_first, pool, slots, static_cast<const int*>(list.data));
-  // Of one token alone: several are those of the kernel that takes them, whose bits it must have.
+  // All variants of a state, layout and gate have the bits of the first one that takes several
+  // tokens.
   const auto any = std::find_if(variants.begin(), variants.end(), [&](const Variant& y) {
     return !y.is_single && y.state == x.state && y.v_first == x.v_first && y.gate == x.gate;
   });
-  (x.is_single ? any->launch : x.launch)(p, nullptr);
+  any->launch(p, nullptr);
+  Buffer pool2(x.state, slots * HV * kK * kV, -1, 1, seed);
+  Buffer o2(DType::bf16, B * T * HV * kV, 77, 78, seed);
+  Params again = c.params(x.gate, x.v_first, pool2, slots, static_cast<const int*>(list.data));
+  again.o = rows(o2, T, HV, kV);
+  (x.is_single ? any->launch : x.launch)(again, nullptr);
   Params one = c.params(x.gate, x.v_first, pool1, slots, static_cast<const int*>(list.data));
   one.o = rows(o1, T, HV, kV), one.tokens.T = 1;
   for (int64_t t = 0; t < T; ++t) {
@@ -327,19 +301,21 @@ bool verify(const Variant& x, uint32_t seed, int64_t T) {
   check(cudaDeviceSynchronize());
   const auto got = pool.host(), got_o = c.o.host();
   const Errors e{error(got_o, want_o), error(got, want)};
-  const bool same = got == pool1.host() && got_o == o1.host();
+  const bool same =
+      got == pool1.host() && got_o == o1.host() && got == pool2.host() && got_o == o2.host();
   const double limit = x.state == DType::bf16 ? 4e-3 : 2e-6;
   const bool fine = e.o < 4e-3 && e.state < limit && same;
   if (!fine) {
     std::printf("WRONG %s %s %s %s T=%ld: o %.1e, state %.1e, %s\n", name_of(x.state),
                 x.v_first ? "V-first" : "K-first", x.gate == Gate::head ? "head" : "channel",
-                x.name.c_str(), T, e.o, e.state, same ? "same bits" : "token by token differs");
+                x.name.c_str(), T, e.o, e.state, same ? "same bits" : "bits differ");
   }
   return fine;
 }
 
 // --- times ---------------------------------------------------------------------------------------
-double time_us(const Variant& x, int64_t B, int64_t T) {
+// writes: the state after the last token is kept.
+double time_us(const Variant& x, int64_t B, int64_t T, bool writes = true) {
   const int64_t bytes = B * kHV * kK * kV * size_of(x.state);
   const int sets = int(std::max<int64_t>(2, (int64_t{400} << 20) / bytes));
   Buffer pool(x.state, sets * B * kHV * kK * kV, -1, 1, 5);
@@ -353,6 +329,7 @@ double time_us(const Variant& x, int64_t B, int64_t T) {
   const auto ms = probe::replay_ms(calls, 15, 3, [&](int i, cudaStream_t stream) {
     Params p = c.params(x.gate, x.v_first, pool, sets * B,
                         static_cast<const int*>(list.data) + i % sets * B);
+    if (!writes) p.slots.write_slots = 0;
     x.launch(p, stream);
   });
   return double(ms[ms.size() / 2]) * 1e3;
@@ -476,10 +453,11 @@ void run_moves() {
 }  // namespace
 
 // decode_probe: the decode kernel in its forms, checked and timed. decode_probe moves: after moves
-// of states alone. decode_probe check: the checks alone, for compute-sanitizer.
+// of states alone. decode_probe check: the checks alone, for compute-sanitizer. decode_probe
+// profile NAME: four tokens of bf16 states by variants of this name, for a profiler.
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
-  const bool is_timed = what != "check";
+  const bool is_timed = what != "check" && what != "profile";
   for (const int64_t B : is_timed ? std::vector<int64_t>{1, 64, 256} : std::vector<int64_t>{}) {
     const int64_t bytes = B * kHV * kK * kV * 4;
     std::printf("copy of B=%ld: fp32 %.2f us, bf16 %.2f us\n", B, copy_us(bytes),
@@ -487,17 +465,31 @@ int main(int argc, char** argv) {
   }
   if (what == "moves") run_moves();
   add_all();
-  std::printf("%-46s regs spill/SM |    B=1   B=64  B=256 | B=64 T=4\n", "decode, us");
+  if (what == "profile") {
+    for (const Variant& x : variants) {
+      if (argc > 2 && x.name == argv[2] && x.state == DType::bf16) time_us(x, 64, 4);
+    }
+    return 0;
+  }
+  std::printf(
+      "%-28s regs spill/SM |    B=1    B=3   B=64  B=256 | T=4 B=1      4     16     32     64 | "
+      "T=8 B=8   B=64 "
+      "not written\n",
+      "decode, us");
   int wrong = 0;
   for (const Variant& x : variants) {
     const bool fine = verify(x, 1, 1) & verify(x, 2, 3) & verify(x, 3, 11);
     wrong += !fine;
     if (!is_timed) continue;
-    std::printf("%s %s %-7s %-25s %4d %5d %2d | %6.2f %6.1f %6.1f | %6.1f%s\n", name_of(x.state),
+    std::printf("%s %s %-7s %-7s %4d %5d %2d | %6.2f %6.2f %6.1f %6.1f |", name_of(x.state),
                 x.v_first ? "V-first" : "K-first", x.gate == Gate::head ? "head" : "channel",
                 x.name.c_str(), x.registers, x.spilled, x.ctas_per_sm, time_us(x, 1, 1),
-                time_us(x, 64, 1), time_us(x, 256, 1), x.is_single ? 0.0 : time_us(x, 64, 4),
-                fine ? "" : "  WRONG");
+                time_us(x, 3, 1), time_us(x, 64, 1), time_us(x, 256, 1));
+    if (!x.is_single) {
+      for (const int64_t B : {1, 4, 16, 32, 64}) std::printf(" %6.2f", time_us(x, B, 4));
+      std::printf(" | %6.1f %6.1f", time_us(x, 8, 8, false), time_us(x, 64, 8, false));
+    }
+    std::printf("%s\n", fine ? "" : "  WRONG");
     std::fflush(stdout);
   }
   check(cudaDeviceSynchronize());

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "cuda/ptx/launch_order.cuh"
-#include "cuda/sm80/decode/stage_state.cuh"
+#include "cuda/sm80/decode/stage_held.cuh"
 #include "cuda/tile/bounds.cuh"
 
 namespace deltic::gpu::decode {
@@ -53,6 +53,7 @@ template <class Tr>
 __device__ void run_tile(const Params& p, const Part& part, Stage<Tr>& s, int first, int count,
                          int tile, RawTile<Tr>& raw) {
   wait_state(Tr::kTiles - 1 - tile);
+  if constexpr (Tr::kHeld) return run_held<Tr>(p, part, s, first, count, tile);
   if constexpr (Tr::kMma) __syncwarp();  // what other lanes asked for is there
   if constexpr (!Tr::kStays) get_state<Tr>(s, tile, raw);
 #pragma unroll 1
@@ -74,25 +75,15 @@ __device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawT
                            RawTile<Tr>& raw) {
 #pragma unroll 1
   for (int first = 0;;) {
-    int count;
-    {
-      const auto [at, place, to] = load_work(s.work);
-      count = tokens_from<Tr>(place, first);
-      if constexpr (Tr::kGatesFirst) {
-        lay_gates<Tr>(p, place, at, first, count, tokens, s);
-        lay_values<Tr>(p, place, at, first, count, tokens, s);
-        lay_keys<Tr>(p, count, tokens, s);
-      } else {
-        lay_keys<Tr>(p, count, tokens, s);
-        lay_gates<Tr>(p, place, at, first, count, tokens, s);
-        lay_values<Tr>(p, place, at, first, count, tokens, s);
-      }
-    }
+    const int count = tokens_from<Tr>(load_work(s.work).place, first);
+    if constexpr (!Tr::kGatesFirst) lay_keys<Tr>(p, count, tokens, s);
+    lay_gates<Tr>(p, count, tokens, s), lay_values<Tr>(p, count, tokens, s);
+    if constexpr (Tr::kGatesFirst) lay_keys<Tr>(p, count, tokens, s);
     __syncthreads();  // the stage is there, for all threads
 #pragma unroll 1
     for (int tile = 0; tile < Tr::kTiles; ++tile) {
       run_tile<Tr>(p, part, s, first, count, tile, raw);
-      if constexpr (!Tr::kStays) {
+      if constexpr (!Tr::kStays && !Tr::kHeld) {
         if (first + count < load_work(s.work).place.length) put_state<Tr>(raw, tile, s);
       }
     }
@@ -111,9 +102,9 @@ template <class Tr>
 __device__ void run_single(const Params& p, const Part& part, const Work& work, Stage<Tr>& s,
                            RawTokens& tokens, RawTile<Tr>& raw) {
   lay_keys<Tr>(p, 1, tokens, s);
-  lay_gates<Tr>(p, work.place, work.slice, 0, 1, tokens, s);
-  lay_values<Tr>(p, work.place, work.slice, 0, 1, tokens, s);
+  lay_gates<Tr>(p, 1, tokens, s), lay_values<Tr>(p, 1, tokens, s);
   __syncthreads();  // the token is there, for all threads
+  if constexpr (Tr::kHeld) return run_held_single<Tr>(p, part, work, s);
   if constexpr (!Tr::kDirect) wait_state(0);
   if constexpr (!Tr::kStays && !Tr::kDirect) get_state<Tr>(s, 0, raw);
   step<Tr>(
@@ -149,13 +140,14 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
   // others wait, then the tokens, then the state: what is asked for after it comes after it.
   SlotEntries<int> entries = load_slots<int>(p.slots, at.n);
   Slots<int> slots;
-  if constexpr (!Tr::kSingle) slots = find_slots<int>(p.slots, at.n, entries);
+  constexpr bool kSlotsLate = Tr::kSingle || Tr::kHeld;  // costs registers
+  if constexpr (!kSlotsLate) slots = find_slots<int>(p.slots, at.n, entries);
   const Place place =
       Tr::kSingle ? Place{static_cast<int>(at.n), 0, 1} : find_place(p.tokens, at.n);
   RawTokens tokens;
   load_keys<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
   load_values<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
-  if constexpr (Tr::kSingle) slots = find_slots<int>(p.slots, at.n, entries);
+  if constexpr (kSlotsLate) slots = find_slots<int>(p.slots, at.n, entries);
   RawTile<Tr> raw;
   if constexpr (Tr::kDirect) {
     load_state<Tr>(p, at, part, slots.from, raw);
@@ -176,8 +168,7 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
     wait_state(0);
 #pragma unroll 1
     for (int tile = 0; tile < Tr::kTiles && slots.to >= 0; ++tile) {
-      get_state<Tr>(s, tile, raw);
-      store_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.to, tile, raw, s);
+      keep_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.to, tile, s);
     }
     return;
   }

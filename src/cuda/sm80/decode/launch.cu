@@ -86,10 +86,21 @@ Params params_of(const Problem& p, int64_t slices) {
   return x;
 }
 
+template <class Tr>
+int64_t num_slices(const Problem& p) {
+  return (p.V + Tr::kSpan - 1) / Tr::kSpan;
+}
+// How often the SMs are full, if nothing else runs.
+template <class Tr>
+double num_waves(const Problem& p) {
+  return static_cast<double>(p.N * p.HV * num_slices<Tr>(p)) /
+         (Tr::kCtasPerSm * device(p.device_index)->num_sms);
+}
+
 template <class E, int kWidth, bool kVFirst, Kind kKind>
 void launch_kind(const Problem& p, cudaStream_t stream) {
-  constexpr int64_t kSpan = TraitsOf<E, kWidth, kVFirst, false, kKind>::kSpan;
-  const int64_t slices = (p.V + kSpan - 1) / kSpan;
+  using Tr = TraitsOf<E, kWidth, kVFirst, false, kKind>;
+  const int64_t slices = num_slices<Tr>(p);
   // Heads and slices are numbers of 32 bits in the kernel, also where padding is all there is.
   static_cast<void>(checked_ctas(std::max(p.HV, slices), "cuda.decode"));
   const unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.decode");
@@ -99,22 +110,58 @@ void launch_kind(const Problem& p, cudaStream_t stream) {
                           : launch<E, kWidth, kVFirst, false, kKind>(params, ctas, stream);
 }
 
+// A token per sequence, dense.
+template <class E, int kWidth, bool kVFirst>
+void launch_single(const Problem& p, cudaStream_t stream) {
+  const bool has_many = p.N * p.HV >= kManyHeads;
+  if constexpr (!kVFirst && sizeof(E) == 2) {
+    if (has_many) return launch_kind<E, kWidth, kVFirst, Kind::many>(p, stream);
+  }
+  if constexpr (kVFirst) {
+    if (num_waves<TraitsOf<E, kWidth, kVFirst, false, Kind::quick>>(p) <= 1) {
+      return launch_kind<E, kWidth, kVFirst, Kind::quick>(p, stream);
+    }
+  }
+  // Decays per channel are computed by every CTA of a head: with half as many of them fp32 states
+  // go faster through the kernel for several tokens.
+  const bool is_shared = kVFirst && sizeof(E) == 4 && has_many && p.gate == Gate::channel;
+  const auto run = is_shared ? launch_kind<E, kWidth, kVFirst, Kind::several>
+                             : launch_kind<E, kWidth, kVFirst, Kind::single>;
+  run(p, stream);
+}
+
+// Several tokens, V-first. What a token costs beside the state's bytes counts from the second one
+// on; of fp32 states, where it is half, only if they are not written.
+template <class E, int kWidth>
+void launch_several(const Problem& p, cudaStream_t stream) {
+  constexpr bool kHalf = sizeof(E) == 2;
+  const int64_t tokens = p.packed ? p.T / std::max<int64_t>(p.N, 1) : p.T;
+  if (num_waves<TraitsOf<E, kWidth, true, false, Kind::few>>(p) <= 1) {
+    return launch_kind<E, kWidth, true, Kind::few>(p, stream);
+  }
+  if (kHalf ? tokens <= 1 : tokens <= 4 || p.state_out) {
+    return launch_kind<E, kWidth, true, Kind::several>(p, stream);
+  }
+  if constexpr (kHalf && kWidth == 128) {
+    if (num_waves<TraitsOf<E, kWidth, true, false, Kind::pairs>>(p) >= 2) {
+      return launch_kind<E, kWidth, true, Kind::pairs>(p, stream);
+    }
+  }
+  launch_kind<E, kWidth, true, Kind::held>(p, stream);
+}
+
 template <class E, int kWidth, bool kVFirst>
 void launch_tokens(const Problem& p, cudaStream_t stream) {
   if constexpr (sizeof(E) == 2) {
     if (p.has_seed) return launch_kind<E, kWidth, kVFirst, Kind::seeded>(p, stream);
   }
-  const bool is_single = !p.parents && !p.packed && p.T == 1, has_many = p.N * p.HV >= kManyHeads;
-  if constexpr (!kVFirst && sizeof(E) == 2) {
-    if (is_single && has_many) return launch_kind<E, kWidth, kVFirst, Kind::many>(p, stream);
+  if (p.parents) return launch_kind<E, kWidth, kVFirst, Kind::trees>(p, stream);
+  if (!p.packed && p.T == 1) return launch_single<E, kWidth, kVFirst>(p, stream);
+  if constexpr (kVFirst) {
+    launch_several<E, kWidth>(p, stream);
+  } else {
+    launch_kind<E, kWidth, kVFirst, Kind::several>(p, stream);
   }
-  // Decays per channel are computed by every CTA of a head: with half as many of them fp32 states
-  // go faster through the kernel for several tokens.
-  const bool is_shared = kVFirst && sizeof(E) == 4 && has_many && p.gate == Gate::channel;
-  const auto run = p.parents                 ? launch_kind<E, kWidth, kVFirst, Kind::trees>
-                   : is_single && !is_shared ? launch_kind<E, kWidth, kVFirst, Kind::single>
-                                             : launch_kind<E, kWidth, kVFirst, Kind::several>;
-  run(p, stream);
 }
 
 template <class E, int kWidth>

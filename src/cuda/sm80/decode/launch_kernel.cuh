@@ -13,7 +13,10 @@ template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
   using Tr = TraitsOf<E, kWidth, kVFirst, kPerChannel, kKind>;
   constexpr int kBytes = sizeof(Stage<Tr>);
-  static_assert(kBytes <= 48 * 1024, "more shared memory is to be asked for");
+  if constexpr (kBytes > 48 * 1024) {
+    static SharedMemory memory;
+    memory.allow(reinterpret_cast<const void*>(decode_kernel<Tr>), kBytes, "decode kernel");
+  }
   if constexpr (Tr::kStartsEarly) {
     check_cuda(launch_after(decode_kernel<Tr>, dim3(num_ctas), Tr::kThreads, kBytes, stream, p),
                "launch of the decode kernel");
@@ -23,26 +26,16 @@ void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
   check_launch("decode kernel");
 }
 
-#define DELTIC_INSTANTIATE_GATE(E, kWidth, kVFirst, kPerChannel)                                \
-  template void launch<E, kWidth, kVFirst, kPerChannel, Kind::several>(const Params&, unsigned, \
-                                                                       cudaStream_t);           \
-  template void launch<E, kWidth, kVFirst, kPerChannel, Kind::single>(const Params&, unsigned,  \
-                                                                      cudaStream_t);            \
-  template void launch<E, kWidth, kVFirst, kPerChannel, Kind::trees>(const Params&, unsigned,   \
-                                                                     cudaStream_t)
-#define DELTIC_INSTANTIATE_MANY(E, kWidth, kPerChannel)                                    \
-  template void launch<E, kWidth, false, kPerChannel, Kind::many>(const Params&, unsigned, \
-                                                                  cudaStream_t)
-#define DELTIC_INSTANTIATE_SEEDED(E, kWidth, kVFirst, kPerChannel)                             \
-  template void launch<E, kWidth, kVFirst, kPerChannel, Kind::seeded>(const Params&, unsigned, \
-                                                                      cudaStream_t)
-#define DELTIC_INSTANTIATE_DECODE(E, kWidth, kVFirst) \
-  DELTIC_INSTANTIATE_GATE(E, kWidth, kVFirst, false); \
-  DELTIC_INSTANTIATE_GATE(E, kWidth, kVFirst, true)
-// Of 16 bits.
-#define DELTIC_INSTANTIATE_ROUNDED(E, kWidth, kVFirst)  \
-  DELTIC_INSTANTIATE_DECODE(E, kWidth, kVFirst);        \
-  DELTIC_INSTANTIATE_SEEDED(E, kWidth, kVFirst, false); \
-  DELTIC_INSTANTIATE_SEEDED(E, kWidth, kVFirst, true)
+#define DELTIC_INSTANTIATE_KIND(E, kWidth, kVFirst, kKind)                                       \
+  template void launch<E, kWidth, kVFirst, false, kKind>(const Params&, unsigned, cudaStream_t); \
+  template void launch<E, kWidth, kVFirst, true, kKind>(const Params&, unsigned, cudaStream_t)
+#define DELTIC_INSTANTIATE_DECODE(E, kWidth, kVFirst)         \
+  DELTIC_INSTANTIATE_KIND(E, kWidth, kVFirst, Kind::several); \
+  DELTIC_INSTANTIATE_KIND(E, kWidth, kVFirst, Kind::single);  \
+  DELTIC_INSTANTIATE_KIND(E, kWidth, kVFirst, Kind::trees)
+#define DELTIC_INSTANTIATE_HELD(E, kWidth)              \
+  DELTIC_INSTANTIATE_KIND(E, kWidth, true, Kind::held); \
+  DELTIC_INSTANTIATE_KIND(E, kWidth, true, Kind::few);  \
+  DELTIC_INSTANTIATE_KIND(E, kWidth, true, Kind::quick)
 
 }  // namespace deltic::gpu::decode

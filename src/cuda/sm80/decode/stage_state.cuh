@@ -23,7 +23,7 @@ __device__ Slice tile_of(Slice at, int tile) {
 template <class Tr>
 __device__ Part part_of(int thread) {
   if constexpr (Tr::kMma) return {thread % 4, thread / 32 * 16 + thread % 32 / 4};
-  return Tr::kVFirst ? Part{thread % Tr::kPieces, thread / Tr::kPieces * Tr::kColumns}
+  return Tr::kVFirst ? Part{thread % Tr::kLanesK, thread / Tr::kLanesK * Tr::kColumns}
                      : Part{thread / Tr::kLanesV, thread % Tr::kLanesV * Tr::kColumns};
 }
 
@@ -31,6 +31,9 @@ template <class Tr>
 inline constexpr int kVectorSize = 16 / sizeof(typename Tr::E);
 template <class Tr>
 inline constexpr int kVectors = Tr::kSlice* Tr::kWidth / kVectorSize<Tr> / Tr::kThreads;
+// Of a column, V-first.
+template <class Tr>
+inline constexpr int kOwnVectors = Tr::kOwnPieces* kChannels / kVectorSize<Tr>;
 // A thread's part as it lies in memory.
 template <class Tr>
 using RawTile = uint4[kVectors<Tr>];
@@ -63,8 +66,9 @@ __device__ void walk(const Slice& at, const Part& part, const States& x, int slo
 #pragma unroll
     for (int c = 0; c < Tr::kColumns; ++c) {
 #pragma unroll
-      for (int j = 0; j < kChannels / kN; ++j) {
-        f(c * (kChannels / kN) + j, row + channel_of<Tr>(part.piece, j),
+      for (int j = 0; j < kOwnVectors<Tr>; ++j) {
+        const int piece = part.piece + j * kN / kChannels * Tr::kLanesK;
+        f(c * kOwnVectors<Tr> + j, row + channel_of<Tr>(piece, j * kN % kChannels / 4),
           part.column + c < at.count);
       }
       row += x.s_v;
@@ -170,6 +174,15 @@ __device__ void store_state(const Params& p, const Slice& at, const Part& part, 
     if (is_there) store_vector(to, kFromShared ? s.state[tile][request_place<Tr>(i)] : raw[i]);
   });
   if constexpr (Tr::kMma) __syncwarp();  // they have been read
+}
+
+// The state as it came, of a sequence without tokens.
+template <class Tr>
+__device__ void keep_state(const Params& p, const Slice& at, const Part& part, int slot, int tile,
+                           const Stage<Tr>& s) {
+  walk<Tr>(at, part, p.state_out, slot, [&](int i, auto* to, bool is_there) {
+    if (is_there) store_vector(to, s.state[tile][request_place<Tr>(i)]);
+  });
 }
 
 // A tree's other branch: the state that a token starts from, where it is not the one that the token

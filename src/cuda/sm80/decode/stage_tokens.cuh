@@ -174,17 +174,26 @@ __device__ void normalize(float (&x)[kChannels], float (&y)[kChannels]) {
   normalize<kLanes>(x, xx), normalize<kLanes>(y, yy);
 }
 
-// What a thread has of a stage before it is ready: a piece of q and k of one token, and of the
-// others the first that it works on.
+// What a thread has of a stage before it is ready, asked for all at once: what is asked for later
+// comes behind the state. A piece of q and k of one token; of g and v one every kThreads.
 struct RawTokens {
-  uint4 q[2], k[2], g, bias;  // g, bias: of one number its halves are x and y
-  RawOne beta, v, rate;
+  uint4 q[2], k[2], g[2], bias;  // g, bias: of one number its halves are x and y
+  RawOne beta, rate, v[8];
 };
 
 // Per channel a thread has four channels at places 4 x of the stage's row. Of a single token the
 // first warp has the keys, and the second these.
 template <class Tr>
 inline constexpr int kGateThreads = Tr::kPerChannel ? Tr::kWidth / 4 : 1;
+// Loads of g and v by a thread, and the tokens between two of them.
+template <class Tr>
+inline constexpr int kGateStep = Tr::kThreads / kGateThreads<Tr>;
+template <class Tr>
+inline constexpr int kGateLoads = (Tr::kStageTokens + kGateStep<Tr> - 1) / kGateStep<Tr>;
+template <class Tr>
+inline constexpr int kValueStep = Tr::kThreads / Tr::kSpan;
+template <class Tr>
+inline constexpr int kValueLoads = (Tr::kStageTokens + kValueStep<Tr> - 1) / kValueStep<Tr>;
 template <class Tr>
 __device__ int gate_thread() {
   return Tr::kSingle && Tr::kWarps > 1 ? threadIdx.x ^ 32 : threadIdx.x;
@@ -231,9 +240,14 @@ __device__ void load_values(const Params& p, const Place& place, const Slice& at
   const int thread = threadIdx.x;
   if (p.gate != Gate::none) {
     const int d = gate_channel<Tr>(gate_thread<Tr>());
-    const int t = gate_thread<Tr>() / kGateThreads<Tr>;
-    if (t < count)
-      load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g);
+    static_assert(kGateLoads<Tr> <= 2 && kValueLoads<Tr> <= 8);
+#pragma unroll
+    for (int i = 0; i < kGateLoads<Tr>; ++i) {
+      const int t = gate_thread<Tr>() / kGateThreads<Tr> + i * kGateStep<Tr>;
+      if (t < count) {
+        load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g[i]);
+      }
+    }
     if (p.dt_bias.present) {
       if constexpr (Tr::kPerChannel) {
         const int64_t i = static_cast<int64_t>(at.head) * Tr::kWidth + d;
@@ -249,10 +263,15 @@ __device__ void load_values(const Params& p, const Place& place, const Slice& at
     const int64_t row = offset(p.beta, place.batch, place.begin + first + thread, at.head);
     raw.beta = load_raw<Tr>(p.beta.data, p.beta.dtype, row);
   }
-  const int t = thread / Tr::kSpan, c = thread % Tr::kSpan;
-  if (t < count && c < at.count) {
-    const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
-    raw.v = load_raw<Tr>(p.v.data, p.v.dtype, row + c);
+  const int c = thread % Tr::kSpan;
+  const int64_t row =
+      offset(p.v, place.batch, place.begin + first + thread / Tr::kSpan, at.head) + at.first + c;
+#pragma unroll
+  for (int i = 0; i < kValueLoads<Tr>; ++i) {
+    const int t = thread / Tr::kSpan + i * kValueStep<Tr>;
+    if (t < count && c < at.count) {
+      raw.v[i] = load_raw<Tr>(p.v.data, p.v.dtype, row + i * kValueStep<Tr> * p.v.st);
+    }
   }
 }
 
@@ -319,10 +338,9 @@ __device__ void lay_keys(const Params& p, int count, const RawTokens& raw, Stage
 }
 
 template <class Tr>
-__device__ void lay_gates(const Params& p, const Place& place, const Slice& at, int first,
-                          int count, RawTokens& raw, Stage<Tr>& s) {
+__device__ void lay_gates(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
   constexpr int kN = Tr::kPerChannel ? 4 : 1;
-  const int x = gate_thread<Tr>() % kGateThreads<Tr>, d = gate_channel<Tr>(gate_thread<Tr>());
+  const int x = gate_thread<Tr>() % kGateThreads<Tr>;
   const bool has_gate = p.gate != Gate::none;
   const auto values = [](const uint4& four, DType type, float(&y)[4]) {
     if constexpr (Tr::kPerChannel) {
@@ -334,40 +352,32 @@ __device__ void lay_gates(const Params& p, const Place& place, const Slice& at, 
   float bias[4];
   values(raw.bias, p.dt_bias.dtype, bias);
   const float rate = p.A_log.present ? expf(value_of(raw.rate, p.A_log.dtype)) : 1.0f;
-#pragma unroll 1
-  for (int t = gate_thread<Tr>() / kGateThreads<Tr>; t < count;) {
+#pragma unroll
+  for (int j = 0; j < kGateLoads<Tr>; ++j) {
+    const int t = gate_thread<Tr>() / kGateThreads<Tr> + j * kGateStep<Tr>;
+    if (t >= count) return;
     float g[4];
-    values(raw.g, p.g.dtype, g);
+    values(raw.g[j], p.g.dtype, g);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
       s.decay[t][kN * x + i] =
           has_gate ? decay_of(log_decay(p.gate_form, p.lower_bound, g[i], rate, bias[i])) : 1.0f;
     }
-    t += Tr::kThreads / kGateThreads<Tr>;
-    if constexpr (Tr::kSingle) break;
-    if (has_gate && t < count)
-      load_gate<Tr>(p, offset(p.g, place.batch, place.begin + first + t, at.head), d, raw.g);
   }
 }
 
 template <class Tr>
-__device__ void lay_values(const Params& p, const Place& place, const Slice& at, int first,
-                           int count, RawTokens& raw, Stage<Tr>& s) {
+__device__ void lay_values(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
   if (threadIdx.x < count) {
     s.beta[threadIdx.x] = p.beta_kind == BetaKind::none
                               ? 1.0f
                               : beta_value(p.beta_form, value_of(raw.beta, p.beta.dtype));
   }
   const int c = threadIdx.x % Tr::kSpan;
-#pragma unroll 1
-  for (int t = threadIdx.x / Tr::kSpan; t < count;) {
-    s.v[t][c] = value_of(raw.v, p.v.dtype);
-    t += Tr::kThreads / Tr::kSpan;
-    if constexpr (Tr::kSingle) break;
-    if (t < count && c < at.count) {
-      const int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first;
-      raw.v = load_raw<Tr>(p.v.data, p.v.dtype, row + c);
-    }
+#pragma unroll
+  for (int i = 0; i < kValueLoads<Tr>; ++i) {
+    const int t = threadIdx.x / Tr::kSpan + i * kValueStep<Tr>;
+    if (t < count) s.v[t][c] = value_of(raw.v[i], p.v.dtype);
   }
 }
 

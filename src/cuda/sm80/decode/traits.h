@@ -28,6 +28,7 @@ struct Choice {
   bool direct = false;                // the state straight into registers
   bool seeded = false;                // 16-bit states are rounded by chance
   bool touches = false;               // the parameters first, all at once
+  bool held = false;  // V-first: unpacked in registers from the first token to the last
 };
 
 // kTrees: tokens may start from the state after another one than the one before them.
@@ -45,11 +46,19 @@ struct Traits {
   static constexpr bool kMma = kChoice.products == Products::mma;
   // Then decays per channel are in k and q, and must be there before them.
   static constexpr bool kGatesFirst = kMma && kPerChannel;
+  // A thread has two pieces, half a width apart: the sums' first step over pieces is its own, and
+  // what comes with a token whatever the part's size is shared by twice as many elements.
+  static constexpr bool kHeld = kChoice.held;
+  static constexpr int kOwnPieces = kHeld ? 2 : 1;
   static constexpr int kThreads = kChoice.threads > 0 ? kChoice.threads : 128;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kColumns = kMma ? 2 : kChoice.columns > 0 ? kChoice.columns : 16 / sizeof(E);
+  static constexpr int kColumns = kMma                  ? 2
+                                  : kChoice.columns > 0 ? kChoice.columns
+                                  : kHeld               ? 4
+                                                        : 16 / sizeof(E);
   static constexpr int kPieces = kWidth / kChannels;
-  static constexpr int kLanesV = kThreads / (kMma ? 4 : kPieces);        // threads along V
+  static constexpr int kLanesK = kMma ? 4 : kPieces / kOwnPieces;        // V-first: of a column
+  static constexpr int kLanesV = kThreads / kLanesK;                     // threads along V
   static constexpr int kSlice = kLanesV * kColumns;                      // value columns of a tile
   static constexpr int kTiles = kChoice.tiles, kSpan = kTiles * kSlice;  // and of a CTA
   // Tokens that are prepared together: what shared memory has beside the states.
@@ -58,8 +67,10 @@ struct Traits {
                                       : kMma               ? 4
                                                            : 8;
   // The most whose registers do not spill (README.md has them).
-  static constexpr int kMostCtas = kMma                                         ? 7
-                                   : sizeof(E) == 2                             ? (kVFirst ? 7 : 6)
+  static constexpr int kMostCtas = kMma                      ? 7
+                                   : kHeld && sizeof(E) == 2 ? (kWidth == 128 ? 5 : 4)
+                                   : kHeld                   ? (kPerChannel ? 3 : 4)
+                                   : sizeof(E) == 2          ? (kVFirst ? 7 : 6)
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
   static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);
@@ -68,7 +79,7 @@ struct Traits {
               : kCtasPerSm - ((kVFirst ? sizeof(E) == 2 : sizeof(E) == 4 && kWidth == 128) ? 1 : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
-  static constexpr bool kStays = !kDirect && (sizeof(E) == 2 || kChoice.stays);
+  static constexpr bool kStays = !kDirect && !kHeld && (sizeof(E) == 2 || kChoice.stays);
   // And goes back there vector by vector, where a token more may come: the registers of a whole
   // part are a CTA per SM.
   static constexpr bool kGoesBack = kStays && !kSingle && !kMma;
@@ -80,16 +91,21 @@ struct Traits {
   static_assert(!kMma || (kVFirst && sizeof(E) == 2), "fragments of 16-bit numbers along K");
   static_assert(kVFirst || kTiles == 1, "the sums of two tokens take turns, those of tiles do not");
   static_assert(kSpan <= kThreads, "a thread loads one value column of a token");
-  static_assert(!kSingle || (kTiles == 1 && !kTrees && !kMma));
+  static_assert(!kSingle || ((kTiles == 1 || kHeld) && !kTrees && !kMma));
   static_assert(!kDirect || kSingle);
+  static_assert(!kHeld || (kVFirst && !kTrees && !kMma && !kDirect));
   static_assert(!kSeeded || (sizeof(E) == 2 && !kMma));
 };
 
 // What the tokens of a call are. All kinds have the same bits.
 enum class Kind {
   several,  // any number of them, or packed
+  held,     // the same V-first, states in registers
+  pairs,    // held, of so many heads that a CTA has two parts: 16-bit, K = 128
+  few,      // held, of so few heads that small parts of them all run at once
   single,   // one per sequence, dense: few threads per CTA, and nothing kept for later tokens
   many,     // the same of many sequences, where longer rows are worth more: 16-bit K-first
+  quick,    // the same of few heads, V-first: short chains of instructions
   trees,    // a token may start from another one than the one before it
   seeded    // any of them, 16-bit states rounded by chance
 };
@@ -107,12 +123,21 @@ constexpr Choice single_choice(bool has_many) {
           .single = true,
           .touches = true};
 }
+// States in registers. Of `pairs` a head's norms and gates are made once, not by two CTAs.
+constexpr Choice held_choice(Kind kind) {
+  Choice x{.starts_early = true, .touches = true, .held = true};
+  if (kind == Kind::pairs) x.ctas = 4, x.tiles = 2;
+  if (kind == Kind::few) x.ctas = 5, x.columns = 2;
+  if (kind == Kind::quick) x.threads = 256, x.ctas = 3, x.columns = 1, x.single = true;
+  return x;
+}
 template <class E, int kWidth, bool kVFirst>
 constexpr Choice choice_of(Kind kind) {
   if (kind == Kind::single) return single_choice<E, kWidth, kVFirst>(false);
   if (kind == Kind::many) return single_choice<E, kWidth, kVFirst>(true);
   if (kind == Kind::seeded) return {.ctas = 3, .seeded = true};
-  return {};
+  if (kind == Kind::several || kind == Kind::trees) return {};
+  return held_choice(kind);
 }
 template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
 using TraitsOf =

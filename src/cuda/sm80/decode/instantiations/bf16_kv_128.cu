@@ -2,7 +2,7 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_ROUNDED(__nv_bfloat16, 128, false);
-DELTIC_INSTANTIATE_MANY(__nv_bfloat16, 128, false);
-DELTIC_INSTANTIATE_MANY(__nv_bfloat16, 128, true);
+DELTIC_INSTANTIATE_DECODE(__nv_bfloat16, 128, false);
+DELTIC_INSTANTIATE_KIND(__nv_bfloat16, 128, false, Kind::seeded);
+DELTIC_INSTANTIATE_KIND(__nv_bfloat16, 128, false, Kind::many);
 }  // namespace deltic::gpu::decode

@@ -2,7 +2,7 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_ROUNDED(__half, 64, false);
-DELTIC_INSTANTIATE_MANY(__half, 64, false);
-DELTIC_INSTANTIATE_MANY(__half, 64, true);
+DELTIC_INSTANTIATE_DECODE(__half, 64, false);
+DELTIC_INSTANTIATE_KIND(__half, 64, false, Kind::seeded);
+DELTIC_INSTANTIATE_KIND(__half, 64, false, Kind::many);
 }  // namespace deltic::gpu::decode

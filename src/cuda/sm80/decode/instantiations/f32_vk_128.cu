@@ -3,4 +3,5 @@
 
 namespace deltic::gpu::decode {
 DELTIC_INSTANTIATE_DECODE(float, 128, true);
+DELTIC_INSTANTIATE_HELD(float, 128);
 }  // namespace deltic::gpu::decode

@@ -3,4 +3,5 @@
 
 namespace deltic::gpu::decode {
 DELTIC_INSTANTIATE_DECODE(float, 64, true);
+DELTIC_INSTANTIATE_HELD(float, 64);
 }  // namespace deltic::gpu::decode
