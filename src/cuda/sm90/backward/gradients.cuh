@@ -64,6 +64,16 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
   }
 }
 
+// An item's tiles x and y of the workspace, under way. One thread, behind a barrier: what others
+// wrote in their place comes before.
+__device__ inline void load_tiles(uint64_t* full, int64_t item, int bytes, void* x,
+                                  const void* from_x, void* y, const void* from_y) {
+  fence_async_proxy();
+  barrier_expect(full, 2 * bytes);
+  bulk_load(x, static_cast<const char*>(from_x) + item * bytes, bytes, full);
+  bulk_load(y, static_cast<const char*>(from_y) + item * bytes, bytes, full);
+}
+
 // Inputs of a value head, under way; with is_first q and k as well. turn: of its numbers. Raw gates
 // take the place of dP and dM, which are free when a head's sums are complete; of four bytes those
 // of the tokens from 32 on have one of their own.
@@ -85,10 +95,9 @@ __device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenT
                                       t);
   }
   copy_rows<E, Tr::V, Tr::kThreads>(x.d_o, p.d_o, tile.batch, tile.begin, head, 0, tile.length, t);
-  copy_bytes(x.dz, static_cast<const char*>(p.work.dz) + item * Tr::kValueBytes, Tr::kValueBytes, t,
-             Tr::kThreads);
-  copy_bytes(x.e, static_cast<const char*>(p.work.e) + item * Tr::kValueBytes, Tr::kValueBytes, t,
-             Tr::kThreads);
+  if (t == 0) {
+    load_tiles(&s.full_inputs, item, Tr::kValueBytes, x.dz, p.work.dz, x.e, p.work.e);
+  }
   if constexpr (Tr::kPerChannel) {
     static_assert(sizeof(s.dP) + sizeof(s.dM) >= Tr::kKeyBytes);
     if (p.g_bytes == 2) {
@@ -113,20 +122,18 @@ __device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenT
 template <class Tr>
 __device__ void load_states(const Params& p, GradientShared<Tr>& s, int64_t item) {
   auto& x = s.x.operand;
-  const int t = thread_index();
-  copy_bytes(x.S, static_cast<const char*>(p.work.S) + item * Tr::kStateBytes, Tr::kStateBytes, t,
-             Tr::kThreads);
-  copy_bytes(x.dS, static_cast<const char*>(p.work.dS) + item * Tr::kStateBytes, Tr::kStateBytes, t,
-             Tr::kThreads);
-  copies_commit();
+  if (thread_index() == 32 * (Tr::kWarps - 1)) {  // of a warp without a block of pairs
+    load_tiles(&s.full_states, item, Tr::kStateBytes, x.S, p.work.S, x.dS, p.work.dS);
+  }
 }
 
 // What the CTA reads next, to L2: shared memory has no room for it yet. Tiles of the workspace by
-// one thread; when the next chunk is known rows of gates, a line of 128 bytes a thread.
+// a lane each; when the next chunk is known rows of gates, a line of 128 bytes a thread.
 template <class Tr>
 __device__ void prefetch_tiles(const Params& p, int64_t item) {
+  int lane = thread_index() % 32;
   const auto prefetch = [&](const void* from, int bytes) {
-    bulk_prefetch(static_cast<const char*>(from) + item * bytes, bytes);
+    if (lane-- == 0) bulk_prefetch(static_cast<const char*>(from) + item * bytes, bytes);
   };
   prefetch(p.work.dz, Tr::kValueBytes), prefetch(p.work.e, Tr::kValueBytes);
   prefetch(p.work.S, Tr::kStateBytes), prefetch(p.work.dS, Tr::kStateBytes);
@@ -256,16 +263,30 @@ __device__ void find_next(const Params& p, GradientShared<Tr>& s) {
   s.is_next_loaded = s.has_next && s.tile.length > 0 && s.next_tile.length > 0;
 }
 
-// One value head of a chunk, which s says. A barrier must follow.
 template <class Tr>
-__device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
+__device__ void store_dbeta(const Params& p, const GradientShared<Tr>& s, const TokenTile& tile) {
+  const int t = thread_index();
+  if (t >= tile.length || !p.dbeta.present) return;
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < Tr::V / 64; ++i) sum += s.dbeta_parts[i][t];
+  store(p.dbeta.data, p.dbeta.dtype, offset(p.dbeta, tile.batch, tile.begin + t, s.head),
+        beta_gradient(p.beta_form, s.rows_of(kRawBeta)[t], sum));
+}
+
+// One value head of a chunk, which s says; phase: of its bulk copies. A barrier must follow.
+template <class Tr>
+__device__ void go_over_head(const Params& p, GradientShared<Tr>& s, uint32_t phase) {
   const TokenTile& tile = s.tile;
   if (!s.is_loaded) {
     load_inputs<Tr>(p, s, tile, s.head, s.item, s.is_first, s.turn);
     copies_wait<0>();
     __syncthreads();  // inputs
   }
+  barrier_wait(&s.full_inputs, phase);
   load_states<Tr>(p, s, s.item);
+  Rest<Tr> rest;
+  load_rest<Tr>(p, s, rest);
   if constexpr (Tr::kPerChannel) {
     lay_gates<Tr>(p, s, tile, s.head);
     __syncthreads();  // G
@@ -275,19 +296,20 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
     __syncthreads();  // rows with norms
   }
   lay_pairs<Tr>(p, s);
-  copies_wait<0>();
-  fence_async_proxy();  // what this thread wrote, or copied, of operands
-  __syncthreads();      // states; dP, dM
-  if (thread_index() == 0) {
+  lay_dbeta<Tr>(p, s, rest);
+  if (thread_index() >= 32 * (Tr::kWarps - 1)) {  // it has no block of pairs
     if (s.has_next) prefetch_tiles<Tr>(p, s.next_item);
-    find_next<Tr>(p, s);
+    if (thread_index() % 32 == 0) find_next<Tr>(p, s);
   }
+  barrier_wait(&s.full_states, phase);
+  fence_async_proxy();  // what this thread wrote, or copied, of operands
+  __syncthreads();      // dP, dM; the next tile
   Fragment<Tr> dq = {}, dk = {}, dG = {};
   begin_states<Tr>(s, dq, dk, dG);
   lay_last<Tr>(p, s, tile, s.head);
   end_states<Tr>(dq, dk, dG);
   apply_decays<Tr>(p, s, dq, dk, dG);
-  __syncthreads();  // operands have been read; the next tile
+  __syncthreads();  // operands have been read
   if constexpr (Tr::kPerChannel) {
     if (s.is_next_loaded) prefetch_gates<Tr>(p, s);
     put_fragment<Tr>(s.x.sum.dq, dq);
@@ -332,14 +354,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s) {
   } else {
     store_head_gates<Tr>(p, s, tile, s.head, s.item);
   }
-  if (const int t = thread_index(); t < tile.length && p.dbeta.present) {
-    const int64_t token = tile.begin + t;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < Tr::V / 64; ++i) sum += s.dbeta_parts[i][t];
-    store(p.dbeta.data, p.dbeta.dtype, offset(p.dbeta, tile.batch, token, s.head),
-          beta_gradient(p.beta_form, s.rows_of(kRawBeta)[t], sum));
-  }
+  store_dbeta<Tr>(p, s, tile);
 }
 
 template <class Tr>
@@ -350,7 +365,9 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   begin_launch();
   if (is_wrong(p.tokens)) return;
   const auto num_items = static_cast<unsigned>(p.num_tiles * p.H);
+  uint32_t phase = 0;
   if (thread_index() == 0) {
+    barrier_init(&s.full_inputs, 1), barrier_init(&s.full_states, 1), fence_barrier_init();
     s.next_tile = find_tile(p.tokens, blockIdx.x / p.H), s.is_next_loaded = false;
     s.turn = 0;
   }
@@ -374,7 +391,8 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
       copies_wait<0>();
       __syncthreads();  // where the CTA works; inputs that were under way
       if (s.tile.length > 0) {
-        go_over_head<Tr>(p, s);
+        go_over_head<Tr>(p, s, phase);
+        phase ^= 1;
       } else if (thread_index() == 0) {
         find_next<Tr>(p, s);
       }

@@ -5,7 +5,7 @@
 #include "cuda/sm90/backward/chain.cuh"
 #include "cuda/sm90/backward/gradients.cuh"
 #include "cuda/sm90/backward/instantiate.h"
-#include "cuda/sm90/backward/prepare.cuh"
+#include "cuda/sm90/backward/prepare_channels.cuh"
 #include "cuda/sm90/backward/transfers.cuh"
 #include "cuda/tile/launch.h"
 
@@ -61,9 +61,15 @@ void launch_values(const Params& p, const Maps& maps, cudaStream_t stream) {
 
 template <class E, int K, bool kPerChannel>
 void launch(const Params& p, const Maps& maps, cudaStream_t stream) {
-  launch_kernel(prepare_kernel<E, K, kPerChannel>, p.num_tiles * p.HV, kPrepareThreads,
-                static_cast<size_t>(p.scores.smem_bytes), stream,
-                "kernel that prepares the backward", p);
+  const char* const prepares = "kernel that prepares the backward";
+  if constexpr (kPerChannel) {
+    using Tr = ChannelTraits<E, K>;
+    launch_kernel(prepare_channels_kernel<Tr>, p.num_tiles * p.HV, Tr::kThreads,
+                  sizeof(ChannelShared<Tr>), stream, prepares, p);
+  } else {
+    launch_kernel(prepare_kernel<E, K>, p.num_tiles * p.HV, kPrepareThreads,
+                  static_cast<size_t>(p.scores.smem_bytes), stream, prepares, p);
+  }
   p.V == 64 ? launch_values<E, K, 64, kPerChannel>(p, maps, stream)
             : launch_values<E, K, 128, kPerChannel>(p, maps, stream);
 }

@@ -19,7 +19,7 @@ struct GradientTraits {
   static constexpr int kParts = 8;       // of the sum over values of S dS
   static constexpr int kValueBytes = kChunk * V * 2, kKeyBytes = kChunk * K * 2;
   static constexpr int kStateBytes = V * K * 2;
-  static constexpr int kIdleWarps = 6;  // have no block of dP and dM
+  static constexpr int kValuePieces = kValueBytes / 16 / kThreads;  // a thread's of do, dz or e
   static_assert(K % 64 == 0 && V % 64 == 0);
 };
 
@@ -87,6 +87,8 @@ struct GradientShared {
   bool is_first, is_last;          // of the group's value heads
   bool is_loaded, is_next_loaded;  // are inputs under way?
   int turn;                        // which of `rows` are this head's
+  // Bulk copies of a head's dz and e, of its states: a phase for each head.
+  uint64_t full_inputs, full_states;
 
   __device__ const float* rows_of(Row kind) const { return rows[turn][kind - kBeta]; }
 };

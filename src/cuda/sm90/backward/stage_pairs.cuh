@@ -43,21 +43,32 @@ __device__ uint4 rest_of(const void* from, int64_t i, int byte) {
   return *reinterpret_cast<const uint4*>(static_cast<const char*>(from) + i * Tr::kValueBytes +
                                          byte);
 }
-// dbeta = dz e, summed over 64 value columns at a time, by the warps that have no block of pairs.
-// dz with what rounding left of it: rounded like e it would double the error. In a sequence's first
-// chunk e is as well: short sequences have no other tokens among which rounding would even out. A
-// thread has sixteen bytes of a row, in the order of the tiles; dz and e are visible.
+// A thread's pieces of it, in the order of the tiles. They are wanted long before they are used:
+// else all warps would wait for memory.
 template <class Tr>
-__device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, int warp) {
+using Rest = uint4[Tr::kValuePieces];
+template <class Tr>
+__device__ void load_rest(const Params& p, const GradientShared<Tr>& s, Rest<Tr>& rest) {
+  if (!p.dbeta.present) return;
+#pragma unroll
+  for (int i = 0; i < Tr::kValuePieces; ++i) {
+    rest[i] = rest_of<Tr>(p.work.dz_rest, s.item, (i * Tr::kThreads + thread_index()) * 16);
+  }
+}
+// dbeta = dz e, summed over 64 value columns at a time, by all warps. dz with what rounding left of
+// it: rounded like e it would double the error. In a sequence's first chunk e is as well: short
+// sequences have no other tokens among which rounding would even out. dz and e are visible.
+template <class Tr>
+__device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, const Rest<Tr>& rest) {
   using E = typename Tr::E;
   if (!p.dbeta.present) return;
-  const int64_t item = s.item, first = s.tile.sequence * p.HV + s.head;
+  const int64_t first = s.tile.sequence * p.HV + s.head;
   const bool is_first = s.tile.is_first;
-#pragma unroll 2
-  for (int byte = (32 * warp + thread_index() % 32) * 16; byte < Tr::kValueBytes;
-       byte += Tr::kIdleWarps * 32 * 16) {
+#pragma unroll
+  for (int i = 0; i < Tr::kValuePieces; ++i) {
+    const int byte = (i * Tr::kThreads + thread_index()) * 16;
     float z[8], e[8], x[8], sum = 0;
-    unpack<E>(rest_of<Tr>(p.work.dz_rest, item, byte), x);
+    unpack<E>(rest[i], x);
     unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.dz + byte), z);
     unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.e + byte), e);
 #pragma unroll
@@ -75,20 +86,20 @@ __device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, int warp) {
     if (byte % 128 == 0) s.dbeta_parts[row / kChunk][row % kChunk] = sum;
   }
 }
-
-// dP and dM, and dbeta. Warp w has block row w % 4 and block column w / 4. Operands are visible; a
-// barrier must follow.
+// dP and dM. Warps 0 to 9 have the blocks on and below the diagonal, row after row, so that every
+// scheduler has two or three; the others have none. Operands are visible; a barrier must follow.
 template <class Tr>
 __device__ void lay_pairs(const Params& p, GradientShared<Tr>& s) {
   using E = typename Tr::E;
-  const int thread = thread_index(), lane = thread % 32, bi = thread / 32 % 4, bj = thread / 128;
-  if (bj > bi) {
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
+  if (warp >= 10) {  // of a block above the diagonal
+    const int bj = 1 + (warp >= 11) + (warp >= 13), bi = warp - 10 - bj * (bj - 1) / 2;
     if constexpr (!Tr::kPerChannel) {
       if (lane < 16) s.pair_rows[bj][16 * bi + lane] = 0, s.pair_columns[bi][16 * bj + lane] = 0;
     }
-    lay_dbeta<Tr>(p, s, bj * (bj - 1) / 2 + bi);
     return;
   }
+  const int bi = (warp >= 1) + (warp >= 3) + (warp >= 6), bj = warp - bi * (bi + 1) / 2;
   const float* const beta = s.rows_of(kBeta);
   float dP[2][4] = {}, dM[2][4] = {};
   multiply_rows<E, Tr::V>(smem_u32(s.x.operand.d_o), smem_u32(s.x.operand.dz), bi,
@@ -323,55 +334,62 @@ template <class Tr>
 __device__ void add_inside(GradientShared<Tr>& s, int first, int d) {
   using E = typename Tr::E;
   using Pair = float[2];
-  Pair k[8], q[8], w[8], to_k[8], to_G[8], columns[8], G = {};
+  Pair k[8], q[8], decay[8], columns[8], w[8];
   const uint32_t at = pair_place<64>(first, d);
+  const auto pair_of = [&](int i, int m) { return s.inside[first + i][m]; };  // of i and i - m
+  Pair G = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    const int r = first + i;
     const uint32_t byte = (at ^ static_cast<uint32_t>(i << 4)) + static_cast<uint32_t>(i * 128);
     const float2 own_k = load_pair<E>(s.k + byte), own_q = load_pair<E>(s.q + byte);
-    const float2 here = *reinterpret_cast<const float2*>(&s.G[r][d]);
-    auto* const sum_q = reinterpret_cast<float2*>(&s.x.sum.dq[r][d]);
-    const float4* pairs = reinterpret_cast<const float4*>(s.inside[r]);
-    Pair to_q = {}, decay;
+    const float2 here = *reinterpret_cast<const float2*>(&s.G[first + i][d]);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       k[i][e] = e == 0 ? own_k.x : own_k.y, q[i][e] = e == 0 ? own_q.x : own_q.y;
       const float x = e == 0 ? here.x : here.y;
-      decay[e] = i > 0 ? decay_between(x - G[e]) : 1.0f;
-      G[e] = x, to_k[i][e] = columns[i][e] = 0, w[i][e] = 1;
-    }
-    const float own = pairs[0].x;
-#pragma unroll
-    for (int m = 1; m <= i; ++m) {  // tokens back
-      const int j = i - m;
-      const float4 two = pairs[m / 2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        w[j][e] *= decay[e];
-        const float P = (m % 2 ? two.z : two.x) * w[j][e], M = (m % 2 ? two.w : two.y) * w[j][e];
-        to_q[e] += P * k[j][e];
-        to_k[i][e] += M * k[j][e];
-        columns[j][e] += P * q[i][e] + M * k[i][e];
-      }
-    }
-    float2 sum = *sum_q;
-    sum.x += to_q[0] + own * k[i][0], sum.y += to_q[1] + own * k[i][1];
-    *sum_q = sum;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {  // dG is without the token's own pair
-      to_G[i][e] = q[i][e] * to_q[e] + k[i][e] * to_k[i][e];
-      to_k[i][e] += own * q[i][e];
+      decay[i][e] = i > 0 ? decay_between(x - G[e]) : 1.0f;
+      G[e] = x, columns[i][e] = 0;
     }
   }
+  // A token with those after it: from the last one on, by one more decay at a time.
+#pragma unroll
+  for (int i = 7; i > 0; --i) {
+#pragma unroll
+    for (int m = 1; m <= i; ++m) {  // tokens back
+      const float2 pair = pair_of(i, m);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = columns[i - m][e];
+        x = decay[i][e] * (x + pair.x * q[i][e] + pair.y * k[i][e]);
+      }
+    }
+  }
+  // And with those before it, whose k gets one more decay at a time.
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    auto* const sum_k = reinterpret_cast<float2*>(&s.x.sum.dk[first + i][d]);
-    auto* const sum_G = reinterpret_cast<float2*>(&s.x.sum.dG[first + i][d]);
-    float2 x = *sum_k, y = *sum_G;
-    x.x += to_k[i][0] + columns[i][0], x.y += to_k[i][1] + columns[i][1];
-    y.x += to_G[i][0] - k[i][0] * columns[i][0], y.y += to_G[i][1] - k[i][1] * columns[i][1];
-    *sum_k = x, *sum_G = y;
+    const float own = pair_of(i, 0).x;
+    Pair to_q = {}, to_k = {};
+#pragma unroll
+    for (int m = 1; m <= i; ++m) {
+      const float2 pair = pair_of(i, m);
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = w[i - m][e];
+        x *= decay[i][e];
+        to_q[e] += pair.x * x, to_k[e] += pair.y * x;
+      }
+    }
+    const auto sum_at = [&](auto& sums) { return reinterpret_cast<float2*>(&sums[first + i][d]); };
+    float2 sum_q = *sum_at(s.x.sum.dq), sum_k = *sum_at(s.x.sum.dk), sum_G = *sum_at(s.x.sum.dG);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {  // dG is without the token's own pair
+      const float x = k[i][e], y = q[i][e], column = columns[i][e];
+      (e == 0 ? sum_q.x : sum_q.y) += to_q[e] + own * x;
+      (e == 0 ? sum_k.x : sum_k.y) += to_k[e] + own * y + column;
+      (e == 0 ? sum_G.x : sum_G.y) += y * to_q[e] + x * (to_k[e] - column);
+      w[i][e] = x;
+    }
+    *sum_at(s.x.sum.dq) = sum_q, *sum_at(s.x.sum.dk) = sum_k, *sum_at(s.x.sum.dG) = sum_G;
   }
 }
 

@@ -90,20 +90,11 @@ __device__ inline void end_product(float (&c)[N][4]) {
   fence_operands(flat(c));
 }
 
-// Copies that are under way until copies_wait and a barrier. `thread` of `threads` does its share.
+// Copies that are under way until copies_wait and a barrier.
 __device__ inline void copies_commit() { __pipeline_commit(); }
 template <int kLeft>
 __device__ inline void copies_wait() {
   __pipeline_wait_prior(kLeft);
-}
-__device__ inline void copy_bytes(unsigned char* to, const void* from, int bytes, int thread,
-                                  int threads) {
-  to += thread * 16;
-  const unsigned char* at = static_cast<const unsigned char*>(from) + thread * 16;
-#pragma unroll
-  for (int i = 0; i < bytes; i += threads * 16) {  // constants where this is inlined
-    if (i + (threads - 1) * 16 < bytes || i + thread * 16 < bytes) copy_async(to + i, at + i);
-  }
 }
 // Zeros instead, and nothing is read, where `has` is false.
 __device__ inline void copy_async_or_zero(void* to, const void* from, bool has) {

@@ -14,11 +14,14 @@
 
 namespace deltic::gpu::chunk {
 
-struct Level {  // of the 32 upper tokens k, then q; of the 32 lower tokens k
-  uint8_t rows[2 * 64 * 128];
-  uint8_t columns[2 * 32 * 128];
+template <int kHalves>  // of 64 channels
+struct LevelOf {        // of the 32 upper tokens k, then q; of the 32 lower tokens k
+  uint8_t rows[kHalves * 64 * 128];
+  uint8_t columns[kHalves * 32 * 128];
 };
+using Level = LevelOf<2>;
 
+// Functions take any type that has these, k and q by index.
 struct Rows {
   uint32_t k[16], q[16];
   float fs[16][2];  // product from the start of the token's block to the token
@@ -27,8 +30,8 @@ struct Rows {
 
 // Operands of level h inside 16 tokens, then blocks of 2 h. kQueries: are there any? (In a transfer
 // there are none, and what stands in their place is multiplied for nothing.)
-template <class E, bool kQueries, int h>
-__device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uint32_t lane4) {
+template <class E, bool kQueries, int h, class R>
+__device__ inline void local_level(R& r, uint32_t rows, uint32_t columns, uint32_t lane4) {
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     const int tr = i / h * 2 * h + h + i % h, tc = i / h * 2 * h + i % h;
@@ -54,8 +57,8 @@ __device__ inline void local_level(Rows& r, uint32_t rows, uint32_t columns, uin
     }
 }
 // Operands of 16 tokens whose boundary lies f further on: rows (k and q) or columns (k).
-template <class E, bool kQueries>
-__device__ inline void far_rows(const Rows& r, float2 f, uint32_t rows, uint32_t lane4) {
+template <class E, bool kQueries, class R>
+__device__ inline void far_rows(const R& r, float2 f, uint32_t rows, uint32_t lane4) {
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));
@@ -64,8 +67,8 @@ __device__ inline void far_rows(const Rows& r, float2 f, uint32_t rows, uint32_t
     if constexpr (kQueries) store_shared(rows + 32 * 128 + at, multiply_packed<E>(r.q[t], x));
   }
 }
-template <class E>
-__device__ inline void far_columns(const Rows& r, float2 f, uint32_t columns, uint32_t lane4) {
+template <class E, class R>
+__device__ inline void far_columns(const R& r, float2 f, uint32_t columns, uint32_t lane4) {
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t at = t * 128 + (lane4 ^ ((t & 7) << 4));

@@ -26,12 +26,22 @@ struct Scores {
   float k_scale[kChunk];    // 1/|k|; fp16
   float o_scale[kChunk];    // scale/|q|
   float diagonal[kChunk];   // of Aqk
+
+  // Factors of entries of L and Aqk.
+  template <class E>
+  __device__ float l_factor(int row, int col) const {
+    return row_scale[kIsHalf<E> ? row : col];
+  }
+  template <class E>
+  __device__ float aqk_factor(int, int col) const {
+    return kIsHalf<E> ? k_scale[col] : 1.f;
+  }
 };
 static_assert(offsetof(Scores, aqk) % 128 == 0 && sizeof(Scores) % 128 == 0, "put_local_level");
 
 // Diagonals of k k^T, q q^T and q k^T of the warp's 16 tokens; use(token, kk, qq, qk) runs in the
-// lane that has the token's.
-template <class E, class Use>
+// lane that has the token's. kHalves: of 64 channels.
+template <class E, int kHalves = 2, class Use>
 __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_tile, int warp,
                                        const Lane& ln, Use use) {
 #pragma unroll 1  // instructions of all roles together should stay in the SM's cache
@@ -40,7 +50,7 @@ __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_t
     const uint32_t base = (8 * slab + ln.id % 8) * 128;
     float kq[4] = {}, qq[4] = {};
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < 2 * kHalves; n++) {
       const uint32_t at =
           base + (n >> 1) * kHalfBytes + (((4 * (n & 1) + ln.id / 8) ^ (ln.id % 8)) << 4);
       uint32_t k[4], q[4];
@@ -59,24 +69,23 @@ __device__ inline void token_diagonals(const uint8_t* k_tile, const uint8_t* q_t
   }
 }
 
-// Two scores of adjacent columns: to L with the columns' scales (warps 0, 1), or to Aqk (warps 2,
-// 3).
-template <class E>
-__device__ inline void put_pair(Scores& s, bool is_q, int row, int col, float a, float b) {
+// Two scores of adjacent columns: to L (warps 0, 1), or to Aqk (warps 2, 3), with their factors.
+template <class E, class S>
+__device__ inline void put_pair(S& s, bool is_q, int row, int col, float a, float b) {
   if (is_q) {
-    if constexpr (kIsHalf<E>) a *= s.k_scale[col], b *= s.k_scale[col + 1];
+    a *= s.template aqk_factor<E>(row, col), b *= s.template aqk_factor<E>(row, col + 1);
     *reinterpret_cast<uint32_t*>(s.aqk + swizzled(row, col / 8) + 2 * (col % 8)) = pack<E>(a, b);
   } else {
-    const int at = kIsHalf<E> ? row : col, next = kIsHalf<E> ? row : col + 1;
-    put_operand(&s.l[row * kPitch + col], a * s.row_scale[at], b * s.row_scale[next]);
+    put_operand(&s.l[row * kPitch + col], a * s.template l_factor<E>(row, col),
+                b * s.template l_factor<E>(row, col + 1));
   }
 }
 
 // What a level owns of its 64 x 32 product (32 rows k, 32 rows q), selected, to its place. Levels
 // of 1 to 8 tokens (log2 0 to 3): four 8 x 8 blocks on the diagonal, one for each 16 tokens, and in
 // these blocks of the level's own size.
-template <class E>
-__device__ inline void put_local_level(Scores& s, const float (&acc)[16], int log2, int warp,
+template <class E, class S>
+__device__ inline void put_local_level(S& s, const float (&acc)[16], int log2, int warp,
                                        const Lane& ln) {
   const bool is_q = warp >= 2;
   const int upper = warp & 1, low = (1 << log2) - 1;  // upper: rows 16 .. 31
@@ -89,9 +98,8 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
 #pragma unroll
     for (int i = 0; i < 2; i++) {  // 16 tokens on: in aqk bit 5, which neither base nor swizzle has
       float a = upper ? acc[8 + 6 * i + n] : acc[6 * i + n];
-      if (!is_q) a *= s.row_scale[16 * i + (kIsHalf<E> ? row : col)];
-      if constexpr (kIsHalf<E>)
-        if (is_q) a *= s.k_scale[16 * i + col];
+      a *= is_q ? s.template aqk_factor<E>(16 * i + row, 16 * i + col)
+                : s.template l_factor<E>(16 * i + row, 16 * i + col);
       if ((ln.g ^ c) <= low) {
         if (is_q)
           asm volatile("st.shared.b16 [%0], %1;" ::"r"((aqk ^ (32 * i)) + 2048 * i),
@@ -104,8 +112,8 @@ __device__ inline void put_local_level(Scores& s, const float (&acc)[16], int lo
     }
   }
 }
-template <class E>
-__device__ inline void put_level16(Scores& s, const float (&acc)[16], int warp, const Lane& ln) {
+template <class E, class S>
+__device__ inline void put_level16(S& s, const float (&acc)[16], int warp, const Lane& ln) {
   const int upper = warp & 1;
 #pragma unroll
   for (int j = 0; j < 2; j++)
@@ -116,13 +124,15 @@ __device__ inline void put_level16(Scores& s, const float (&acc)[16], int warp, 
                   upper ? acc[8 + at] : acc[at], upper ? acc[8 + at + 1] : acc[at + 1]);
     }
 }
-template <class E>
-__device__ inline void put_level32(Scores& s, const float (&acc)[16], int warp, const Lane& ln) {
+// N: half of the product's columns, from `first` on.
+template <class E, class S, int N>
+__device__ inline void put_level32(S& s, const float (&acc)[N], int warp, const Lane& ln,
+                                   int first = 0) {
 #pragma unroll
-  for (int j = 0; j < 4; j++)
+  for (int j = 0; j < N / 4; j++)
 #pragma unroll
     for (int i = 0; i < 2; i++)
-      put_pair<E>(s, warp >= 2, 32 + 16 * (warp & 1) + 8 * i + ln.g, 8 * j + 2 * ln.x,
+      put_pair<E>(s, warp >= 2, 32 + 16 * (warp & 1) + 8 * i + ln.g, first + 8 * j + 2 * ln.x,
                   acc[4 * j + 2 * i], acc[4 * j + 2 * i + 1]);
 }
 
