@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <cstring>
+#include <iterator>
 
 namespace deltic::test::fake {
 
@@ -60,11 +61,24 @@ CUresult CUDAAPI get_id(CUcontext context, unsigned long long* id) {
   *id = machine().contexts[index(context)].id;
   return CUDA_SUCCESS;
 }
-CUresult CUDAAPI encode(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                        const cuuint64_t*, const cuuint32_t*, const cuuint32_t*,
-                        CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                        CUtensorMapFloatOOBfill) {
+// The address first, as another function replaces it; then all that the map was made from.
+CUresult CUDAAPI encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* data,
+                        const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                        const cuuint32_t* steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
+                        CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   count("cuTensorMapEncodeTiled");
+  size_t at = 0;
+  const auto put = [&](uint64_t word) { map->opaque[at++] = word; };
+  put(reinterpret_cast<uintptr_t>(data));
+  put(uint64_t{type} << 32 | swizzle);
+  for (cuuint32_t i = 0; i < rank; ++i) put(dims[i]), put(uint64_t{box[i]} << 32 | steps[i]);
+  for (cuuint32_t i = 0; i + 1 < rank; ++i) put(strides[i]);
+  while (at < std::size(map->opaque)) put(0);
+  return CUDA_SUCCESS;
+}
+CUresult CUDAAPI replace_address(CUtensorMap* map, void* data) {
+  count("cuTensorMapReplaceAddress");
+  map->opaque[0] = reinterpret_cast<uintptr_t>(data);
   return CUDA_SUCCESS;
 }
 
@@ -163,7 +177,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
       {"cuGreenCtxGetDevResource", reinterpret_cast<void*>(get_green_resource)},
       {"cuCtxGetCurrent", reinterpret_cast<void*>(get_current)},
       {"cuCtxGetId", reinterpret_cast<void*>(get_id)},
-      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(encode)}};
+      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(encode)},
+      {"cuTensorMapReplaceAddress", reinterpret_cast<void*>(replace_address)}};
   const auto found = functions.find(name);
   *result =
       found == functions.end() ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;

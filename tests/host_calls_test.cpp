@@ -3,9 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
+#include <iterator>
 #include <thread>
 #include <vector>
 
+#include "cuda/tensor_map.h"
 #include "deltic/deltic.h"
 #include "fake_cuda.h"
 
@@ -64,15 +67,55 @@ TEST(HostCalls, AForwardAsksForItsMapsAndLaunches) {
   const Sample sample(128);
   sample.run(nullptr);
   const fake::Seen& seen = sample.run(nullptr);
-  EXPECT_EQ(seen.calls, (Counts{{"cuCtxGetCurrent", 1},
-                                {"cuCtxGetId", 2},
-                                {"cuStreamGetCtx", 1},
-                                {"cuTensorMapEncodeTiled", 5},
-                                {"cudaGetDevice", 1}}));
+  // Maps are kept; of tensors that lie elsewhere they get the address.
+  EXPECT_EQ(
+      seen.calls,
+      (Counts{
+          {"cuCtxGetCurrent", 1}, {"cuCtxGetId", 2}, {"cuStreamGetCtx", 1}, {"cudaGetDevice", 1}}));
   EXPECT_EQ(seen.grids, (std::vector<unsigned>{1, 132}));  // plan and kernel
   fake::seen() = {};
   sample.bytes(nullptr);
   EXPECT_EQ(fake::seen().calls, (Counts{{"cuCtxGetId", 1}, {"cuStreamGetCtx", 1}}));
+  const Sample elsewhere(128);
+  const Counts found = elsewhere.run(nullptr).calls;
+  EXPECT_EQ(found.at("cuTensorMapReplaceAddress"), 5);
+  EXPECT_EQ(found.count("cuTensorMapEncodeTiled"), 0u);
+}
+
+// Whatever was asked for before, and on whichever thread, a map is the one that the driver makes of
+// these rows.
+TEST(HostCalls, AKeptMapIsTheOneOfItsRows) {
+  std::vector<Rows> rows;
+  for (int i = 0; i < 6; ++i) {
+    for (const int64_t stride : {256, 384}) {
+      for (const DType type : {DType::bf16, DType::f16}) {
+        rows.push_back({reinterpret_cast<void*>(uintptr_t{4096} << i), type, true, 64 * 2 * stride,
+                        2 * stride, stride});
+      }
+    }
+  }
+  struct Shape {
+    int64_t batches, tokens, heads, width;
+    gpu::Box box;
+  };
+  const Shape shapes[] = {{1, 64, 2, 128, gpu::Box::wide}, {1, 64, 2, 128, gpu::Box::narrow},
+                          {2, 64, 2, 128, gpu::Box::wide}, {1, 65, 2, 128, gpu::Box::wide},
+                          {1, 64, 1, 128, gpu::Box::wide}, {1, 64, 2, 64, gpu::Box::wide},
+                          {1, 0, 2, 128, gpu::Box::wide}};
+  void* const fallback = reinterpret_cast<void*>(uintptr_t{1} << 30);
+  const auto make = [&](const Rows& x, const Shape& s) {
+    return gpu::make_map("test", x, s.batches, s.tokens, s.heads, s.width, fallback, s.box);
+  };
+  uint32_t random = 1;
+  for (int round = 0; round < 2000; ++round) {
+    random = random * 1664525u + 1013904223u;
+    const Rows& x = rows[(random >> 8) % (round % 3 == 0 ? rows.size() : 3)];
+    const Shape& s = shapes[(random >> 20) % (round % 2 == 0 ? std::size(shapes) : 2)];
+    const CUtensorMap found = make(x, s);
+    CUtensorMap alone;  // a new thread has nothing kept
+    std::thread([&] { alone = make(x, s); }).join();
+    ASSERT_EQ(std::memcmp(&found, &alone, sizeof found), 0) << round;
+  }
 }
 
 TEST(HostCalls, SegmentsAskNoOftener) {
@@ -80,7 +123,7 @@ TEST(HostCalls, SegmentsAskNoOftener) {
   sample.run(nullptr);
   const fake::Seen& seen = sample.run(nullptr);
   EXPECT_EQ(seen.calls.at("cuStreamGetCtx"), 1);
-  EXPECT_EQ(seen.calls.at("cuTensorMapEncodeTiled"), 5);
+  EXPECT_EQ(seen.calls.count("cuTensorMapEncodeTiled"), 0u);
   EXPECT_EQ(seen.calls.count("cudaFuncSetAttribute"), 0u);
   EXPECT_EQ(seen.calls.count("cuCtxGetDevResource"), 0u);
   EXPECT_GE(seen.grids.size(), 5u);

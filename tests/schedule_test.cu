@@ -3,6 +3,8 @@
 // and segments are those that trying all of them finds.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <random>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "core/sizes.h"
 #include "cuda/code.h"
 #include "cuda/saved.h"
+#include "cuda/schedule/attendance.h"
 #include "cuda/schedule/chains.h"
 #include "cuda/schedule/order.cuh"
 #include "cuda/schedule/pieces.cuh"
@@ -56,13 +59,17 @@ struct Schedule {
     }
     int short_jobs = 0;
     for (const int n : mix.chunks) short_jobs += n > 0 && n < 2 * shortest;
-    const Work work = {prefix.back() * heads, longest, states, rows, ctas, shortest,
-                       short_jobs * heads};
-    const Roles roles = choose_split(costs_of(gate).shares, work).roles;
-    plan.total = work.total, plan.carriers = roles.carriers, plan.parts = roles.parts;
-    plan.steps = std::max(steps_of(work.total, longest, roles.carriers), 1);
-    plan.num_pieces = int(mix.chunks.size());
-    preparers = ctas - work.group(roles.parts) * roles.carriers;
+    plan.total = prefix.back() * heads, plan.num_pieces = int(mix.chunks.size());
+    plan.longest = longest, plan.shortest = shortest, plan.short_jobs = short_jobs * heads;
+    divide_among(gate, states, rows, ctas);
+  }
+  // As a CTA does it that finds so many of them present.
+  void divide_among(GateKind gate, int states, int rows, int ctas) {
+    const Work work = work_of(plan, states, rows, ctas);
+    const Costs costs = costs_of(gate).shares;
+    const Split split = in_pairs(costs, work, choose_split(costs, work));
+    set_roles(plan, split);
+    preparers = ctas - work.group(split.roles.parts) * split.roles.carriers;
   }
   Place at(int carrier, int step) const {
     return locate(plan, prefix.data(), heads, carrier * plan.steps + step);
@@ -170,6 +177,109 @@ TEST(Schedule, AWaitForALaterStepIsSeen) {
   EXPECT_TRUE(ends(s));
   s.plan.carriers = 4, s.plan.steps = 30, s.preparers = 1;
   EXPECT_FALSE(ends(s));
+}
+
+// A plan for all SMs, divided anew among those that came: as if it had been made for them.
+TEST(Attendance, PlansForEveryNumberOfSms) {
+  for (const Mix& mix : mixes())
+    for (const GateKind gate : {GateKind::kHead, GateKind::kChannel})
+      for (const int states : {1, 2})
+        for (int present = states + 1; present <= 132; present++) {
+          SCOPED_TRACE(std::string(mix.name) + ", " + std::to_string(present) + " CTAs, " +
+                       std::to_string(states) + " states");
+          Schedule s(mix, gate, states, 128, 132);
+          const Schedule alone(mix, gate, states, 128, present);
+          s.divide_among(gate, states, 128, present);
+          ASSERT_EQ(s.plan.carriers, alone.plan.carriers);
+          ASSERT_EQ(s.plan.parts, alone.plan.parts);
+          ASSERT_EQ(s.plan.steps, alone.plan.steps);
+          ASSERT_EQ(s.preparers, alone.preparers);
+          ASSERT_GE(s.preparers, 1);
+          ASSERT_NO_FATAL_FAILURE(check_items(s));
+          ASSERT_TRUE(ends(s));
+        }
+}
+
+// CTAs that start, look and give up waiting in any order, each step of a thread by itself: all that
+// take part see the same table, those that leave have no place in it, and there are enough.
+TEST(Attendance, IsTheSameForAll) {
+  std::mt19937 random(12);
+  int closed = 0, whole = 0;
+  for (int run = 0; run < 2000; run++) {
+    const int ctas = 2 + int(random() % 7), fewest = 2 + (ctas > 2 && random() % 2);
+    const bool is_patient = random() % 3 == 0;
+    std::vector<uint32_t> table(size_t(ctas), kUndecided);
+    const auto decide = [&](int i, uint32_t as) {
+      if (table[size_t(i)] == kUndecided) table[size_t(i)] = as;
+      return table[size_t(i)];
+    };
+    struct Cta {
+      bool has_started = false, has_left = false, is_done = false;
+      std::vector<uint32_t> seen;
+      int present = 0;
+    };
+    std::vector<Cta> all(size_t(ctas), Cta{});
+    for (int left = ctas; left > 0;) {
+      const int i = int(random() % unsigned(ctas));
+      Cta& c = all[size_t(i)];
+      if (c.is_done) continue;
+      if (!c.has_started) {
+        // The last ones may start only when others have ended: those must not need them.
+        const bool is_running = std::any_of(
+            all.begin(), all.end(), [](const Cta& x) { return x.has_started && !x.is_done; });
+        if (i >= fewest && is_running && random() % 50) continue;
+        c.has_started = true, c.seen.assign(size_t(ctas), kUndecided);
+        c.seen[size_t(i)] = decide(i, kPresent);
+        if (c.seen[size_t(i)] == kAbsent) c.has_left = c.is_done = true, left--;
+        continue;
+      }
+      c.present = int(std::count(c.seen.begin(), c.seen.end(), kPresent));
+      if (std::count(c.seen.begin(), c.seen.end(), kUndecided) == 0) {
+        c.is_done = true, left--;
+        continue;
+      }
+      const int look = int(random() % unsigned(ctas));  // one thread of it
+      uint32_t& word = c.seen[size_t(look)];
+      if (word != kUndecided) continue;
+      const bool is_enough = c.present >= fewest && !(is_patient && random() % 1000);
+      word = is_enough && random() % 4 == 0 ? decide(look, kAbsent) : table[size_t(look)];
+    }
+    int present = 0;
+    for (int i = 0; i < ctas; i++) {
+      const Cta& c = all[size_t(i)];
+      ASSERT_EQ(c.has_left, table[size_t(i)] == kAbsent);
+      if (c.has_left) continue;
+      present++;
+      ASSERT_EQ(c.seen, table);
+    }
+    ASSERT_GE(present, fewest);
+    present < ctas ? closed++ : whole++;
+  }
+  EXPECT_GT(closed, 100);
+  EXPECT_GT(whole, 100);
+}
+
+// Whenever the others come, or never: no more than twice the time of who knows it beforehand, and
+// what the starts of a launch lie apart.
+TEST(Attendance, WaitsAsLongAsItMayGain) {
+  for (const float time : {1.f, 50.f, 500.f, 20000.f})
+    for (int present = 2; present < 132; present++) {
+      const float wait = longest_wait(time, 132, present), alone = time * 132 / float(present);
+      ASSERT_GE(wait, kDoorUs);
+      ASSERT_LE(longest_wait(time, 132, present + 1), wait);
+      for (const float come : {0.f, 0.3f, 1.f, 3.f, 1e9f}) {  // in waits
+        const float best = std::min(alone, come * wait + time);
+        const float taken = come <= 1.f ? come * wait + time : wait + alone;
+        ASSERT_LE(taken, 2.0001f * best + kDoorUs);
+      }
+    }
+  EXPECT_EQ(longest_wait(500.f, 132, 131), kDoorUs);
+  EXPECT_NEAR(longest_wait(500.f, 132, 32), 500.f * 100 / 32, 1e-2f);
+}
+TEST(Attendance, StartsApartWhereOneLaunchAlwaysHasTwo) {
+  EXPECT_TRUE(may_start_apart(132));
+  EXPECT_TRUE(may_start_apart(kMostGrids + 1));
+  for (const int sms : {2, 8, 64, 120, kMostGrids}) EXPECT_FALSE(may_start_apart(sms));
 }
 
 // Pieces follow one another without a gap, all but the last of whole chunks and the same length.
@@ -299,6 +409,28 @@ TEST(Roles, AreThoseOfTryingAll) {
   EXPECT_GT(halves, 300);
   EXPECT_GT(carried, 1000);
   EXPECT_LT(carried, 39000);
+}
+
+// Gates per channel: an even number of CTAs carries, unless that is to take much longer.
+TEST(Roles, CarriersInPairs) {
+  Draw draw;
+  int changed = 0, kept = 0;
+  for (int i = 0; i < 20000; i++) {
+    const Problem p = draw.problem();
+    const Work w = work_of(p, 2 + int(draw.up_to(180)));
+    const Costs c = costs_of(kind_of(p)).shares;
+    const Split best = choose_split(c, w), taken = in_pairs(c, w, best);
+    const bool is_odd = w.group(taken.roles.parts) * taken.roles.carriers % 2 != 0;
+    ASSERT_EQ(taken.roles.parts, best.roles.parts);
+    ASSERT_EQ(taken.time, split_time(c, w, taken.roles));
+    ASSERT_TRUE(best.time == INFINITY || taken.time < 1.125f * best.time || best.time == 0.f);
+    if (kind_of(p) == GateKind::kHead) ASSERT_EQ(taken.roles.carriers, best.roles.carriers);
+    if (kind_of(p) == GateKind::kHead || best.roles.carriers == 1) continue;
+    if (w.ctas >= 128) ASSERT_FALSE(is_odd) << w.total << " chunks, longest " << w.longest;
+    changed += taken.roles.carriers != best.roles.carriers, kept += is_odd;
+  }
+  EXPECT_GT(changed, 100);
+  EXPECT_GT(kept, 10);
 }
 
 TEST(Segments, AreThoseOfTryingAll) {

@@ -1,6 +1,8 @@
 // Host time of C calls on a GPU, of their parts and of the driver's launches alone: nanoseconds,
 // the best of many rounds. A round is a few calls on a stream with nothing on it, so that no launch
-// waits for a place in its queue.
+// waits for a place in its queue. Of a call: its launches, each as an empty kernel with the same
+// attributes and as many bytes; the query, which is validation, dispatch and planning; and what is
+// left besides the launches. Tensors that lie elsewhere in every call have their own column.
 //   nvcc -std=c++20 -O2 -Iinclude bench/host/calls.cu -o host_calls LIBDELTIC -lcuda
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -10,8 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <initializer_list>
-#include <string>
+#include <vector>
 
 #include "deltic/deltic.h"
 
@@ -42,7 +43,7 @@ double best(const std::function<void()>& call, int rounds = 200, int calls = 8) 
   return least;
 }
 
-deltic_tensor tensor(int32_t dtype, std::initializer_list<int64_t> shape) {
+deltic_tensor tensor(int32_t dtype, const std::vector<int64_t>& shape) {
   deltic_tensor t{};
   t.dtype = dtype, t.device_type = DELTIC_CUDA;
   for (const int64_t n : shape) t.shape[t.rank++] = n;
@@ -60,35 +61,6 @@ struct Row {
   int64_t T, H, HV;
   int32_t state;
 };
-
-void measure(const Row& row, cudaStream_t stream) {
-  constexpr int64_t K = 128;
-  deltic_options options;
-  deltic_options_init(&options, sizeof options);
-  options.qk_l2norm = 1;
-  deltic_tensors t;
-  deltic_tensors_init(&t, sizeof t);
-  const int32_t x = DELTIC_BF16;
-  t.q = tensor(x, {1, row.T, row.H, K}), t.k = tensor(x, {1, row.T, row.H, K});
-  t.v = tensor(x, {1, row.T, row.HV, K}), t.o = tensor(x, {1, row.T, row.HV, K});
-  t.beta = tensor(x, {1, row.T, row.HV});
-  t.g = row.per_channel ? tensor(x, {1, row.T, row.HV, K}) : tensor(x, {1, row.T, row.HV});
-  if (row.is_decode) {
-    options.state_layout = DELTIC_STATE_VK;
-    t.state_pool = tensor(row.state, {1, row.HV, K, K});
-  }
-  deltic_workspace workspace{};
-  const auto query = row.is_decode ? deltic_decode_workspace : deltic_forward_workspace;
-  const auto run = row.is_decode ? deltic_decode : deltic_forward;
-  check(query(&options, &t, stream, &workspace.bytes));
-  if (workspace.bytes > 0) check(cudaMalloc(&workspace.data, workspace.bytes), "workspace");
-  uint64_t bytes = 0;
-  const double asked = best([&] { check(query(&options, &t, stream, &bytes)); });
-  const double ran = best([&] { check(run(&options, &t, &workspace, stream)); });
-  std::printf("%-34s call %7.0f ns, query %6.0f ns\n", row.name, ran, asked);
-  for (const deltic_tensor* at = &t.q; at <= &t.ckpt_states; ++at) cudaFree(at->data);
-  cudaFree(workspace.data);
-}
 
 struct Params {
   char bytes[1600];  // about those of the forward
@@ -114,6 +86,65 @@ double launch(cudaStream_t stream, bool is_early, bool together, int ctas, int s
   check(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 220 * 1024),
         "shared memory");
   return best([&] { check(cudaLaunchKernelEx(&config, nothing, params), "launch"); });
+}
+
+// Nanoseconds of a call's launches alone: of forward the plan and the kernel, of decode one.
+double launches(const Row& row, int sms, cudaStream_t stream) {
+  if (row.is_decode) return launch(stream, true, false, 32, 16 * 1024);
+  return launch(stream, true, false, 2, 0) + launch(stream, true, true, sms, 200 * 1024);
+}
+
+void measure(const Row& row, int sms, cudaStream_t stream) {
+  constexpr int64_t K = 128;
+  deltic_options options;
+  deltic_options_init(&options, sizeof options);
+  options.qk_l2norm = 1;
+  deltic_tensors t;
+  deltic_tensors_init(&t, sizeof t);
+  const int32_t x = DELTIC_BF16;
+  t.q = tensor(x, {1, row.T, row.H, K}), t.k = tensor(x, {1, row.T, row.H, K});
+  t.v = tensor(x, {1, row.T, row.HV, K}), t.o = tensor(x, {1, row.T, row.HV, K});
+  t.beta = tensor(x, {1, row.T, row.HV});
+  t.g = row.per_channel ? tensor(x, {1, row.T, row.HV, K}) : tensor(x, {1, row.T, row.HV});
+  if (row.per_channel) {
+    options.gate_form = DELTIC_GATE_BOUNDED;
+    options.has_lower_bound = 1, options.lower_bound = -5;
+  }
+  if (row.is_decode) {
+    options.state_layout = DELTIC_STATE_VK;
+    t.state_pool = tensor(row.state, {1, row.HV, K, K});
+  }
+  deltic_workspace workspace{};
+  const auto query = row.is_decode ? deltic_decode_workspace : deltic_forward_workspace;
+  const auto run = row.is_decode ? deltic_decode : deltic_forward;
+  check(query(&options, &t, stream, &workspace.bytes));
+  if (workspace.bytes > 0) check(cudaMalloc(&workspace.data, workspace.bytes), "workspace");
+  uint64_t bytes = 0;
+  const double asked = best([&] { check(query(&options, &t, stream, &bytes)); });
+  const double ran = best([&] { check(run(&options, &t, &workspace, stream)); });
+  std::printf("%-28s call %6.0f ns, query %5.0f", row.name, ran, asked);
+  if (row.T <= 128) {
+    // Other places in every call: more maps than are kept.
+    std::vector<deltic_tensors> places(6, t);
+    for (deltic_tensors& p : places) {
+      for (deltic_tensor* at = &p.q; at <= &p.o; ++at)
+        *at = tensor(at->dtype, {at->shape, at->shape + at->rank});
+    }
+    size_t next = 0;
+    const double moved = best([&] {
+      check(run(&options, &places[next], &workspace, stream));
+      next = (next + 1) % places.size();
+    });
+    for (deltic_tensors& p : places) {
+      for (deltic_tensor* at = &p.q; at <= &p.o; ++at) cudaFree(at->data);
+    }
+    const double alone = launches(row, sms, stream);
+    std::printf(", launches %5.0f, besides them %5.0f, of moving tensors %5.0f", alone, ran - alone,
+                moved - alone);
+  }
+  std::printf("\n");
+  for (const deltic_tensor* at = &t.q; at <= &t.ckpt_states; ++at) cudaFree(at->data);
+  cudaFree(workspace.data);
 }
 
 void print(const char* name, double ns) { std::printf("%-34s      %7.0f ns\n", name, ns); }
@@ -171,6 +202,10 @@ int main() {
                                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
         }));
+  print("cuTensorMapReplaceAddress", best([&] {
+          static CUtensorMap map;
+          cuTensorMapReplaceAddress(&map, memory);
+        }));
   const Row rows[] = {{"GDN T=128 H=16", false, false, 128, 16, 16, 0},
                       {"KDA T=128 H=16", false, true, 128, 16, 16, 0},
                       {"KDA T=8192 H=32", false, true, 8192, 32, 32, 0},
@@ -178,5 +213,5 @@ int main() {
                       {"decode GDN B=1 fp32 state", true, false, 1, 16, 32, DELTIC_F32},
                       {"decode GDN B=1 bf16 state", true, false, 1, 16, 32, DELTIC_BF16},
                       {"decode KDA B=1 bf16 state", true, true, 1, 32, 32, DELTIC_BF16}};
-  for (const Row& row : rows) measure(row, stream);
+  for (const Row& row : rows) measure(row, sms, stream);
 }

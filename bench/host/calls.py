@@ -30,6 +30,54 @@ def rows(T, H, per_channel):
     return q, k, v, g, torch.rand(1, T, H, **made)
 
 
+def layers(ops):
+    """Calls of a decode by layer, from torch's own to the whole function, and of forward."""
+    library = deltic._library
+    q, k, v, g, beta = rows(1, 32, False)
+    state = torch.zeros(1, 32, 128, 128, device="cuda", dtype=torch.bfloat16)
+    words = "as=decode layout=vk qk_l2norm"
+    options = dict(g=g, beta=beta, qk_l2norm=True, state_layout="vk")
+    out = torch.empty_like(v)
+    operator = (q, k, v, beta, g, None, None, None, state, *[None] * 6, words)
+    x = torch.zeros(4, device="cuda")
+    found = {
+        "torch x.add_(1)": lambda: x.add_(1),
+        "torch.empty_like(v)": lambda: torch.empty_like(v),
+        "operator decode_": lambda: ops.decode_.default(*operator),
+    }
+    direct = getattr(library, "DIRECT_DECODE", None)
+    if direct is not None:
+        given = (q, k, v, beta, g, *[None] * 4, state, *[None] * 5)
+        found["direct decode, out"] = lambda: direct(*given, None, None, out, None, None, words)
+        found["direct decode"] = lambda: direct(*given, *[None] * 5, words)
+    found["decode, out"] = lambda: deltic.decode(q, k, v, **options, state_pool=state, out=out)
+    found["decode"] = lambda: deltic.decode(q, k, v, **options, state_pool=state)
+    found["recurrent"] = lambda: deltic.recurrent(
+        q, k, v, **options, initial_state=state, output_final_state=True
+    )
+    a, b, c, decay, rate = rows(128, 16, False)
+    sequence = (a, b, c, rate, decay, *[None] * 7, "as=delta_rule qk_l2norm")
+    found["operator forward T=128"] = lambda: ops.forward.default(*sequence)
+    direct_forward = getattr(library, "DIRECT_FORWARD", None)
+    if direct_forward is not None:
+        args = (a, b, c, rate, decay, *[None] * 15, "as=delta_rule qk_l2norm")
+        found["direct forward T=128"] = lambda: direct_forward(*args)
+        given_out = (*args[:17], torch.empty_like(c), *args[18:])
+        found["direct forward T=128, out"] = lambda: direct_forward(*given_out)
+    found["delta_rule T=128"] = lambda: deltic.delta_rule(
+        a, b, c, g=decay, beta=rate, qk_l2norm=True
+    )
+    return found
+
+
+def measure_layers():
+    """Prints microseconds per call."""
+    ops = getattr(torch.ops, deltic._library.NAMESPACE)
+    with torch.no_grad():
+        for name, function in layers(ops).items():
+            print(f"{name:38} {best(function):7.2f} us", flush=True)
+
+
 def measure(profile):
     """Prints microseconds per call."""
     ops = getattr(torch.ops, deltic._library.NAMESPACE)
@@ -91,4 +139,6 @@ def measure(profile):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", action="store_true", help="also where Python's time goes")
-    measure(parser.parse_args().profile)
+    parser.add_argument("--layers", action="store_true", help="decode and T = 128 alone, by layer")
+    given = parser.parse_args()
+    measure_layers() if given.layers else measure(given.profile)

@@ -4,6 +4,8 @@
 #include <cudaTypedefs.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "core/error.h"
 #include "cuda/device.h"
@@ -18,36 +20,91 @@ bool is_16_bytes(const Rows& rows, int64_t heads, int64_t tokens, int64_t batche
          fits(rows.st, tokens) && fits(rows.sb, batches);
 }
 
+namespace {
+
+// All that a map is made from, but the address.
+struct Form {
+  cuuint64_t dims[4], strides[3];
+  CUtensorMapDataType type;
+  Box channels;
+
+  // There are no bytes without a name.
+  bool operator==(const Form& other) const { return std::memcmp(this, &other, sizeof other) == 0; }
+};
+static_assert(sizeof(Form) == 64);
+struct Map {
+  Form form{};  // of no width: not used yet
+  void* data = nullptr;
+  CUtensorMap map;
+};
+
+template <class Function>
+Function driver_function(const char* name) {
+  void* f = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  check_cuda(cudaGetDriverEntryPointByVersion(name, &f, 12000, cudaEnableDefault, &result), name);
+  return reinterpret_cast<Function>(f);
+}
+
+void check_map(const char* op, const char* function, CUresult error) {
+  if (error == CUDA_SUCCESS) return;
+  fail(DELTIC_RUNTIME_ERROR, op, ": ", function, " failed with error ", int(error));
+}
+
+void encode(const char* op, Map& to) {
+  static const auto function =
+      driver_function<PFN_cuTensorMapEncodeTiled_v12000>("cuTensorMapEncodeTiled");
+  const Form& f = to.form;
+  const cuuint32_t box[4] = {cuuint32_t(f.channels), 1, 64, 1}, ones[4] = {1, 1, 1, 1};
+  const CUtensorMapSwizzle swizzle =
+      f.channels == Box::wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
+  check_map(op, "cuTensorMapEncodeTiled",
+            function(&to.map, f.type, 4, to.data, f.dims, f.strides, box, ones,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+}
+void replace_address(const char* op, Map& in) {
+  static const auto function =
+      driver_function<PFN_cuTensorMapReplaceAddress_v12000>("cuTensorMapReplaceAddress");
+  check_map(op, "cuTensorMapReplaceAddress", function(&in.map, in.data));
+}
+
+// A map follows from its form and address alone: a call has up to five, and calls are alike. The
+// driver's function takes up to 1 us.
+constexpr size_t kKept = 16;
+struct Maps {
+  std::array<Map, kKept> maps;
+  size_t oldest = 0;
+};
+
+}  // namespace
+
 CUtensorMap make_map(const char* op, const Rows& rows, int64_t batches, int64_t tokens,
                      int64_t heads, int64_t width, void* fallback, Box channels) {
-  static const auto encode = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000,
-                                                cudaEnableDefault, &result),
-               "cuTensorMapEncodeTiled");
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
-  }();
+  static thread_local Maps kept;
   const bool is_empty = tokens == 0 || batches == 0;  // nothing is read through the map
   const auto size = [](int64_t n) { return cuuint64_t(std::max<int64_t>(n, 1)); };
   const auto stride = [&](int64_t s, int64_t n) {
     return cuuint64_t(n > 1 ? s * 2 : (width * 2 + 15) / 16 * 16);
   };
-  const cuuint64_t dims[4] = {cuuint64_t(width), size(heads), size(tokens), size(batches)};
-  const cuuint64_t strides[3] = {stride(rows.sh, heads), stride(rows.st, tokens),
-                                 stride(rows.sb, batches)};
-  const cuuint32_t box[4] = {cuuint32_t(channels), 1, 64, 1}, ones[4] = {1, 1, 1, 1};
-  CUtensorMap map;
-  const CUresult error = encode(
-      &map,
-      rows.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-      4, is_empty ? fallback : rows.data, dims, strides, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      channels == Box::wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (error != CUDA_SUCCESS) {
-    fail(DELTIC_RUNTIME_ERROR, op, ": cuTensorMapEncodeTiled failed with error ", int(error));
+  const Form form = {
+      .dims = {cuuint64_t(width), size(heads), size(tokens), size(batches)},
+      .strides = {stride(rows.sh, heads), stride(rows.st, tokens), stride(rows.sb, batches)},
+      .type = rows.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+      .channels = channels};
+  void* const data = is_empty ? fallback : rows.data;
+  const Map* alike = nullptr;
+  for (const Map& m : kept.maps) {
+    if (!(m.form == form)) continue;
+    if (m.data == data) return m.map;
+    alike = &m;
   }
-  return map;
+  Map made{form, data, alike != nullptr ? alike->map : CUtensorMap{}};
+  alike != nullptr ? replace_address(op, made) : encode(op, made);
+  kept.maps[kept.oldest] = made;
+  kept.oldest = (kept.oldest + 1) % kKept;
+  return made.map;
 }
 
 }  // namespace deltic::gpu

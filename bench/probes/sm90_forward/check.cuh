@@ -60,6 +60,16 @@ class Call {
     probe::check(cudaFree(o));
     return e;
   }
+  // Of the results, FNV-1a.
+  unsigned long long sum_of_bits() const {
+    unsigned long long sum = 0xcbf29ce484222325ull;
+    const auto add = [&](const auto& x) {
+      const auto* const bytes = reinterpret_cast<const unsigned char*>(x.data());
+      for (size_t i = 0; i < x.size() * sizeof x[0]; i++) sum = (sum ^ bytes[i]) * 0x100000001b3ull;
+    };
+    add(first_.o), add(first_.states);
+    return sum;
+  }
   bool is_same_again() { return is_same(run(plain_)); }
   // Packing: the last sequence alone, from its place in the same tensors.
   bool is_same_alone();

@@ -1,5 +1,5 @@
 // Stand-alone check and timing of the forward on Hopper through its door: `probe check | small |
-// time | rows | gdn FILE | once`.
+// bits | time | few | rows | gdn FILE | once`.
 #include <string>
 
 #include "check.cuh"
@@ -21,6 +21,22 @@ bool check_small() {  // for the sanitizers
   bool ok = check("bounded, ragged", kda, {70, 1, 0, 130}, 2, 2, {}, 6e-3);
   ok &= check("gdn, ragged, 1/2", gdn, {70, 1, 0, 130}, 1, 2, {.g = kGateMix}, 6e-3);
   return ok;
+}
+// Sums of all bits of calls that two builds must agree on.
+void print_bits() {
+  const auto print = [](const char* name, Config cfg, std::vector<int> lens, int heads,
+                        int value_heads, Fills f, deltic_split split = DELTIC_SPLIT_OFF) {
+    Call call(cfg, std::move(lens), heads, value_heads, f, split, 128);
+    std::printf("bits %-28s %016llx\n", name, call.sum_of_bits());
+  };
+  print("bounded, 2 x 1000, 40", kda, {1000, 1000}, 40, 40, {});
+  print("bounded, ragged", kda, ragged, 3, 3, {});
+  print("bounded, 8192, 96", kda, {8192}, 96, 96, {});
+  print("bounded, 8192, auto", kda, {8192}, 4, 4, {}, DELTIC_SPLIT_AUTO);
+  print("per head, ragged", gdn, ragged, 2, 6, {.g = kGateSlow});
+  print("per head, 2 x 1000", gdn_raw, {1000, 1000}, 20, 40, {.g = kGateRow});
+  print("per head, 4 x 4096", gdn_raw, std::vector<int>(4, 4096), 16, 32, {.g = kGateRow});
+  print("per head, 8192, auto", gdn, {8192}, 2, 4, {.g = kGateSlow}, DELTIC_SPLIT_AUTO);
 }
 bool check_channels() {
   bool ok = true;
@@ -130,6 +146,19 @@ void time_rows() {  // KDA rows with FlashKDA's times
   std::printf("geometric mean over FlashKDA, %zu rows: %.2fx\n", std::size(rows),
               std::exp(product / std::size(rows)));
 }
+// Rows of every kind of bound, a second or two: for two builds in turn.
+void time_few() {
+  g_repeats = 9;
+  const std::vector<int> four(4, 8192), eight(8, 1024);
+  for (const int heads : {96, 64, 32, 8})
+    time_case({8192}, heads, heads, "random", kNormal, kda, 0);
+  time_case(four, 16, 32, "gdn", kGateRow, gdn_raw, .401);
+  time_case(four, 16, 64, "gdn", kGateRow, gdn_raw, 0);
+  time_case(eight, 16, 32, "gdn", kGateRow, gdn_raw, 0);
+  time_case(eight, 16, 16, "gdn", kGateRow, gdn_raw, .056);
+  time_case({8192}, 16, 32, "gdn", kGateRow, gdn_raw, .232);
+  time_case({32768}, 2, 8, "gdn", kGateRow, gdn_raw, .236);
+}
 // FILE with lines `best heads value_heads length ...`: rows of other kernels.
 bool time_file(const char* path) {
   std::FILE* file = std::fopen(path, "r");
@@ -181,6 +210,8 @@ int main(int argc, char** argv) {
     ok &= check_segments_and_widths();
     std::printf("%s\n", ok ? "ALL OK" : "SOME FAILED");
   }
+  if (what == "bits") print_bits();
+  if (what == "few") time_few();
   if (what == "time") time_main();
   if (what == "rows") time_rows();
   if (what == "gdn") ok = time_file(argc > 2 ? argv[2] : "gdn_rows.txt");

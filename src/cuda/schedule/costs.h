@@ -12,7 +12,8 @@ constexpr int kChunk = 64, kWidth = 128;  // tokens per chunk; K and V are fille
 
 struct Costs {  // of one SM per chunk; carry_half: of 64 value columns
   float carry, carry_half, prepare;
-  float part = 0.f;  // from one job to the next
+  float part = 0.f;       // from one job to the next
+  bool in_pairs = false;  // carriers (in_pairs of roles.h)
 };
 struct CostsOfKind {
   // For sharing out the CTAs of one launch: not what a packet costs alone, but what gave the best
@@ -23,7 +24,7 @@ struct CostsOfKind {
   Costs measured;
 };
 constexpr CostsOfKind kHeadCosts = {{2.1f, 1.7f, 1.5f}, {2.2f, 1.75f, 2.6f}};
-constexpr CostsOfKind kChannelCosts = {{2.5f, 2.5f, 5.f, 4.f}, {2.2f, 2.2f, 5.2f}};
+constexpr CostsOfKind kChannelCosts = {{2.5f, 2.5f, 5.f, 4.f, true}, {2.2f, 2.2f, 5.2f}};
 constexpr const CostsOfKind& costs_of(GateKind gate) {
   return gate == GateKind::kChannel ? kChannelCosts : kHeadCosts;
 }

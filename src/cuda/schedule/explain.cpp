@@ -62,7 +62,8 @@ std::vector<Division> explain(const Problem& p, int sms) {
           cat("; before it ", transfer_time(c, work, int(p.K), n, segment), " us for ", n - 1,
               n == 2 ? " transfer" : " transfers", " of each sequence and the merge");
     if (is_chosen) {
-      d.reason += cat("; it runs with ", roles_text(choose_split(shares, pieces).roles, pieces));
+      const Split split = in_pairs(shares, pieces, choose_split(shares, pieces));
+      d.reason += cat("; it runs with ", roles_text(split.roles, pieces));
       if (p.packed && p.N > 1)
         d.reason +=
             ", or as the lengths want it, which are not known here: the longest is taken for 1.5 "

@@ -20,7 +20,8 @@ struct Place {  // of one chunk of one job
   int count;        // chunks of the job
   int first_chunk;  // of all pieces: the first of this one
 };
-// Who does what; written by the planning kernel, the same for every CTA of a launch.
+// Who does what; written by the planning kernel for all CTAs of a launch, the same for each of
+// them.
 struct Plan {
   int total;     // chunks of all jobs; a job is (piece, value head), in this order
   int carriers;  // times group_of() CTAs carry a state; the others prepare
@@ -29,6 +30,9 @@ struct Plan {
   int num_pieces;
   int padding;    // first token of the T dimension that belongs to no sequence
   int has_empty;  // are there sequences without tokens?
+  // For a plan of the same work with fewer CTAs: as in Work, and what roles were chosen by.
+  int longest, shortest, short_jobs;
+  float time_us;
 };
 
 // a / b for 0 <= a / b < 2^22: a third of the instructions of an exact division.

@@ -56,4 +56,16 @@ struct Split {
 // planning kernel tries all of them, a thread for each.
 Split choose_split(Costs c, const Work& w);
 
+// The split that is taken for the best one. An odd number of CTAs that carry leaves a carrier and a
+// preparer on one pair of SMs; where costs say that this matters, one carrier less or more, if that
+// is not to take an eighth longer (with few CTAs one is much).
+__host__ __device__ inline Split in_pairs(Costs c, const Work& w, Split best) {
+  const Roles r = best.roles;
+  if (!c.in_pairs || r.carriers == 1 || w.group(r.parts) * r.carriers % 2 == 0) return best;
+  const Roles less = {r.carriers - 1, r.parts}, more = {r.carriers + 1, r.parts};
+  const float a = split_time(c, w, less), b = split_time(c, w, more);
+  const Split even = a <= b ? Split{less, a} : Split{more, b};
+  return even.time < 1.125f * best.time ? even : best;
+}
+
 }  // namespace deltic::gpu::schedule

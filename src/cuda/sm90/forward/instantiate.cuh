@@ -13,9 +13,13 @@ void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t st
   static SharedMemory memory;
   memory.allow(reinterpret_cast<const void*>(kernel), kSmemBytes, "forward: shared memory");
   launch_plan(params, kGate, num_sms, stream);
-  const cudaError_t error =
-      launch_after<Ctas::kTogether>(kernel, dim3(unsigned(num_sms)), kThreads, kSmemBytes, stream,
-                                    maps.q, maps.k, maps.v, maps.g, maps.o, params);
+  const auto start = [&]<Ctas kCtas>() {
+    return launch_after<kCtas>(kernel, dim3(unsigned(num_sms)), kThreads, kSmemBytes, stream,
+                               maps.q, maps.k, maps.v, maps.g, maps.o, params);
+  };
+  const cudaError_t error = schedule::may_start_apart(num_sms)
+                                ? start.template operator()<Ctas::kAlone>()
+                                : start.template operator()<Ctas::kTogether>();
   if (error == cudaErrorCooperativeLaunchTooLarge) refuse_grid(num_sms);
   check_cuda(error, "forward");
 }

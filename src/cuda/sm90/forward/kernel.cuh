@@ -1,10 +1,11 @@
-// Delta-rule forward, K and V up to 128: one persistent launch, one CTA per SM. The first CTAs
-// carry states, the others prepare packets for them; README.md has the schedule.
+// Delta-rule forward, K and V up to 128: one persistent launch, one CTA per SM. The first of those
+// that take part carry states, the others prepare packets for them; README.md has the schedule.
 #pragma once
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward/stage_attend.cuh"
 #include "cuda/sm90/forward/stage_carry.cuh"
 #include "cuda/sm90/forward/stage_heads.cuh"
 #include "cuda/sm90/forward/stage_rows.cuh"
@@ -13,11 +14,12 @@
 namespace deltic::gpu::forward {
 
 // All CTAs: o of padding and of skipped sequences is 0; empty sequences hand their state on.
-__device__ inline void fill_outside(const Params& params, const Plan& plan) {
+__device__ inline void fill_outside(const Params& params, const Seat& seat) {
+  const Plan& plan = seat.plan;
   const int hv = params.num_value_heads;
   auto clear = [&](int batch, int token, int count) {
     const Output& o = params.o;
-    for (int64_t j = blockIdx.x; j < int64_t(count) * hv; j += gridDim.x)
+    for (int64_t j = seat.index; j < int64_t(count) * hv; j += seat.count)
       for (int i = thread_index(); i < params.value_width; i += kThreads)
         o.data[batch * o.sb + (token + j / hv) * o.st + (j % hv) * o.sh + i] = 0;
   };
@@ -27,7 +29,7 @@ __device__ inline void fill_outside(const Params& params, const Plan& plan) {
       if (params.pieces[i].zero > 0)
         clear(params.pieces[i].batch, params.pieces[i].token, params.pieces[i].zero);
   if (plan.has_empty && (params.state_out.data || params.ckpt.count > 0))
-    for (int64_t j = blockIdx.x; j < int64_t(plan.num_pieces) * hv; j += gridDim.x) {
+    for (int64_t j = seat.index; j < int64_t(plan.num_pieces) * hv; j += seat.count) {
       const Piece piece = params.pieces[j / hv];
       if (piece.length > 0 || (piece.write_slot < 0 && piece.end_stash < 0)) continue;
       const StateView &in = params.state_in, &out = params.state_out;
@@ -52,28 +54,31 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_g,
     const __grid_constant__ CUtensorMap map_o, const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t raw[];
+  const uint32_t own = sign_in(params);
   grid_wait();  // the plan
-  const Plan plan = *params.plan;
+  const Seat seat = attend<kGate>(*reinterpret_cast<RoleSearch*>(raw), params, own);
+  if (seat.index < 0) return;
+  const Plan& plan = seat.plan;
   auto wg = [] { return int(thread_index()) / kWarpgroup; };
-  if (!kTransfer) fill_outside(params, plan);
+  if (!kTransfer) fill_outside(params, seat);
   const int group = group_of(params, plan.parts);
-  const bool is_carrier = int(blockIdx.x) < group * plan.carriers;
+  const bool is_carrier = seat.index < group * plan.carriers;
   auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(raw);
   PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
   HeadSmem& sh = *reinterpret_cast<HeadSmem*>(raw);
   if (thread_index() == 0) {
     if (is_carrier) {
-      sc.parts = plan.parts, sc.first_half = plan.parts == 2 ? blockIdx.x % 2 : 0;
+      sc.seat = seat, sc.first_half = plan.parts == 2 ? seat.index % 2 : 0;
       sc.state_bytes = params.split_chunks == 0 ? dense_bytes(params.state_in, params) : 0;
       init_carry_barriers<kGate, kTransfer>(sc, num_carrying(params, plan.parts));
     } else if constexpr (kGate == GateKind::kChannel) {
-      sp.plan = plan;
+      sp.seat = seat;
       for (int i = 0; i < kRawStages; i++)
         barrier_init(&sp.raw_full[i], kRawArrivals), barrier_init(&sp.rows_done[i], kRowThreads);
       for (int i = 0; i < 2; i++)
         barrier_init(&sp.turn[i], kScoreThreads), barrier_init(&sp.inverse_read[i], kScoreThreads);
     } else {
-      sh.plan = plan, sh.num_loaded = 0;
+      sh.seat = seat, sh.num_loaded = 0;
       for (int i = 0; i < kRawTiles; i++)
         barrier_init(&sh.raw_full[i], kRawArrivals),
             barrier_init(&sh.raw_empty[i], kWarpgroupWarps);
@@ -90,26 +95,27 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
         if (i < plan.num_pieces) sh.spans[i] = span_in_memory(params, i);
       }
   __syncthreads();
-  const int preparer = blockIdx.x - group * plan.carriers;
-  const int preparers = gridDim.x - group * plan.carriers;
+  const int preparer = seat.index - group * plan.carriers;
+  const int preparers = seat.count - group * plan.carriers;
   const int num_items = schedule::num_items_of(plan.total, preparer, preparers);
   // The compiler gives a branch the registers it asks for only if the largest comes first.
   if (is_carrier && wg() < 2) {
     more_registers<kCarryRegs>();
-    if (wg() < num_carrying(params, sc.parts)) carry_state<E, kGate, kTransfer>(sc, params);
+    if (wg() < num_carrying(params, sc.seat.plan.parts))
+      carry_state<E, kGate, kTransfer>(sc, params);
   } else if (is_carrier) {
     fewer_registers<kLoadRegs>();
-    const int carrier = blockIdx.x / group;
+    const int carrier = carrier_of(sc, params);
     const auto mover = Mover(thread_index() / 32);
     if (thread_index() % 32 == 0) {
       if (mover == Mover::kPackets)
-        load_packets<kGate, kTransfer>(sc, params, *params.plan, carrier);
+        load_packets<kGate, kTransfer>(sc, params, carrier);
       else if (mover == Mover::kInputs)
-        load_inputs<kGate, kTransfer>(sc, params, *params.plan, {&map_q, &map_k, &map_v}, carrier);
+        load_inputs<kGate, kTransfer>(sc, params, {&map_q, &map_k, &map_v}, carrier);
       else if (!kTransfer && mover == Mover::kOutputs)
-        store_outputs<kGate>(sc, params, *params.plan, &map_o, carrier);
+        store_outputs<kGate>(sc, params, &map_o, carrier);
       else if (mover == Mover::kPlaces)
-        free_places<kGate>(sc, params, *params.plan, carrier);
+        free_places<kGate>(sc, params, carrier);
     }
   } else if constexpr (kGate != GateKind::kChannel) {
     if (wg() < kScorers)

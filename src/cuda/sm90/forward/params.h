@@ -164,10 +164,11 @@ struct Params {
   int max_pieces;
   int ring_slots;  // packets per carrier, a power of two
   Plan* plan;
-  Piece* pieces;         // [max_pieces]
-  int* chunk_prefix;     // [max_pieces + 1] chunks before each piece
-  int* first_piece;      // [N + 1]
-  uint32_t* flags;       // ready [CTAs][kMaxRing], consumed [CTAs][32], handoff [CTAs][32]
+  Piece* pieces;      // [max_pieces]
+  int* chunk_prefix;  // [max_pieces + 1] chunks before each piece
+  int* first_piece;   // [N + 1]
+  // ready [CTAs][kMaxRing], consumed [CTAs][32], handoff [CTAs][32], attendance [CTAs]
+  uint32_t* flags;
   uint8_t* ring;         // [CTAs][ring_slots] packets
   float* handoff;        // [CTAs][V,K] states that go from one carrier to another
   float* transfer;       // [2][max_pieces][HV][V,K]: E, then M transposed; if split
@@ -187,7 +188,11 @@ __device__ inline float* stash_at(const Params& p, int place, int head) {
   return p.ckpt.stash + (int64_t(place) * p.num_value_heads + head) * kStateSize;
 }
 
-__host__ __device__ inline int64_t flag_words(int ctas) { return int64_t(ctas) * (kMaxRing + 64); }
+// Words before the attendance, and of all flags. CTAs: of the grid, whether they take part or not.
+__host__ __device__ inline int64_t attendance_place(int ctas) {
+  return int64_t(ctas) * (kMaxRing + 64);
+}
+__host__ __device__ inline int64_t flag_words(int ctas) { return attendance_place(ctas) + ctas; }
 // The carrier's packet of a step, and its flag.
 __device__ inline int slot_at(const Params& p, int step) { return step & (p.ring_slots - 1); }
 template <GateKind kGate>
@@ -205,10 +210,13 @@ __device__ inline uint32_t* consumed_flag(const Params& p, int cta) {
 __device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
   return p.flags + grid_size() * (kMaxRing + 32) + cta * 32;
 }
-// CTAs to a carrier; they read the same packets.
-__device__ inline int group_of(const Params& p, int parts) {
-  return (p.is_transfer ? 2 : 1) * parts;
+// Whether a CTA of the grid takes part (schedule/attendance.h).
+__device__ inline uint32_t* attendance_word(const Params& p, int cta) {
+  return p.flags + attendance_place(grid_size()) + cta;
 }
+__device__ inline int num_states(const Params& p) { return p.is_transfer ? 2 : 1; }
+// CTAs to a carrier; they read the same packets.
+__device__ inline int group_of(const Params& p, int parts) { return num_states(p) * parts; }
 // Rows of a carried state: values, or those of M, which are keys.
 __device__ inline int num_rows(const Params& p) {
   return p.is_transfer && p.key_width > p.value_width ? p.key_width : p.value_width;

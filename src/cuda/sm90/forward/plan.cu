@@ -4,15 +4,15 @@
 
 #include "cuda/device.h"
 #include "cuda/ptx/launch_order.cuh"
-#include "cuda/schedule/roles.h"
 #include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/instantiate.h"
+#include "cuda/sm90/forward/stage_attend.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu::forward {
 namespace {
 
-using schedule::chunks_of, schedule::Costs, schedule::Roles, schedule::Work, schedule::steps_of;
+using schedule::chunks_of, schedule::Costs;
 
 // Sequence i as one piece, cut to the tensors. Offsets that decrease are told to the caller.
 __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
@@ -35,7 +35,7 @@ __device__ inline Piece sequence_at(const Params& p, int i, bool& is_ordered) {
 }
 // Log2 decay and beta of every token and head, so that a chunk's lie next to each other. A warp has
 // 32 tokens and kRowHeads heads.
-constexpr int kRowHeads = 8, kPlanThreads = 512;
+constexpr int kRowHeads = 8, kPlanThreads = kRoleThreads;
 __device__ inline void make_head_rows(const Params& p, int cta, int ctas) {
   const int hv = p.num_value_heads, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const int64_t tokens = int64_t(p.num_batches) * p.num_tokens;
@@ -185,35 +185,6 @@ __device__ inline void scan(int (&x)[kPlanThreads], int (&y)[kPlanThreads]) {
   x[tid] = sums[0], y[tid] = sums[1];
   __syncthreads();
 }
-__device__ inline Roles roles_of(int i) {
-  return {i % (kPlanThreads / 2), 1 + i / (kPlanThreads / 2)};
-}
-__device__ inline void reduce(float& time, int& best) {
-  for (int d = 16; d > 0; d /= 2) {
-    const float t = __shfl_xor_sync(~0u, time, d);
-    const int i = __shfl_xor_sync(~0u, best, d);
-    if (t < time || (t == time && i < best)) time = t, best = i;
-  }
-}
-// The roles that choose_split() finds, a thread for each: the number of the first of the best, in
-// the first warp.
-__device__ inline int search_roles(Costs costs, const Work& work,
-                                   float (&s_time)[kPlanThreads / 32],
-                                   int (&s_best)[kPlanThreads / 32]) {
-  const int tid = threadIdx.x;
-  float time = split_time(costs, work, roles_of(tid));
-  int best = tid;
-  reduce(time, best);
-  if (tid % 32 == 0) s_time[tid / 32] = time, s_best[tid / 32] = best;
-  __syncthreads();  // every warp's best is there
-  if (tid < 32) {
-    time = tid < kPlanThreads / 32 ? s_time[tid] : INFINITY;
-    best = tid < kPlanThreads / 32 ? s_best[tid] : kPlanThreads;
-    reduce(time, best);
-  }
-  return best;
-}
-
 // The first token that belongs to no sequence.
 __device__ inline int padding_of(const Params& params, int n, bool is_wrong) {
   int padding = params.num_tokens;
@@ -224,21 +195,37 @@ __device__ inline int padding_of(const Params& params, int n, bool is_wrong) {
   return padding;
 }
 
+// The warp that zeroes the attendance: CTAs of the kernel sign in before this one is complete, so
+// it has to see to it that they find zeros, while the first warp writes the plan.
+constexpr int kDoorWarp = kPlanThreads / 32 - 1;
+__device__ inline void zero_flags(const Params& params, int ctas) {
+  const int tid = threadIdx.x;
+  for (int i = tid; i < attendance_place(ctas) / 4; i += kPlanThreads)
+    reinterpret_cast<uint4*>(params.flags)[i] = uint4{0, 0, 0, 0};
+  if (tid / 32 == kDoorWarp)
+    for (int i = tid % 32; i < ctas; i += 32) params.flags[attendance_place(ctas) + i] = 0;
+}
+// All threads. The kernel may start: its CTAs get SMs in an order that keeps those of a GPC
+// together when all SMs are free, so not before this CTA has nothing left to do.
+__device__ inline void open_door() {
+  if (threadIdx.x / 32 == kDoorWarp) __threadfence();
+  __syncthreads();  // the attendance is seen to be 0, the plan is written
+  grid_release();
+}
+
 // First CTA: pieces, chunk counts, roles, and flags back to zero. The others: gates per head.
 __global__ void make_plan(const __grid_constant__ Params params, Costs costs, int ctas) {
   __shared__ int s_pieces[kPlanThreads], s_chunks[kPlanThreads], s_longest, s_shortest, s_short;
-  __shared__ float s_time[kPlanThreads / 32];
-  __shared__ int s_best[kPlanThreads / 32];
+  __shared__ RoleSearch s_search;
   __shared__ uint32_t s_forgotten[kMaxWindows / 32];
   const int tid = threadIdx.x, n = params.num_sequences, cut = params.split_chunks;
-  grid_wait();     // nobody reads the workspace any more
-  grid_release();  // the launch of the kernel is under way meanwhile
+  grid_wait();  // nobody reads the workspace any more
   if (blockIdx.x > 0) {
     make_head_rows(params, blockIdx.x - 1, gridDim.x - 1);
+    grid_release();
     return;
   }
-  for (int i = tid; i < flag_words(ctas) / 4; i += kPlanThreads)
-    reinterpret_cast<uint4*>(params.flags)[i] = uint4{0, 0, 0, 0};
+  zero_flags(params, ctas);
   if (tid == 0) s_longest = s_short = 0, s_shortest = 1 << 30;
   __syncthreads();
   bool is_ordered = true;
@@ -278,30 +265,24 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
   atomicAdd(&s_short, num_short);
   __syncthreads();  // all numbers of the work are there
   const int hv = params.num_value_heads;
-  const Work work = {.total = s_chunks[kPlanThreads - 1] * hv,
-                     .longest = s_longest,
-                     .states = params.is_transfer ? 2 : 1,
-                     .rows = num_rows(params),
-                     .ctas = ctas,
-                     .shortest = s_shortest,
-                     .short_jobs = s_short * hv};
-  const int best = search_roles(costs, work, s_time, s_best);
+  Plan plan = {.total = s_chunks[kPlanThreads - 1] * hv,
+               .num_pieces = s_pieces[kPlanThreads - 1],
+               .has_empty = has_empty,
+               .longest = s_longest,
+               .shortest = s_shortest,
+               .short_jobs = s_short * hv};
+  const schedule::Work work = work_of(plan, num_states(params), num_rows(params), ctas);
+  search_roles(costs, work, s_search);
   if (tid == 0) {
-    const int count = s_pieces[kPlanThreads - 1];
-    params.first_piece[n] = count;
-    params.chunk_prefix[count] = s_chunks[kPlanThreads - 1];
-    const Roles roles = roles_of(max(best, 1));  // 0: no split at all would do
-    const int padding = padding_of(params, n, is_wrong);
-    *params.plan = {.total = work.total,
-                    .carriers = roles.carriers,
-                    .parts = roles.parts,
-                    .steps = max(steps_of(work.total, s_longest, roles.carriers), 1),
-                    .num_pieces = count,
-                    .padding = padding,
-                    .has_empty = has_empty};
+    params.first_piece[n] = plan.num_pieces;
+    params.chunk_prefix[plan.num_pieces] = s_chunks[kPlanThreads - 1];
+    plan.padding = padding_of(params, n, is_wrong);
+    take_roles(plan, costs, work, s_search);
+    *params.plan = plan;
   }
   if (params.ckpt.count > 0 && !params.is_transfer)
     plan_checkpoints(params, s_chunks[kPlanThreads - 1]);
+  open_door();
 }
 
 }  // namespace

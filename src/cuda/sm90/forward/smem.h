@@ -40,6 +40,12 @@ static_assert(kLevels % kLevelBuffers == 0, "the last item's waits and arrivals 
 static_assert(kLevelBuffers <= 4, "levels 4 and 5 always wait");
 static_assert(kEmptyBarrier + kLevelBuffers <= 16);
 
+// A CTA's part in the launch: who does what, which of those that take part it is, and how many they
+// are.
+struct Seat {
+  Plan plan;
+  int index, count;
+};
 struct Item {                      // one chunk of one head to prepare
   int tokens_left, step, carrier;  // in the chunk; which of its carrier's packets it is
   const void* g;  // the chunk's first row of gates, where they come by ordinary loads
@@ -66,7 +72,7 @@ struct PrepareSmem {
   float total[2][4][kWidth];  // decay of 16 tokens
   Stage stage[kRawStages];
   Where where[kRawStages][2];  // the item that comes next into the place, and the one after it
-  Plan plan;
+  Seat seat;
   // raw_full: tiles and numbers of an item, for rows and scores; rows_done: its operands, for the
   // warp that sends them; turn: levels of the other scoring warpgroup are through; inverse_read:
   // between a scoring warpgroup's reads of the inverse and its writes of T.
@@ -89,7 +95,7 @@ struct HeadSmem {
   alignas(128) uint8_t aqk[kScorers][kHalfBytes];
   int prefix[kTablePieces + 1];
   PieceSpan spans[kTablePieces + 1];
-  Plan plan;
+  Seat seat;
   int num_loaded;  // chunks
   uint64_t raw_full[kRawTiles], raw_empty[kRawTiles], l_full[kSolvers];
   uint64_t turn[kScorers], aqk_empty[kScorers];
@@ -133,8 +139,9 @@ struct CarrySmem {
   static constexpr int kJobs = 8;
   Job job[kJobs];
   Part part[2];
-  int parts, first_half;  // CTAs to a state; which half of the values the first warpgroup has
-  int state_bytes;        // of a given state that may be fetched ahead (dense_bytes)
+  Seat seat;
+  int first_half;   // which half of the values the first warpgroup has
+  int state_bytes;  // of a given state that may be fetched ahead (dense_bytes)
   uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];  // keys_empty: per head
   uint64_t body_full[kBodyStages], body_empty[kBodyStages];
   uint64_t job_full[kJobs];

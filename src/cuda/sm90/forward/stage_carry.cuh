@@ -56,7 +56,7 @@ __device__ inline int value_half(const Smem& s) {
 // Is the warpgroup the only one of its CTA that carries?
 template <class Smem>
 __device__ inline bool is_alone(const Smem& s, const Params& params) {
-  return num_carrying(params, reread(s.parts)) == 1;
+  return num_carrying(params, reread(s.seat.plan.parts)) == 1;
 }
 
 // Rows past the sequence's end belong to someone else: replaced by zeros, not multiplied away. Of
@@ -205,7 +205,8 @@ __device__ inline int step_kind(const Part& part, int n) {
 template <GateKind kGate, bool kTransfer>
 __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int job, int n,
                                   float (&S)[64]) {
-  const int parts = reread(s.parts), group = group_of(params, parts), half = value_half(s);
+  const int parts = reread(s.seat.plan.parts), half = value_half(s);
+  const int from = reread(s.seat.index) + group_of(params, parts);  // who carried the job before
   Part& part = s.part[carry_tid() / kWarpgroup];
   const auto [p, piece] = job_at(s, job);
   const int end = n + p.end - p.begin, chunk = p.first_chunk + p.begin - n;
@@ -213,17 +214,16 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
   const int stop = kTransfer ? end : next_stop(params, chunk, own_chunk, n, end);
   sync_warpgroup(carry_tid());  // nobody reads the part before any more
   if (carry_tid() % kWarpgroup == 0) {
-    if (p.begin > 0)
-      wait_flag(handoff_flag(params, blockIdx.x + group), num_carrying(params, parts));
+    if (p.begin > 0) wait_flag(handoff_flag(params, from), num_carrying(params, parts));
     const int tokens_left = piece.length - (p.begin - n) * kChunk;
     part = {end,         stop,   tokens_left / kChunk, n,     piece.token + (p.begin - n) * kChunk,
             tokens_left, p.head, piece.batch,          chunk, own_chunk};
   }
   sync_warpgroup(carry_tid());  // the part is known
   if (p.begin > 0)              // the state comes from the next carrier
-    load_state(params.handoff + int64_t(blockIdx.x + group) * kStateSize, half, S);
+    load_state(params.handoff + int64_t(from) * kStateSize, half, S);
   else if (kTransfer)
-    start_state(half, is_identity<kTransfer>(parts), S);
+    start_state(half, is_identity<kTransfer>(s), S);
   else if (params.split_chunks > 0)
     load_state(
         params.segment_state + (int64_t(p.piece) * params.num_value_heads + p.head) * kStateSize,
@@ -237,19 +237,19 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
 template <GateKind kGate, bool kTransfer>
 __device__ inline void end_part(CarrySmem<kGate>& s, const Params& params, int job,
                                 const float (&S)[64]) {
-  const int parts = reread(s.parts), half = value_half(s);
+  const int index = reread(s.seat.index), half = value_half(s);
   const auto [p, piece] = job_at(s, job);
   if (p.end < p.count) {
-    store_state(params.handoff + int64_t(blockIdx.x) * kStateSize, half, S);
+    store_state(params.handoff + int64_t(index) * kStateSize, half, S);
     sync_warpgroup(carry_tid());  // all of the warpgroup's rows are written
-    if (carry_tid() % kWarpgroup == 0) add_release(handoff_flag(params, blockIdx.x), 1u);
+    if (carry_tid() % kWarpgroup == 0) add_release(handoff_flag(params, index), 1u);
   } else if (kTransfer && piece.is_short) {  // E alone is the state of the piece behind it
-    if (!is_identity<kTransfer>(parts))
+    if (!is_identity<kTransfer>(s))
       store_state(params.segment_state +
                       (int64_t(p.piece + 1) * params.num_value_heads + p.head) * kStateSize,
                   half, S);
   } else if (kTransfer) {
-    const int64_t which = is_identity<kTransfer>(parts) ? params.max_pieces : 0;
+    const int64_t which = is_identity<kTransfer>(s) ? params.max_pieces : 0;
     store_state(
         params.transfer + ((which + p.piece) * params.num_value_heads + p.head) * kStateSize, half,
         S);
@@ -413,7 +413,7 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
   const bool alone = is_alone(s, params);
   int n = 0, job = 0;
 #pragma unroll 1
-  while (n < num_positions(*params.plan, blockIdx.x / group_of(params, reread(s.parts)))) {
+  while (n < num_positions(s.seat.plan, carrier_of(s, params))) {
     begin_part<kGate, kTransfer>(s, params, job, n, S);
     int kind = step_kind(part(), n);
 #pragma unroll 1

@@ -124,7 +124,7 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     const bool is_item = n < num_items;
     float2 row[2] = {};
     if (is_item) {
-      const bool has_tables = opaque(s.plan.num_pieces) <= kTablePieces;
+      const bool has_tables = opaque(s.seat.plan.num_pieces) <= kTablePieces;
       const Where w = where_is(
           s, params, has_tables ? s.prefix : params.chunk_prefix,
           [&](int p) { return has_tables ? s.spans[p] : span_in_memory(params, p); }, n);
@@ -175,8 +175,8 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
     const int scorer = which() % kScorers;
     const Where& where = work().where[i & 1];
     auto& packet = packet_at<GateKind::kHead>(params, where.carrier, where.step)->body;
-    wait_place(params, s.plan, where.carrier, where.step,  // while the tiles are on their way
-               packets_read(params, s.plan, where.carrier));
+    wait_place(params, s.seat.plan, where.carrier, where.step,  // while tiles are on their way
+               packets_read(params, s.seat.plan, where.carrier));
     barrier_wait(&s.l_full[which()], i & 1);
     if (is_first() && !params.is_transfer) bulk_store(packet.solved.aqk, s.aqk[scorer], kHalfBytes);
     __syncwarp();

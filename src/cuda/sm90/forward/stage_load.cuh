@@ -22,15 +22,13 @@ struct Fetched {
 template <class Smem, class SpanOf>
 __device__ inline Where where_is(Smem& s, const Params& params, const int* prefix, SpanOf span_of,
                                  int n) {
-  const Plan plan = {opaque(s.plan.total),
-                     opaque(s.plan.carriers),
-                     opaque(s.plan.parts),
-                     opaque(s.plan.steps),
-                     opaque(s.plan.num_pieces),
-                     0,
-                     0};
+  Plan plan{};
+  plan.total = opaque(s.seat.plan.total), plan.carriers = opaque(s.seat.plan.carriers);
+  plan.parts = opaque(s.seat.plan.parts), plan.steps = opaque(s.seat.plan.steps);
+  plan.num_pieces = opaque(s.seat.plan.num_pieces);
   const int carriers = group_of(params, plan.parts) * plan.carriers;
-  const schedule::StepOf item = item_at(plan, blockIdx.x - carriers + n * (grid_size() - carriers));
+  const schedule::StepOf item =
+      item_at(plan, opaque(s.seat.index) - carriers + n * (opaque(s.seat.count) - carriers));
   const int hv = opaque(params.num_value_heads);
   const Place p = locate(plan, prefix, hv, item.carrier * plan.steps + item.step);
   const PieceSpan span = span_of(p.piece);

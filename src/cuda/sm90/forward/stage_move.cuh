@@ -11,9 +11,14 @@
 namespace deltic::gpu::forward {
 
 // The second state of a transfer's carrier is M, without values.
-template <bool kTransfer>
-__device__ inline bool is_identity(int parts) {
-  return kTransfer && blockIdx.x / parts % 2 == 1;
+template <bool kTransfer, class Smem>
+__device__ inline bool is_identity(const Smem& s) {
+  return kTransfer && reread(s.seat.index) / reread(s.seat.plan.parts) % 2 == 1;
+}
+// Which of the carriers this CTA is, or one of its group.
+template <class Smem>
+__device__ inline int carrier_of(const Smem& s, const Params& params) {
+  return reread(s.seat.index) / group_of(params, reread(s.seat.plan.parts));
 }
 template <GateKind kGate, bool kTransfer>
 __device__ inline void init_carry_barriers(CarrySmem<kGate>& s, int warpgroups) {
@@ -59,10 +64,10 @@ __device__ inline const Job& job_at(CarrySmem<kGate>& s, int job) {
 // One thread: the job that begins at position n, for all others; returns where the next one begins.
 // Lookups in memory take long, and so do states that come from there.
 template <GateKind kGate, bool kTransfer>
-__device__ inline int find_job(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
-                               int carrier, int job, int n) {
+__device__ inline int find_job(CarrySmem<kGate>& s, const Params& params, int carrier, int job,
+                               int n) {
   Job& j = s.job[job % s.kJobs];
-  j.place = place_of(params, plan, carrier * plan.steps + n);
+  j.place = place_of(params, s.seat.plan, carrier * s.seat.plan.steps + n);
   j.piece = params.pieces[j.place.piece];
   barrier_arrive(&s.job_full[job % s.kJobs]);
   if (!kTransfer && j.place.begin == 0 && j.piece.read_slot >= 0 && s.state_bytes > 0) {
@@ -96,13 +101,14 @@ constexpr int kKeyBytes = kTransfer ? kTileBytes : 2 * kTileBytes;
 // One thread: values, and per head keys and queries, of every position. It also finds the jobs for
 // the other threads.
 template <GateKind kGate, bool kTransfer>
-__device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
-                                   CarryMaps maps, int carrier) {
+__device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, CarryMaps maps,
+                                   int carrier) {
+  const Plan& plan = s.seat.plan;
   const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
-  const bool has_values = !is_identity<kTransfer>(plan.parts);
+  const bool has_values = !is_identity<kTransfer>(s);
   Walk<kGate> at;
   const auto find = [&](int job, int n) {
-    return find_job<kGate, kTransfer>(s, params, plan, carrier, job, n);
+    return find_job<kGate, kTransfer>(s, params, carrier, job, n);
   };
   int next_job = count > 0 ? find(0, 0) : 0;
 #pragma unroll 1
@@ -135,26 +141,25 @@ __device__ inline void load_inputs(CarrySmem<kGate>& s, const Params& params, co
 // One thread: tells preparers of every packet that is here, whose place in the ring is free then.
 // Apart from the loads because a release is a trip to L2.
 template <GateKind kGate>
-__device__ inline void free_places(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
-                                   int carrier) {
+__device__ inline void free_places(CarrySmem<kGate>& s, const Params& params, int carrier) {
   constexpr int kBodyStages = CarrySmem<kGate>::kBodyStages;
-  const int count = num_positions(plan, carrier);
+  const int count = num_positions(s.seat.plan, carrier);
+  uint32_t* const flag = consumed_flag(params, s.seat.index);
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     if constexpr (kGate == GateKind::kChannel)
       barrier_wait(&s.keys_full[n % kKeyStages], (n / kKeyStages) & 1);
     barrier_wait(&s.body_full[n % kBodyStages], (n / kBodyStages) & 1);
     barrier_arrive(&s.body_empty[n % kBodyStages]);  // both phases seen: the next ones may begin
-    store_release(consumed_flag(params, blockIdx.x), n + 1);
+    store_release(flag, n + 1);
   }
 }
 // One thread: packets of every position. Flags in memory and fences take long, so they come before
 // the wait for a place here.
 template <GateKind kGate, bool kTransfer>
-__device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
-                                    int carrier) {
+__device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, int carrier) {
   constexpr int kBodyStages = CarrySmem<kGate>::kBodyStages;
-  const int count = num_positions(plan, carrier);
+  const int count = num_positions(s.seat.plan, carrier);
 #pragma unroll 1
   for (int n = 0; n < count; n++) {
     const Packet<kGate>* const packet = packet_at<kGate>(params, carrier, n);
@@ -193,8 +198,9 @@ __device__ inline void load_packets(CarrySmem<kGate>& s, const Params& params, c
 }
 // One thread: o of every whole chunk from its place in shared memory, which is free then.
 template <GateKind kGate>
-__device__ inline void store_outputs(CarrySmem<kGate>& s, const Params& params, const Plan& plan,
+__device__ inline void store_outputs(CarrySmem<kGate>& s, const Params& params,
                                      const CUtensorMap* map, int carrier) {
+  const Plan& plan = s.seat.plan;
   const int count = num_positions(plan, carrier), warpgroups = num_carrying(params, plan.parts);
   Walk<kGate> at;
 #pragma unroll 1

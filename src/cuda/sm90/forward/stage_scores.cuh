@@ -126,7 +126,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
     token_norms<E>(sc, stage, s.k[which], s.q[which], params, warp, ln);
     sync_scores(which);  // scales of all tokens; places of T and Aqk are free
     const int carrier = stage.item.carrier, step = stage.item.step;
-    const int count = warp == kTileWarp ? packets_read(params, s.plan, carrier) : 0;
+    const int count = warp == kTileWarp ? packets_read(params, s.seat.plan, carrier) : 0;
     if (warp >= 2) {
       const int token = tid - 64;
       *reinterpret_cast<uint16_t*>(sc.aqk + swizzled(token, token / 8) + 2 * (token % 8)) =
@@ -155,7 +155,7 @@ __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, Inpu
       if (n + 2 < num_items) load_item<kForm>(s, params, n + 2, num_items);
     } else {
       barrier_wait(&s.rows_done[which], n / 2 & 1);
-      wait_place(params, s.plan, carrier, step, count);
+      wait_place(params, s.seat.plan, carrier, step, count);
       if (tid == kTileThread) {
         send_operands<kQueries>(s, out, which);
         if (n + 2 < num_items) load_tiles_of(n + 2);
