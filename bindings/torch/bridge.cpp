@@ -1,8 +1,6 @@
 // Between torch tensors and the structs of the C ABI.
 #include "bridge.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <atomic>
 #include <charconv>
@@ -413,6 +411,8 @@ Workspace::Workspace(uint64_t bytes, const deltic_tensor& where) : buffer_{nullp
     buffer_.data = small_memory();
     return;
   }
+  if (where.device_type == DELTIC_CUDA) buffer_.data = raw_ = allocate_raw(bytes, where);
+  if (raw_ != nullptr) return;
   tensor_ = bytes_tensor(bytes, where);
   buffer_.data = tensor_->data_ptr();
 }
@@ -516,14 +516,14 @@ bool Options::take(std::string_view key, std::string_view value) {
   return false;
 }
 
-void plan_outputs(deltic_tensors& t, const Options& options) {
+void plan_outputs(deltic_tensors& t, const deltic_options& options, bool final_state) {
   if (t.o.rank == 0) t.o = plan_like(t.v);
-  if (!options.final_state) return;
+  if (!final_state) return;
   const bool is_packed = t.cu_seqlens.rank != 0;
   const int64_t N = is_packed ? t.cu_seqlens.shape[0] - 1 : t.q.shape[0];
   const int64_t K = t.q.shape[3], V = t.v.shape[3];
   const int32_t dtype = t.initial_state.rank != 0 ? t.initial_state.dtype : wide(t.q);
-  t.final_state = options.c.state_layout == DELTIC_STATE_VK
+  t.final_state = options.state_layout == DELTIC_STATE_VK
                       ? plan({N, t.v.shape[2], V, K}, dtype, t.q)
                       : plan({N, t.v.shape[2], K, V}, dtype, t.q);
 }
@@ -544,28 +544,6 @@ ForwardBytes forward_bytes(deltic_options& options, const deltic_tensors& tensor
 
 bool is_logged() {
   return g_log.load(std::memory_order_relaxed) != nullptr || std::getenv("DELTIC_LOG") != nullptr;
-}
-
-void* stream_of(const deltic_tensor& where) {
-  if (where.device_type != DELTIC_CUDA) return nullptr;
-  // Not in a torch without CUDA, so it cannot be linked by name. Where there are CUDA tensors, its
-  // library is loaded.
-  using Get = AOTITorchError (*)(int32_t, void**);
-  static const Get get = [] {
-    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    return library == nullptr
-               ? nullptr
-               : reinterpret_cast<Get>(dlsym(library, "aoti_torch_get_current_cuda_stream"));
-  }();
-  // The default stream instead would not wait for the tensors.
-  if (get == nullptr) {
-    fail(DELTIC_RUNTIME_ERROR,
-         "deltic: stream: expected aoti_torch_get_current_cuda_stream in libtorch_cuda.so, got "
-         "none");
-  }
-  void* stream = nullptr;
-  DELTIC_TORCH_CHECK(get(where.device_index, &stream));
-  return stream;
 }
 
 void check_call(deltic_status status, const Workspace& workspace, const deltic_tensor& where) {

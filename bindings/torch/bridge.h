@@ -38,6 +38,7 @@ typedef void (*deltic_torch_note_fn)(const char* text);
 
 // The status of this thread's last failed operator.
 DELTIC_API int32_t deltic_torch_last_status();
+DELTIC_API int32_t deltic_torch_get_num_threads();
 }
 
 namespace deltic::bridge {
@@ -75,14 +76,25 @@ int32_t dtype_of(const char* op, MaybeType type, int32_t otherwise);
 // Fails for bits of a gradient's `want` that stand for none of its `count` outputs.
 void check_wanted(const char* op, int64_t want, int count);
 
+// Memory of torch's CUDA allocator for the current stream, without a tensor around it (which takes
+// 2 us); null where the device is not the current one, or torch refuses: a tensor then says why.
+void* allocate_raw(uint64_t bytes, const deltic_tensor& where);
+void free_raw(void* memory);
+
 // Scratch memory on the device of `where`, 64-byte aligned.
 class Workspace {
  public:
   Workspace(uint64_t bytes, const deltic_tensor& where);
+  ~Workspace() {
+    if (raw_ != nullptr) free_raw(raw_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
   const deltic_buffer* c() const { return &buffer_; }
 
  private:
   MaybeTensor tensor_;
+  void* raw_ = nullptr;
   deltic_buffer buffer_;
 };
 
@@ -151,7 +163,10 @@ struct Call {
 };
 
 // o, where there is none yet, and the final state where asked for: as the initial state, else fp32.
-void plan_outputs(deltic_tensors& t, const Options& options);
+void plan_outputs(deltic_tensors& t, const deltic_options& options, bool final_state);
+inline void plan_outputs(deltic_tensors& t, const Options& options) {
+  plan_outputs(t, options.c, options.final_state);
+}
 
 // Checks a forward call and says what it needs. An implementation that keeps nothing for backward
 // (the oracle) is given save = none: backward then starts from the inputs.

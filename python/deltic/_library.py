@@ -1,13 +1,16 @@
 """Loads the operators into torch and turns their errors into Python's."""
 
 import ctypes
+import os
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
+from torch import Tensor
+from torch.autograd import forward_ad, profiler
 from torch.autograd.graph import increment_version
 
 TORCH_FLOOR = (2, 11)
@@ -59,6 +62,7 @@ def load() -> ctypes.CDLL:
     library.deltic_torch_runs_on.argtypes = [ctypes.c_int32] * 2
     library.deltic_torch_set_num_threads.argtypes = [ctypes.c_int32]
     library.deltic_torch_get_num_threads.restype = ctypes.c_int32
+    library.deltic_torch_has_python.restype = ctypes.c_int32
     library.deltic_torch_set_log.restype = None
     library.deltic_torch_set_note.restype = None
     library.deltic_torch_types_of.restype = ctypes.c_char_p
@@ -89,6 +93,58 @@ LIBRARY = load()
 NAMESPACE: str = LIBRARY.deltic_torch_namespace().decode()
 OPS: Any = getattr(torch.ops, NAMESPACE)
 HAS_CUDA_BACKWARD = bool(LIBRARY.deltic_torch_has_cuda_backward())
+
+
+# What a direct call returns: outputs and the final state as the functions of _native.py have them.
+Direct = Callable[..., tuple[Tensor, Tensor | None] | None]
+
+
+def direct_calls() -> tuple[Direct, Direct] | None:
+    """The functions that take the plain case of eager calls past torch's dispatcher, or None.
+
+    Their arguments are those of :data:`DIRECT_FORWARD`; where one returns None nothing was done and
+    the operator is to be called. What torch may do around an operator (modes, transforms, tracing,
+    autocast, profiling) they ask for in every call, and then return None.
+    """
+    c, tensor = torch._C, torch.Tensor
+    said = os.environ.get("DELTIC_DIRECT", "1")
+    if said not in ("0", "1"):
+        raise ImportError(f"deltic: DELTIC_DIRECT: expected 0 or 1, got {said!r}")
+    # Without the lock for all threads Python's rules about references are others.
+    if said == "0" or "t" in sys.abiflags or not LIBRARY.deltic_torch_has_python():
+        return None
+    sample = torch.empty((2, 3), dtype=torch.bfloat16, device="cpu").T
+    try:
+        questions = (
+            (c._is_any_autocast_enabled, False),
+            (c._are_functorch_transforms_active, False),
+            (c._is_torch_function_mode_enabled, False),
+            (c._len_torch_dispatch_stack, 0),
+            (c._get_tracing_state, None),
+        )
+        facts = (
+            (vars(forward_ad), "_current_level", -1),
+            (vars(profiler), "_is_profiler_enabled", False),
+        )
+        handed = (
+            *(None, tensor, torch.nn.Parameter, float, tensor.__dlpack_c_exchange_api__),
+            *(questions, facts, torch.is_grad_enabled, False, "requires_grad", tensor.is_neg),
+            *(torch.empty_like, {"memory_format": torch.contiguous_format}),
+            *(tensor.new_empty, {"dtype": torch.float32}, {"dtype": torch.float64}),
+            *(c._increment_version, sample, sample.data_ptr()),
+        )
+    except AttributeError:  # a torch that has other names
+        return None
+    make = ctypes.PyDLL(str(_LIBRARY)).deltic_torch_direct
+    make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
+    functions: tuple[Direct, Direct] | None = make(handed)
+    return functions
+
+
+# q, k, v, beta, g, gv, A_log, dt_bias, initial_state, state_pool, read_index, write_index,
+# write_pool, has_initial_state, accepted, cu_seqlens, cu_seqlens_cpu, out, scale, lower_bound and
+# the text of options, to (o, final state or None).
+DIRECT_FORWARD, DIRECT_DECODE = direct_calls() or (None, None)
 
 
 def saved_bytes(

@@ -5,8 +5,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypedDict,
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from ._library import HAS_CUDA_BACKWARD, call, call_without_gradients, got
+from ._library import (
+    DIRECT_DECODE,
+    DIRECT_FORWARD,
+    HAS_CUDA_BACKWARD,
+    call,
+    call_without_gradients,
+    got,
+)
 from ._sequence_ops import (
     DECODE,
     DECODE_,
@@ -406,6 +414,37 @@ def delta_rule(
     >>> o.shape, state.shape
     (torch.Size([1, 100, 2, 64]), torch.Size([1, 2, 64, 64]))
     """
+    is_plain = checkpoints is None and null_slot is None and form is None and recurrent_from is None
+    is_plain = is_plain and split == "auto" and chunk_size is _CHUNK and recompute is True
+    if is_plain and DIRECT_FORWARD is not None and not is_compiling():
+        words = _words(
+            "delta_rule", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl
+        )
+        found = DIRECT_FORWARD(
+            q,
+            k,
+            v,
+            beta,
+            g,
+            None,
+            A_log,
+            dt_bias,
+            initial_state,
+            state_pool,
+            read_index,
+            write_index,
+            write_pool,
+            has_initial_state,
+            accepted,
+            cu_seqlens,
+            cu_seqlens_cpu,
+            out,
+            scale,
+            lower_bound,
+            words,
+        )
+        if found is not None:
+            return found
     if isinstance(beta, Tensor) and beta.dim() == 4:
         for name, value, default in (
             ("split", split, "auto"),
@@ -449,9 +488,9 @@ def delta_rule(
         words += chunk_word("delta_rule", chunk_size) + null_word("delta_rule", null_slot)
     kept = flag_word("delta_rule", "recompute", " save=states", recompute) or " save=all"
     if form is not None or recurrent_from is not None:
-        found = _form_word(form, recurrent_from)
-        words += found
-        kept = kept if found == "" else ""
+        word = _form_word(form, recurrent_from)
+        words += word
+        kept = kept if word == "" else ""
     if output_final_state and state_pool is not None:
         refuse_final_state("delta_rule", "state_pool")
     ckpt = _NO_CHECKPOINTS if checkpoints is None else checkpoint_tensors("delta_rule", checkpoints)
@@ -664,6 +703,35 @@ def recurrent(
     >>> o.shape, state.shape
     (torch.Size([2, 3, 1, 16]), torch.Size([2, 1, 16, 16]))
     """
+    if DIRECT_DECODE is not None and not is_compiling():
+        words = _words(
+            "recurrent", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl
+        )
+        found = DIRECT_DECODE(
+            q,
+            k,
+            v,
+            beta,
+            g,
+            gv,
+            A_log,
+            dt_bias,
+            initial_state,
+            None,
+            None,
+            None,
+            None,
+            has_initial_state,
+            None,
+            cu_seqlens,
+            cu_seqlens_cpu,
+            out,
+            scale,
+            lower_bound,
+            words,
+        )
+        if found is not None:
+            return found
     return _by_token(
         "recurrent",
         (q, k, v, beta, g, gv, A_log, dt_bias, initial_state),
@@ -775,12 +843,40 @@ def decode(
     >>> o.shape, [slot for slot in range(8) if pool[slot].any()]
     (torch.Size([3, 1, 2, 64]), [0, 2, 5])
     """
+    words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
+    is_plain = record is None and parents is None and null_slot is None and seed is None
+    is_plain = is_plain and positions is None and state_pool is not None
+    if is_plain and DIRECT_DECODE is not None and not is_compiling():
+        found = DIRECT_DECODE(
+            q,
+            k,
+            v,
+            beta,
+            g,
+            gv,
+            A_log,
+            dt_bias,
+            None,
+            state_pool,
+            read_index,
+            write_index,
+            write_pool,
+            has_initial_state,
+            accepted,
+            cu_seqlens,
+            cu_seqlens_cpu,
+            out,
+            scale,
+            lower_bound,
+            words,
+        )
+        if found is not None:
+            return found[0]
     q, k, v = _autocast(q, k, v)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias)
     if needs_grad((*rows, state_pool)):
         _refuse_pool("decode")
     check_numbers("decode", scale, lower_bound)
-    words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
     servers = (write_pool, has_initial_state, accepted, parents, positions)
     if record is not None:
         for name, given in (("gv", gv), ("write_index", write_index), ("write_pool", write_pool)):
@@ -804,7 +900,7 @@ def decode(
             lower_bound,
             words + null_word("decode", null_slot),
         )
-        scored: Tensor = o if out is None else out
+        scored = o if out is None else out
         return scored
     if out is not None or null_slot is not None or seed is not None or has_any(*servers):
         if needs_grad((write_pool, out)):

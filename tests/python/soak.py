@@ -3,6 +3,9 @@ sequence has without company.
 
     python soak.py [--device cuda] [--steps 10000] [--seed 1] [KIND...]
 
+So many steps of every kind, of the seed's own sequences: another seed is another run, so a long one
+can be had in slices (--steps 2000 --seed 1, --seed 2, ...).
+
 Sequences come and go on pools that lie in pages as vLLM's do: windows of the convolution, then the
 state, then a gap. Prompts continue prefixes that others left at multiples of the chunk; drafted
 tokens are accepted and rejected; rows of padding have slot 0 or none. Slots that nobody owns are
@@ -14,6 +17,7 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import deltic
@@ -411,22 +415,34 @@ class Server:
             self.release([gone[2]], [gone[3]])
 
 
-def run(kind: str, device: str, steps: int, seed: int) -> str:
-    """Serves so many steps; a line about it, or an AssertionError."""
+def run(kind: str, device: str, steps: int, seed: int, tell: Callable[[str], object] = str) -> str:
+    """Serves so many steps; a line about it, or an AssertionError.
+
+    About every five seconds `tell` gets a line: how far it is, and how long the rest will take.
+    """
     began = time.monotonic()
     with torch.no_grad():
         server = Server(KINDS[kind], device, seed)
+        first = last = time.monotonic()
         for i in range(steps):
             server.step()
             if i % 200 == 199 or i == steps - 1:
                 wrong = int(server.bad)
                 assert wrong == 0, f"{kind}: {wrong} wrong rows by step {i + 1}, seed {seed}"
+                now = time.monotonic()
+                if now - last > 5:
+                    last, rest = now, (now - first) / (i + 1) * (steps - i - 1)
+                    tell(f"{kind}: {i + 1} of {steps} steps, about {rest:.0f} s left")
     assert server.finished > 0 and server.tokens > steps
     return (
         f"{kind}: {steps} steps, {server.tokens} tokens of {server.finished} finished sequences, "
         f"{server.reused} from a prefix, {server.rejected} drafts rejected, {server.padding} rows "
         f"of padding: no wrong row, {time.monotonic() - began:.1f} s"
     )
+
+
+def progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -437,7 +453,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     given = parser.parse_args(arguments)
     for kind in given.kinds or list(KINDS):
-        print(run(kind, given.device, given.steps, given.seed), flush=True)
+        line = run(kind, given.device, given.steps, given.seed, progress)
+        print(f"{line}, seed {given.seed}", flush=True)
     return 0
 
 

@@ -35,15 +35,22 @@ def python(code: str, **environment: str) -> str:
     return result.stdout.strip()
 
 
-def error(x: torch.Tensor, reference: torch.Tensor, floor: float = 0.0) -> float:
+def error(
+    x: torch.Tensor,
+    reference: torch.Tensor,
+    floor: float = 0.0,
+    magnitude: torch.Tensor | None = None,
+) -> float:
     """The relative error; the absolute one where the reference is next to nothing.
 
-    A reference that is smaller than ``floor`` counts as that large.
+    A reference that is smaller than ``floor`` counts as that large, and an element of it that is
+    smaller than its ``magnitude`` as large as that.
     """
     x, reference = x.detach().double(), reference.detach().double()
     if reference.numel() == 0:
         return 0.0
-    rms = max(reference.square().mean().sqrt().item(), floor)
+    size = reference if magnitude is None else torch.maximum(reference.abs(), magnitude)
+    rms = max(size.square().mean().sqrt().item(), floor)
     return (x - reference).square().mean().sqrt().item() / (rms if rms > 1e-6 else 1.0)
 
 
@@ -81,13 +88,33 @@ def run(case: Case, *, oracle: bool = False) -> dict[str, torch.Tensor]:
     return found
 
 
+def magnitudes(case: Case, d_g: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of gradients of A_log and dt_bias: the roots of the sums of their squared terms.
+
+    Each is a sum over all tokens in which most may cancel (docs/numerics.md): errors count from
+    these where they exceed the sums.
+    """
+    if "A_log" not in case.tensors:
+        return {}
+    g, bias, A_log = (case.tensors[n].cpu().double() for n in ("g", "dt_bias", "A_log"))
+    x = g + bias.view(g.shape[2:])
+    softplus = case.options["gate"] == "softplus"
+    terms = d_g * (torch.nn.functional.softplus(x) / x.sigmoid() if softplus else x)
+    heads = terms.reshape(-1, *g.shape[2:]).transpose(0, 1).reshape(g.shape[2], -1)
+    return {
+        "d_A_log": heads.norm(dim=1).view(A_log.shape),
+        "d_dt_bias": d_g.reshape(-1, *g.shape[2:]).norm(dim=0).view(bias.shape),
+    }
+
+
 def check_against_oracle(case: Case) -> None:
     """Every output and gradient of a case within the budget of its dtype."""
     ours, reference = run(case), run(case, oracle=True)
     budget = BUDGET[case.tensors["q"].dtype]
+    sizes = magnitudes(case, reference["d_g"]) if "d_g" in reference else {}
     for name, x in ours.items():
         kind = "o" if name in ("o", "state") else _ROWS.get(name[2:], "rows")
-        found = error(x, reference[name])
+        found = error(x, reference[name], magnitude=sizes.get(name))
         assert found <= budget[kind], f"{name}: error {found:.2e}, allowed {budget[kind]:.0e}"
 
 

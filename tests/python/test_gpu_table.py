@@ -61,7 +61,17 @@ ROWS = [
     row("layers", "GDN 8 x 1024, 8 heads, K = V = 64", 0.05, **against("fla", 0.534, 0.05)),
     row("decode_tokens", "GDN B=64 fp32 V-first 4 tokens", 0.1,
         **against("FlashInfer 0.7.2", 0.09, 0.1)),
+    row("decode_tokens", "GDN B=64 bf16 V-first 8 tokens, not kept", 0.1,
+        **against("copy", 0.02, 0.1)),
+    row("places", "GDN B=256 V-first, pages from the last, f32", 0.3,
+        **against("slots in order", 0.27, 0.3)),
     row("kda_backward", "8192 H=32 HV=32 random", 1.0),
+    row("train", "KDA 8192 H=96 HV=96 bounded, random", 4.2,
+        **against("cuDNN with torch", 5.78, 4.2),
+        others=[{"name": "fla", "ms": 12.4, "ratio": 12.4 / 4.2}], peak_bytes=2 * 2**30,
+        others_peak=[{"name": "fla", "bytes": 6233 * 2**20}]),
+    row("train", "KDA 8192 H=32 HV=32 bounded, random", 1.5, **against("fla", 5.791, 1.5),
+        peak_bytes=700 * 2**20),
     row("neighbours", "convolution T=8192", 0.075, copy_percent=84.0),
     row("neighbours", "its step, 256 sequences kv", 0.014, copy_percent=58.0),
     row("options", "KDA T=8192 H=96, inside", 0.7, **against("computed before", 0.63, 0.7)),
@@ -96,6 +106,7 @@ def made(tmp_path):
     (source / "times.json").write_text(json.dumps(document))
     (source / "run.json").write_text('{"commit": "abc123", "command": "bench/gpu.sh times"}')
     (source / "tests.log").write_text(TESTS_LOG)
+    (source / "python.log").write_text("...first training step: 612.5 ms\n.\n4 passed in 2.00s\n")
     (source / "verify.log").write_text("138 passed, 0 failed, 3 skipped\n")
     (source / "racecheck.log").write_text("========= RACECHECK SUMMARY: 0 hazards displayed\n")
     command = [sys.executable, str(TOOL), str(source), "--to", str(to)]
@@ -128,10 +139,15 @@ def test_the_summary(made):
         ("KDA gradients, 1 rows", "0.94; 0.94", ""),
         ("GDN gradients, 1 rows", "0.80; 0.80", "no"),
         ("KDA gradients, T=8192 H=32 ", "1.000 ms", "yes"),
+        ("training step, KDA 8192 H=96 HV=96 bounded, random", "4.200 ms", "no"),
+        ("training step, KDA 8192 H=32 HV=32 bounded, random", "1.500 ms", "yes"),
+        ("its memory beyond the inputs, KDA 8192 H=96", "2.00 GiB", "yes"),
+        ("training steps, 2 rows", "2.30; 1.38", ""),
         ("convolution T=8192", "84 %", "yes"),
         ("its step", "58 %", "no"),
         ("decode of several tokens, 1 rows", "0.90; 0.90", ""),
         ("first call", "2.1 ms", "yes"),
+        ("first training step", "612.5 ms", "no"),
     ):
         found = cells(page, start)
         assert (found[1], found[-1]) == (measured, met), start
@@ -144,6 +160,9 @@ def test_the_suites(made):
     assert "1.4000 FlashKDA" in found and "2.00" in found
     assert "1.4080 cuDNN (2.01)" in found
     assert "0.8200 FlashQLA 0.1.3 (0.82)" in page
+    assert "2048 (6233 fla)" in cells(page, "KDA 8192 H=96 HV=96 bounded, random")
+    assert "700" in cells(page, "KDA 8192 H=32 HV=32 bounded, random")
+    assert page.count("| peak MiB |") == 1
     assert "Geometric mean of the ratios: 4.00. Slowest: 8192 H=96 HV=96 (2.00)" in page
     assert "Largest relative error of o before the times: 0.41 %" in page
     assert "29.0" in cells(page, "KDA forward T=131072")
@@ -151,6 +170,7 @@ def test_the_suites(made):
     assert "of `bench/anchors/h200.json`:\n\n- delta_train, 1 rows: not there\n" in page
     assert "138 passed" in page and "0 hazards" in page
     assert "- tests: 16 tests passed, 2 tests failed\n" in page
+    assert "- python: 4 passed in 2.00s\n" in page
 
 
 def test_where_it_comes_from(made):

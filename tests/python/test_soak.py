@@ -21,6 +21,13 @@ def test_on_a_gpu_with_graphs(kind):
     assert "no wrong row" in soak.run(kind, "cuda", STEPS or 300, seed=3)
 
 
+def test_progress(monkeypatch):
+    monkeypatch.setattr(soak.time, "monotonic", iter(range(0, 10**6, 10)).__next__)
+    lines = []
+    soak.run("gdn_plain", "cpu", 40, 3, lines.append)
+    assert lines == ["gdn_plain: 40 of 40 steps, about 0 s left"]
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 def test_wrong_rows_are_found(device):
     """A server that forgets how many tokens were accepted."""

@@ -254,7 +254,7 @@ def _make_norm(original: Any, name: str) -> Any:
 
 def _make_forget_gate(original: Any, name: str) -> Any:
     def forward(self: Any, hidden_states: Tensor) -> Any:
-        if hidden_states.device.type != "cpu" or hidden_states.dtype not in _DTYPES:
+        if not has_kernels(hidden_states) or hidden_states.dtype not in _DTYPES:
             return original(self, hidden_states)
         if hasattr(self, "f_proj"):  # one projection, and the gate in the layer's dtype
             raw, dtype = self.f_proj(hidden_states), hidden_states.dtype

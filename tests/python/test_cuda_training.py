@@ -1,0 +1,580 @@
+"""Training steps through torch: compiled, checkpointed, captured, distributed; bits and memory.
+
+On a GPU where there is one. What torch does the same way on a CPU runs there too, on small tensors.
+"""
+
+import copy
+import os
+from datetime import timedelta
+
+import deltic
+import deltic.fla.ops.delta_rule
+import deltic.fla.ops.gated_delta_rule
+import deltic.fla.ops.kda
+import pytest
+import torch
+import torch.distributed as dist
+from deltic._library import HAS_CUDA_BACKWARD, saved_bytes
+from deltic.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention
+from support import BUDGET, Case, check_against_oracle, error, make, python
+from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+pytestmark = pytest.mark.skipif(
+    HAS_GPU and not HAS_CUDA_BACKWARD, reason="no gradients on a GPU in this build"
+)
+
+OPS = torch.ops.deltic
+NONE = (None,)
+# On a GPU the widths that its tensor cores take.
+WIDE = {"K": 128, "V": 128, "dtype": torch.bfloat16} if HAS_GPU else {"K": 32, "V": 16}
+SHAPES = {
+    "none": {"gate": "none"},
+    "head": {"gate": "head", "H": 2, "HV": 4},
+    "head-softplus": {"gate": "head", "form": "softplus"},
+    "channel": {"gate": "channel"},
+    "channel-bounded": {"gate": "channel", "form": "bounded"},
+    "channel-softplus": {"gate": "channel", "form": "softplus"},
+}
+shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+LAYERS = {
+    "DeltaNet": lambda: DeltaNet(hidden_size=64, num_heads=2),
+    "GatedDeltaNet": lambda: GatedDeltaNet(
+        hidden_size=64, head_dim=32, num_heads=2, num_v_heads=4, expand_v=1
+    ),
+    "KDA": lambda: KimiDeltaAttention(hidden_size=64, head_dim=32, num_heads=2, lower_bound=-5.0),
+}
+layers = pytest.mark.parametrize("name", LAYERS)
+
+
+def inputs(case: Case, grad: bool = True) -> dict[str, torch.Tensor]:
+    """Leaves of a case on the device."""
+    found = {name: x.detach().to(DEVICE, copy=True) for name, x in case.tensors.items()}
+    return {name: x.requires_grad_(grad and x.is_floating_point()) for name, x in found.items()}
+
+
+def rows(case: Case, grad: bool = True) -> tuple[torch.Tensor, ...]:
+    found = inputs(case, grad)
+    return tuple(found[name] for name in ("q", "k", "v", "beta", "g"))
+
+
+def weights(like: torch.Tensor) -> torch.Tensor:
+    """A gradient of o that is not the same everywhere."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(like.shape, generator=generator).to(like)
+
+
+def gradients(function, leaves: dict[str, torch.Tensor], **options) -> dict[str, torch.Tensor]:
+    """o and the gradient of every leaf."""
+    o = function(**leaves, **options)
+    o = o[0] if isinstance(o, tuple) else o
+    wanted = {name: x for name, x in leaves.items() if x.requires_grad}
+    found = torch.autograd.grad(o, list(wanted.values()), weights(o))
+    return {"o": o.detach(), **dict(zip(wanted, found, strict=True))}
+
+
+def same_bits(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[str]:
+    """Names of what differs; NaN is the same as NaN."""
+    assert a.keys() == b.keys()
+    return [name for name in a if not torch.equal(a[name].nan_to_num(7), b[name].nan_to_num(7))]
+
+
+# Values
+
+
+@shapes
+@pytest.mark.parametrize("lengths", [None, [130, 0, 64, 7]], ids=["dense", "packed"])
+def test_gradients(shape, lengths):
+    case = make(T=150, lengths=lengths, **shape, **WIDE)
+    tensors = {name: x.to(DEVICE) for name, x in case.tensors.items()}
+    check_against_oracle(Case(tensors, {**case.options, "qk_l2norm": True}))
+
+
+@shapes
+def test_finite_differences(shape):
+    """The gradient along a direction against differences of the oracle, both from fp32 inputs."""
+    case = make(B=1, T=70, **{"H": 1, "HV": 2, "K": 16, "V": 16, **shape})
+    found = gradients(deltic.delta_rule, inputs(case), **case.options)
+    generator = torch.Generator().manual_seed(3)
+    step = 1e-5
+    for name, x in case.tensors.items():
+        direction = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+
+        def value(by, name=name, direction=direction):
+            wide = {n: y.double() for n, y in case.tensors.items()}
+            wide[name] = wide[name] + by * direction
+            with torch.no_grad():
+                o, _ = deltic.delta_rule(**wide, **case.options, impl="reference")
+            return (o * weights(found["o"]).cpu().double()).sum().item()
+
+        expected = (value(step) - value(-step)) / (2 * step)
+        along = (found[name].cpu().double() * direction).sum().item()
+        scale = found[name].cpu().double().norm().item() * direction.norm().item()
+        assert abs(along - expected) <= 1e-4 * scale, name
+
+
+@shapes
+def test_the_recurrent_form_has_chunked_gradients(shape):
+    """o with the bits of decode, gradients of the same function."""
+    case = make(T=100, **shape, **WIDE)
+    tensors = {name: x.to(DEVICE) for name, x in case.tensors.items()}
+    options = {**case.options, "form": "recurrent"}
+    check_against_oracle(Case(tensors, options))
+    with torch.no_grad():
+        o, state = deltic.delta_rule(**tensors, **options, output_final_state=True)
+        by_token, last = deltic.recurrent(**tensors, **case.options, output_final_state=True)
+    assert torch.equal(o, by_token) and torch.equal(state, last)
+
+
+FLA = {
+    "chunk_delta_rule": (deltic.fla.ops.delta_rule.chunk_delta_rule, "none"),
+    "fused_recurrent_delta_rule": (deltic.fla.ops.delta_rule.fused_recurrent_delta_rule, "none"),
+    "chunk_gated_delta_rule": (deltic.fla.ops.gated_delta_rule.chunk_gated_delta_rule, "head"),
+    "fused_recurrent_gated_delta_rule": (
+        deltic.fla.ops.gated_delta_rule.fused_recurrent_gated_delta_rule,
+        "head",
+    ),
+    "chunk_kda": (deltic.fla.ops.kda.chunk_kda, "channel"),
+    "fused_recurrent_kda": (deltic.fla.ops.kda.fused_recurrent_kda, "channel"),
+}
+
+
+@pytest.mark.parametrize("name", FLA)
+def test_gradients_under_the_other_names(name):
+    function, gate = FLA[name]
+    case = make(T=100, gate=gate, H=2, HV=2, **WIDE)
+    ours = gradients(function, inputs(case))
+    wide = {n: x.double().requires_grad_() for n, x in case.tensors.items()}
+    reference = gradients(deltic.delta_rule, wide, impl="reference")
+    assert same_bits(ours, gradients(function, inputs(case))) == []
+    budget = BUDGET[case.tensors["q"].dtype]
+    for key, x in ours.items():
+        kind = {"o": "o", "beta": "beta", "g": "g"}.get(key, "rows")
+        assert error(x.cpu(), reference[key]) <= budget[kind], key
+
+
+def layer_gradients(layer, x, **options):
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    o = layer(x, **options)[0]
+    o.backward(weights(o))
+    return {"o": o.detach(), "x": x.grad, **{n: p.grad for n, p in layer.named_parameters()}}
+
+
+@needs_gpu
+@layers
+def test_gradients_of_layers(name):
+    torch.manual_seed(0)
+    layer, x = LAYERS[name](), torch.randn(2, 70, 64)
+    expected = layer_gradients(layer, x)
+    found = layer_gradients(copy.deepcopy(layer).to(DEVICE), x.to(DEVICE))
+    for key, reference in expected.items():
+        assert error(found[key].cpu(), reference, 1e-3) <= 2e-3, key
+
+
+# torch around the step
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_step(backend):
+    """Forward and loss in one graph, the gradients by its backward."""
+    if backend == "inductor" and not HAS_GPU:
+        pytest.skip("tests of operators compile on the CPU")
+    case = make(T=100, **SHAPES["head"], **WIDE)
+
+    def loss(q, k, v, beta, g):
+        o, state = deltic.delta_rule(q, k, v, beta=beta, g=g, output_final_state=True)
+        return (o.float() ** 2).sum() + state.sum()
+
+    found = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend=backend)):
+        x = rows(case)
+        function(*x).backward()
+        found.append([y.grad for y in x])
+    for ours, expected in zip(found[1], found[0], strict=True):
+        # A code generator may add the loss's squares in another order, but not change gradients.
+        assert torch.equal(ours, expected)
+
+
+@layers
+def test_compiled_layers(name):
+    torch.manual_seed(0)
+    layer, x = LAYERS[name]().to(DEVICE), torch.randn(2, 70, 64, device=DEVICE)
+    expected = layer_gradients(layer, x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found = layer_gradients(compiled, x)
+    for key, reference in expected.items():
+        ours = found[key if key in found else f"_orig_mod.{key}"]
+        assert error(ours, reference, 1e-3) <= 1e-3, key
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("form", ["chunked", "recurrent"])
+def test_activation_checkpointing(reentrant, form):
+    case = make(T=150, **SHAPES["channel"], **WIDE)
+
+    def rule(q, k, v, beta, g):
+        return deltic.delta_rule(q, k, v, beta=beta, g=g, form=form)[0]
+
+    found = []
+    for call in (rule, lambda *x: checkpoint(rule, *x, use_reentrant=reentrant)):
+        x = rows(case)
+        o = call(*x)
+        o.backward(weights(o))
+        found.append([y.grad for y in x])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@layers
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers(name, reentrant):
+    torch.manual_seed(0)
+    layer, x = LAYERS[name]().to(DEVICE), torch.randn(2, 70, 64, device=DEVICE)
+    expected = layer_gradients(layer, x)
+    whole = lambda x: (checkpoint(lambda y: layer(y)[0], x, use_reentrant=reentrant),)  # noqa: E731
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    o = whole(x)[0]
+    o.backward(weights(o))
+    assert torch.equal(o.detach(), expected["o"]) and torch.equal(x.grad, expected["x"])
+    for key, p in layer.named_parameters():
+        assert error(p.grad, expected[key], 1e-6) <= 1e-5, key
+
+
+def test_autocast():
+    """fp32 leaves, 16-bit rows inside: gradients in fp32, of the rounded rows."""
+    case = make(T=100, gate="head", K=WIDE["K"], V=WIDE["V"])
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        found = gradients(deltic.delta_rule, inputs(case), **case.options)
+    assert found["o"].dtype == torch.bfloat16
+    assert all(x.dtype == torch.float32 for name, x in found.items() if name != "o")
+    wide = {
+        n: (x.bfloat16() if n in "qkv" else x).double().requires_grad_()
+        for n, x in case.tensors.items()
+    }
+    reference = gradients(deltic.delta_rule, wide, impl="reference")
+    for name, x in found.items():
+        kind = {"beta": "beta", "g": "g", "o": "o"}.get(name, "rows")
+        assert error(x.cpu(), reference[name]) <= BUDGET[torch.bfloat16][kind], name
+
+
+@needs_gpu
+@pytest.mark.parametrize("shape", ["head", "channel-bounded"])
+def test_a_graph_of_a_step(shape):
+    """Forward, backward and the optimiser in one graph: the bits of as many eager steps."""
+    case = make(lengths=[130, 64, 0, 30], **SHAPES[shape], **WIDE)
+    target = torch.randn(1, 224, case.tensors["v"].shape[2], 128, device=DEVICE)
+
+    def trained(steps, captured):
+        leaves = inputs(case)
+        leaves["cu_seqlens"] = leaves["cu_seqlens"].int()
+        parameters = [x for x in leaves.values() if x.requires_grad]
+        optimizer = torch.optim.SGD(parameters, lr=0.05)
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            o, _ = deltic.delta_rule(**leaves, **case.options, qk_l2norm=True, split="off")
+            ((o.float() - target) ** 2).sum().backward()
+            optimizer.step()
+
+        if not captured:
+            for _ in range(steps):
+                step()
+            return parameters
+        start = [x.detach().clone() for x in parameters]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            step()
+        with torch.no_grad():
+            for x, first in zip(parameters, start, strict=True):
+                x.copy_(first)
+        for _ in range(steps):
+            graph.replay()
+        torch.cuda.synchronize()
+        return parameters
+
+    eager, replayed = trained(4, False), trained(4, True)
+    assert all(torch.isfinite(x).all() for x in eager)
+    assert all(torch.equal(a, b) for a, b in zip(eager, replayed, strict=True))
+
+
+@needs_gpu
+@layers
+def test_a_graph_of_a_layer_in_training(name):
+    """A layer in bf16 with AdamW, captured; eager steps and replays lose alike."""
+    torch.manual_seed(0)
+    first = LAYERS[name]().to(DEVICE, torch.bfloat16)
+    x = torch.randn(2, 128, 64, device=DEVICE, dtype=torch.bfloat16)
+    target = torch.randn_like(x)
+
+    def trained(captured):
+        layer = copy.deepcopy(first)
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-3, capturable=True)
+
+        def step():
+            optimizer.zero_grad(set_to_none=True)
+            loss = torch.nn.functional.mse_loss(layer(x)[0].float(), target.float())
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        if not captured:
+            return [step().item() for _ in range(5)]
+        graph = torch.cuda.CUDAGraph()
+        optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            loss = step()
+        losses = []
+        for _ in range(5):
+            graph.replay()
+            losses.append(loss.item())
+        return losses
+
+    eager, replayed = trained(False), trained(True)
+    assert eager[-1] < eager[0]
+    assert eager == pytest.approx(replayed, rel=1e-3)
+
+
+# Several processes: a group of one, which is what one GPU has room for
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    backend = "nccl" if HAS_GPU and dist.is_nccl_available() else "gloo"
+    if not dist.is_available() or (backend == "gloo" and not dist.is_gloo_available()):
+        pytest.skip("torch without process groups")
+    if dist.is_initialized():
+        pytest.skip("a process group of somebody else's")
+    place = tmp_path_factory.mktemp("group") / "store"
+    store = dist.FileStore(str(place), 1)
+    options = {"device_id": torch.device("cuda", 0)} if backend == "nccl" else {}
+    dist.init_process_group(
+        backend, store=store, rank=0, world_size=1, timeout=timedelta(seconds=60), **options
+    )
+    yield backend
+    dist.destroy_process_group()
+
+
+@layers
+def test_ddp(name, group):
+    torch.manual_seed(0)
+    layer, x = LAYERS[name]().to(DEVICE), torch.randn(2, 70, 64, device=DEVICE)
+    expected = layer_gradients(layer, x)
+    wrapped = torch.nn.parallel.DistributedDataParallel(
+        copy.deepcopy(layer), device_ids=[0] if HAS_GPU else None
+    )
+    for _ in range(2):  # the second time with its buckets built
+        found = layer_gradients(wrapped, x)
+        for key, reference in expected.items():
+            ours = found[key if key in ("o", "x") else f"module.{key}"]
+            assert error(ours, reference, 1e-6) <= 1e-5, key
+
+
+@layers
+def test_fsdp2(name, group):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("torch without fully_shard")
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.manual_seed(0)
+    layer, x = LAYERS[name]().to(DEVICE), torch.randn(2, 70, 64, device=DEVICE)
+    expected = layer_gradients(layer, x)
+    sharded = copy.deepcopy(layer)
+    fsdp.fully_shard(sharded, mesh=init_device_mesh(DEVICE, (1,)))
+    found = layer_gradients(sharded, x)
+    for key, reference in expected.items():
+        ours = found[key]
+        ours = ours.full_tensor() if hasattr(ours, "full_tensor") else ours
+        assert error(ours, reference, 1e-6) <= 1e-5, key
+    torch.optim.SGD(sharded.parameters(), lr=0.1).step()
+    assert torch.isfinite(sharded(x)[0]).all()
+
+
+# Operators as torch knows them, with gradients
+
+
+@needs_gpu
+@pytest.mark.parametrize("words", ["", "final", "final save=states", "save=all"])
+@pytest.mark.parametrize("lengths", [None, [40, 0, 30]], ids=["dense", "packed"])
+def test_opcheck_forward(words, lengths):
+    case = make(T=70, lengths=lengths, **SHAPES["head"], **WIDE)
+    x = inputs(case)
+    given = (*(x[n] for n in ("q", "k", "v", "beta", "g")), *NONE * 2, x["initial_state"])
+    offsets = (x.get("cu_seqlens"), None)
+    opcheck(OPS.forward_save.default, (*given, *offsets, *NONE * 7, words))
+    if "save" not in words:
+        opcheck(OPS.forward.default, (*given, *offsets, *NONE * 2, words))
+
+
+@needs_gpu
+def test_opcheck_the_others():
+    case = make(T=5, **SHAPES["head"], **WIDE)
+    x = inputs(case)
+    given = tuple(x[n] for n in ("q", "k", "v", "beta", "g"))
+    opcheck(OPS.decode.default, (*given, *NONE * 3, x["initial_state"], *NONE * 4, "final"))
+    d_o = torch.randn(2, 5, 4, 128, device=DEVICE, dtype=torch.bfloat16)
+    opcheck(OPS.backward.default, (d_o, None, *rows(case, False), *NONE * 7))
+    y = torch.randn(2, 5, 64, device=DEVICE, requires_grad=True)
+    weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
+    opcheck(OPS.conv.default, (y, weight, None, None, None, None, "activation=silu"))
+    y, z = (torch.randn(2, 5, 2, 64, device=DEVICE, requires_grad=True) for _ in range(2))
+    scale = torch.rand(64, device=DEVICE, requires_grad=True)
+    opcheck(OPS.rmsnorm.default, (y, z, scale, 1e-5, "activation=silu"))
+
+
+# Bits
+
+
+@shapes
+def test_the_same_bits_beside_another_stream(shape):
+    """Steps while another stream keeps the GPU busy, over and over."""
+    runs = 200 if HAS_GPU else 5
+    case = make(lengths=[200, 0, 64, 130], **shape, **WIDE)
+    leaves = inputs(case)
+    expected = gradients(deltic.delta_rule, leaves, **case.options, qk_l2norm=True)
+    busy = torch.randn(2048, 2048, device=DEVICE) if HAS_GPU else None
+    stream = torch.cuda.Stream() if HAS_GPU else None
+    wrong = torch.zeros((), device=DEVICE, dtype=torch.int64)
+    for run in range(runs):
+        if busy is not None and run % 4 == 0:
+            with torch.cuda.stream(stream):
+                for _ in range(1 + run % 3):
+                    torch.mm(busy, busy)
+        found = gradients(deltic.delta_rule, leaves, **case.options, qk_l2norm=True)
+        for name, x in found.items():  # counted on the device: a wait would end the company
+            a, b = (y.view(torch.int16 if y.element_size() == 2 else torch.int32)
+                    for y in (x, expected[name]))  # fmt: skip
+            wrong += (a != b).any()
+    assert wrong.item() == 0, f"{wrong.item()} tensors of {runs} runs differ"
+
+
+@shapes
+def test_gradients_of_nan_stay_in_their_sequence(shape):
+    case = make(lengths=[70, 64, 0, 100], **shape, **WIDE)
+    expected = gradients(deltic.delta_rule, inputs(case), **case.options)
+    spans = {0: (0, 70), 1: (70, 134), 3: (134, 234)}
+    for bad in spans:
+        spoilt = Case({n: x.clone() for n, x in case.tensors.items()}, case.options)
+        first, last = spans[bad]
+        spoilt.tensors["k"][0, first + 5] = float("nan")
+        spoilt.tensors["v"][0, last - 3] = float("inf")
+        found = gradients(deltic.delta_rule, inputs(spoilt), **case.options)
+        assert not torch.isfinite(found["k"][0, first:last]).all()
+        for good, (a, b) in spans.items():
+            if good == bad:
+                continue
+            for name in ("o", "q", "k", "v", "beta", "g"):
+                if name in found:
+                    same = torch.equal(found[name][0, a:b], expected[name][0, a:b])
+                    assert same, f"{name} of sequence {good}, NaN in {bad}"
+            same = torch.equal(found["initial_state"][good], expected["initial_state"][good])
+            assert same, f"initial_state of sequence {good}, NaN in {bad}"
+
+
+@shapes
+def test_gradients_of_nan_stay_in_their_head(shape):
+    case = make(T=150, **{"H": 2, "HV": 4, **shape}, **WIDE)
+    expected = gradients(deltic.delta_rule, inputs(case), **case.options)
+    case.tensors["v"] = case.tensors["v"].clone()
+    case.tensors["v"][0, 20, 1] = float("nan")  # value head 1, of key head 0
+    found = gradients(deltic.delta_rule, inputs(case), **case.options)
+    assert torch.isnan(found["beta"][0, :, 1]).any()
+    for name, x in found.items():
+        if name in ("q", "k"):
+            heads, axis = [1], 2
+        elif name in ("A_log", "dt_bias"):
+            heads, axis = [0, 2, 3], 0
+        else:
+            heads, axis = [0, 2, 3], 1 if name == "initial_state" else 2
+        index = torch.tensor(heads, device=x.device)
+        a, b = (y.index_select(axis, index) for y in (x, expected[name]))
+        assert torch.equal(a, b), name
+
+
+# Memory
+
+
+def kept(words: str, case: Case) -> tuple[dict[str, torch.Tensor], int, int]:
+    """o and gradients with something kept; its bytes, and what the allocator counts as kept."""
+    x = inputs(case)
+    given = (*(x[n] for n in ("q", "k", "v", "beta", "g")), *NONE * 2, x["initial_state"])
+    before = torch.cuda.memory_allocated() if HAS_GPU else 0
+    o, _, _, saved = OPS.forward_save(*given, *NONE * 9, words)
+    counted = (torch.cuda.memory_allocated() if HAS_GPU else 0) - before
+    names = ("q", "k", "v", "beta", "g", "initial_state")
+    found = torch.autograd.grad(o, [x[n] for n in names], weights(o))
+    counted -= (o.nbytes + 511) // 512 * 512
+    return {"o": o.detach(), **dict(zip(names, found, strict=True))}, saved.nbytes, counted
+
+
+@pytest.mark.parametrize("shape", ["head", "channel"])
+def test_what_is_kept(shape):
+    """The same bits whatever forward kept, which is as large as the library said before."""
+    case = make(T=1000, **SHAPES[shape], **WIDE)
+    q, v = case.tensors["q"], case.tensors["v"]
+    sizes = (*q.shape, *v.shape[2:], q.shape[0])
+    expected, *_ = kept("", case)
+    for save, words in ((0, ""), (1, "save=states"), (2, "save=all")):
+        found, held, counted = kept(words, case)
+        assert same_bits(found, expected) == [], words
+        said = saved_bytes(DEVICE, q.dtype, sizes, False, 64, save, None) if save else 0
+        assert held == said, words
+        if HAS_GPU:  # in blocks of 512 bytes; empty outputs have none
+            assert counted == (held + 511) // 512 * 512, words
+
+
+@needs_gpu
+def test_a_step_keeps_its_inputs_alone():
+    """Between forward and backward of delta_rule: o. After backward: gradients."""
+    case = make(B=1, T=4096, **SHAPES["channel"], **WIDE)
+    x = inputs(case)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    o, _ = deltic.delta_rule(**x)
+    assert torch.cuda.memory_allocated() - before == o.nbytes
+    o.backward(torch.ones_like(o))
+    grads = sum((y.grad.nbytes + 511) // 512 * 512 for y in x.values())
+    assert torch.cuda.memory_allocated() - before == o.nbytes + grads
+
+
+# A fresh process
+
+
+FIRST_STEP = """
+import time, torch, deltic
+q, k, v = (torch.randn(1, 2048, 8, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+           for _ in range(3))
+g, beta = (-torch.rand(1, 2048, 8, 128, device="cuda")).requires_grad_(), None
+torch.cuda.synchronize()
+start = time.perf_counter()
+o, _ = deltic.delta_rule(q, k, v, g=g, qk_l2norm=True)
+o.backward(torch.ones_like(o))
+torch.cuda.synchronize()
+print(1e3 * (time.perf_counter() - start))
+"""
+
+
+@needs_gpu
+def test_the_first_step_of_a_process(capsys):
+    """torch imported and the context made; the kernels are loaded by these calls."""
+    milliseconds = float(python(FIRST_STEP, **{"CUDA_MODULE_LOADING": "LAZY", **os.environ}))
+    with capsys.disabled():
+        print(f"first training step: {milliseconds:.1f} ms")
+    assert milliseconds < 500
