@@ -181,7 +181,8 @@ if wants python; then
   [ -f "$place/deltic/libdeltic_torch.so" ] || { place=$out/python && lay_out_python "$place"; }
   # Without LD_LIBRARY_PATH, as a user's process: the package brings what it needs.
   env -u LD_LIBRARY_PATH PYTHONPATH="$place:$place/lib" PYTHONDONTWRITEBYTECODE=1 timeout -k 5 240 \
-    "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda.py >"$out/python.log" 2>&1
+    "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda.py tests/python/test_cuda_training.py \
+    >"$out/python.log" 2>&1
   code=$?
   grep -E '^(FAILED|ERROR|E  )|No module' "$out/python.log" | head -n 20
   grep -q ' passed' "$out/python.log" || code=1  # all skipped: nothing was shown
@@ -231,7 +232,7 @@ fi
 if wants times; then
   suites=()
   for suite in kda_forward_random kda_forward_slow kda_forward_softplus gdn_forward delta_forward growth \
-    kda_backward gdn_backward neighbours blocks decode decode_tokens layers options; do
+    kda_backward gdn_backward train neighbours blocks decode decode_tokens places layers options; do
     suites+=(--suite "$suite")
   done
   if [ -n "${DELTIC_GPU_SUITES:-}" ]; then read -r -a suites <<<"$DELTIC_GPU_SUITES"; fi

@@ -35,6 +35,19 @@ KDA_BACKWARD_NEEDED = {
     "8192 H=64 HV=64 random": (2.0, 1.3),
     "8192 H=32 HV=32 random": (1.05, 0.7),
 }
+# Training steps by row: ms needed and aimed at.
+STEPS_NEEDED = {
+    "KDA 8192 H=96 HV=96 bounded, random": (4.0, 2.6),
+    "KDA 8192 H=96 HV=96 bounded, slow": (4.0, 2.6),
+    "KDA 4 x 4096 H=64 HV=64 bounded, random": (5.5, 3.6),
+    "KDA 4 x 4096 H=64 HV=64 softplus": (5.8, 3.8),
+    "KDA 2 x 16384 H=16 HV=16 bounded, random": (3.2, None),
+    "KDA 8192 H=32 HV=32 bounded, random": (1.6, None),
+    "KDA 8192 H=8 HV=8 bounded, random": (1.3, None),
+    "DeltaNet 4 x 4096 H=64 HV=64": (3.8, 2.6),
+}
+# Memory of a step beyond its inputs, GiB needed and aimed at.
+PEAK_NEEDED = {"KDA 8192 H=96 HV=96 bounded, random": (2.5, 1.8)}
 # Over the best other: geometric mean and least, needed and aim.
 SUITES_NEEDED = {
     "gdn_backward": ("GDN gradients", (1.1, 0.85), (1.5, 1.2)),
@@ -88,14 +101,13 @@ class Line:
         return (self.work, self.measured, self.needed, self.aim, self.floor, met)
 
 
-def time_line(work: str, row: Row | None, needed: float, aim: float) -> list[Line]:
+def time_line(work: str, row: Row | None, needed: float, aim: float | None) -> list[Line]:
     if row is None:
         return []
     ms = row["median_ms"]
     floor = f"{floor_ms(row):.3f} ms"
-    return [
-        Line(work, f"{ms:.3f} ms", f"{needed:.2f} ms", f"{aim:.2f} ms", ms <= needed, floor=floor)
-    ]
+    hoped = "" if aim is None else f"{aim:.2f} ms"
+    return [Line(work, f"{ms:.3f} ms", f"{needed:.2f} ms", hoped, ms <= needed, floor=floor)]
 
 
 def ratio_line(
@@ -180,6 +192,21 @@ def block_lines(run: Run) -> list[Line]:
     return lines
 
 
+def step_lines(run: Run) -> list[Line]:
+    """Training steps: forward and backward in one time."""
+    lines = []
+    for label, (needed, aim) in STEPS_NEEDED.items():
+        lines += time_line(f"training step, {label}", run.find("train", label), needed, aim)
+    for label, (most, aim) in PEAK_NEEDED.items():
+        if row := run.find("train", label):
+            gib = row["peak_bytes"] * 2.0**-30
+            work = f"its memory beyond the inputs, {label}"
+            lines.append(Line(work, f"{gib:.2f} GiB", f"{most} GiB", f"{aim} GiB", gib <= most))
+    if rows := run.compared("train"):
+        lines.append(ratio_line("training steps", rows, None, None))
+    return lines
+
+
 def other_lines(run: Run, folder: Path) -> list[Line]:
     lines = []
     for row in run.compared("options"):
@@ -193,22 +220,27 @@ def other_lines(run: Run, folder: Path) -> list[Line]:
     if rows := run.compared("kda_backward"):
         lines.append(ratio_line("KDA gradients", rows, None, None))
     for suite, (what, least, most) in SUITES_NEEDED.items():
-        if rows := run.compared(suite):
+        if rows := [r for r in run.compared(suite) if r["baseline"] != "copy"]:
             lines.append(ratio_line(what, rows, least, most))
+    for row in run.compared("places"):
+        times, work = 1 / row["ratio"], f"{row['label']}: time over that of slots in order"
+        lines.append(Line(work, f"{times:.2f}", "1.05", "", times <= 1.05))
     for row in run.suite("neighbours"):
         found = f"{row['copy_percent']:.0f} %"
         work = f"{row['label']}, of the copy's bandwidth"
         lines.append(Line(work, found, "80 %", "90 %", row["copy_percent"] >= 80))
-    first = first_call_ms(folder)
-    if first is not None:
-        work = "first call in a fresh process, context there"
-        lines.append(Line(work, f"{first:.1f} ms", "200 ms", "", first <= 200))
+    for what, log, most in (("call", "tests", 200), ("training step", "python", 500)):
+        first = first_ms(folder, what, log)
+        if first is not None:
+            work = f"first {what} in a fresh process, context there"
+            lines.append(Line(work, f"{first:.1f} ms", f"{most} ms", "", first <= most))
     return lines
 
 
-def first_call_ms(folder: Path) -> float | None:
-    log = folder / "tests.log"
-    found = re.findall(r"first call: ([0-9.]+) ms", log.read_text()) if log.exists() else []
+def first_ms(folder: Path, what: str, log: str) -> float | None:
+    """What a log says of a first call or step."""
+    path = folder / f"{log}.log"
+    found = re.findall(rf"first {what}: ([0-9.]+) ms", path.read_text()) if path.exists() else []
     return float(found[-1]) if found else None
 
 
@@ -223,6 +255,15 @@ def others_cell(row: Row) -> str:
     return ", ".join(f"{o['ms']:.4f} {o['name']} ({o['ratio']:.2f})" for o in row.get("others", []))
 
 
+def peaks_cell(row: Row) -> str:
+    """Memory of a training step beyond its inputs: ours, and the others' where it is known."""
+    if "peak_bytes" not in row:
+        return ""
+    others = (f"{p['bytes'] * 2.0**-20:.0f} {p['name']}" for p in row.get("others_peak", []))
+    text = ", ".join(others)
+    return f"{row['peak_bytes'] * 2.0**-20:.0f}" + (f" ({text})" if text else "")
+
+
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "row": lambda r: r["label"],
     "implementation": lambda r: r["impl"],
@@ -231,6 +272,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "TFLOP/s": lambda r: f"{r['gflops'] / 1e3:.1f}",
     "GB/s": lambda r: f"{r['gbps']:.0f}",
     "of a copy": lambda r: f"{r['copy_percent']:.0f} %",
+    "peak MiB": peaks_cell,
     "floor ms": lambda r: f"{floor_ms(r):.4f}",
     "ns per token": lambda r: f"{r['us_per_token'] * 1e3:.1f}",
     "other": lambda r: "-" if r["ratio"] is None else f"{r['baseline_ms']:.4f} {r['baseline']}",
@@ -244,6 +286,8 @@ def suite_text(run: Run, suite: str) -> list[str]:
     left_out = set() if suite == "growth" else {"ns per token"}
     if not any("others" in r for r in rows):
         left_out.add("further")
+    if not any("peak_bytes" in r for r in rows):
+        left_out.add("peak MiB")
     columns = {name: f for name, f in COLUMNS.items() if name not in left_out}
     text = [f"## {suite}", ""]
     text.append(table(columns, ([f(r) for f in columns.values()] for r in rows)))
@@ -318,7 +362,7 @@ def load(folder: Path) -> dict[str, Any]:
         document["command"] = said["command"]
         if said["commit"] != "unknown":  # the library's own is that of the last configuration
             document["commit"] = said["commit"]
-    first = first_call_ms(folder)
+    first = first_ms(folder, "call", "tests")
     if first is not None:
         document["first_call_ms"] = first
     return document
@@ -329,7 +373,7 @@ def page(document: dict[str, Any], folder: Path) -> str:
     machine = document.get("machine", {})
     rates = [r["roof_gbps"] for r in run.rows]
     lines = kda_lines(run) + gdn_lines(run) + growth_lines(run) + block_lines(run)
-    lines += other_lines(run, folder)
+    lines += step_lines(run) + other_lines(run, folder)
     text = [
         "# H200 benchmarks",
         "",

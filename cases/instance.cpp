@@ -307,13 +307,10 @@ void Instance::reserve_forward(const RunOptions& run) {
   const Options o = forward_options(run);
   const Call call = forward_call();
   const auto elements = static_cast<size_t>(call.get("o").numel());
-  forward_o_ = Buffer(elements * static_cast<size_t>(size_of(spec_.dtype)), kOutputMark);
-  forward_workspace_ = Buffer(call.workspace_bytes(o, run.stream), kWorkspaceMark);
+  forward_o_ = make_workspace(elements * static_cast<size_t>(size_of(spec_.dtype)), kOutputMark);
+  forward_workspace_ = make_workspace(call.workspace_bytes(o, run.stream), kWorkspaceMark);
   if (spec_.save != Save::none)
-    saved_ = Buffer(forward_saved_bytes(o, call.as<Tensors>()), kSavedMark);
-  if (place_.device == DeviceType::cuda) {
-    for (Buffer* b : {&forward_o_, &forward_workspace_, &saved_}) b->mirror(place_.copies);
-  }
+    saved_ = make_workspace(forward_saved_bytes(o, call.as<Tensors>()), kSavedMark);
   if (keeps_for_backward()) call_.set_saved(at_call(saved_, 0));
 }
 
@@ -327,6 +324,15 @@ Buffer Instance::make_workspace(size_t bytes, uint8_t mark) const {
   Buffer b(bytes, mark);
   if (place_.device == DeviceType::cuda) b.mirror(place_.copies);
   return b;
+}
+
+size_t Instance::step_bytes() const {
+  size_t gradients = 0;
+  for (const auto& t : list_) {
+    if (t->role == Role::output) gradients += t->buffer.bytes();
+  }
+  return forward_o_.bytes() + saved_.bytes() +
+         std::max(forward_workspace_.bytes(), gradients + workspace_.bytes());
 }
 
 void Instance::call_forward(const RunOptions& run) {

@@ -109,7 +109,10 @@ class Instance {
 
   // Large cases of the GPU: rows and states exist there only, repeated from a few MB that are drawn
   // on the host, with another odd period for every tensor, so that no two chunks see the same rows.
+  // Backward cases can be repeated too, but their parts have no results of their own: a gradient
+  // needs the whole sequence.
   static bool can_be_tiled(const Case& c);
+  static bool can_be_repeated(const Case& c);
   static Case tile_of(const Case& c);  // one sequence of a few MB per tensor
   static Instance tiled(const Case& c, size_t copies, const Instance& tile);
   // A part of such an instance as a case of its own on the host: its inputs as they are now, and
@@ -153,6 +156,10 @@ class Instance {
   void call_forward(const RunOptions& run = {});
   bool keeps_for_backward() const { return spec_.op == Op::backward && spec_.save != Save::none; }
   size_t saved_bytes() const { return saved_.bytes(); }
+  // What forward and backward of a backward case need besides the inputs, where it is most: o,
+  // what forward keeps, and the larger of forward's workspace and gradients with backward's. Needs
+  // reserve and reserve_forward.
+  size_t step_bytes() const;
   std::vector<Choice> explain(const RunOptions& run = {}) const;
 
   bool has(std::string_view name) const;

@@ -16,7 +16,8 @@ constexpr int64_t kTileBytes = int64_t{4} << 20;
 constexpr int64_t kMostTileTokens = 4096;
 
 bool is_state(const std::string& name) {
-  return name == "initial_state" || name == "state_pool" || name == "final_state";
+  return name == "initial_state" || name == "state_pool" || name == "final_state" ||
+         name == "d_final_state";
 }
 bool has_chunks(const Case& c) {  // sums of gates and A start anew with every chunk
   return c.is_block() && c.op != Op::cumsum && c.op != Op::gate && c.op != Op::l2norm &&
@@ -142,12 +143,14 @@ Slice whole_sequence(const Case& c, int64_t token_heads) {
           length};
 }
 
-bool Instance::can_be_tiled(const Case& c) {
+bool Instance::can_be_tiled(const Case& c) { return can_be_repeated(c) && !c.is_gradient(); }
+
+bool Instance::can_be_repeated(const Case& c) {
   const bool pool_is_plain = c.pool != Pool::mixed && c.pool != Pool::tokens;
   bool chunks_are_whole = true;
   for (int64_t n = 0; n < c.num_sequences(); ++n)
     chunks_are_whole &= c.sequence_length(n) % unit_of(c) == 0;
-  return c.strided == Layout::packed && !c.is_gradient() && c.op != Op::conv && c.op != Op::move &&
+  return c.strided == Layout::packed && !c.gradient && c.op != Op::conv && c.op != Op::move &&
          c.op != Op::commit && !c.record && c.from.empty() && c.op != Op::rmsnorm && c.pad == 0 &&
          c.ckpt.empty() && !c.has_servers_lists() && pool_is_plain && chunks_are_whole &&
          c.num_real_tokens() > 0;

@@ -49,6 +49,21 @@ int64_t one_sequence(const Json& row) {
   return error == std::errc() && std::string_view(rest, end) == "k_1seq" ? 1024 * thousands : 0;
 }
 
+// A row that says B and T, with its sequences as a list.
+Json dense(const Json& row) {
+  Json r = row;
+  if (!r.contains("seqs"))
+    r["seqs"] = std::vector<int64_t>(row.at("B").get<size_t>(), row.at("T").get<int64_t>());
+  return r;
+}
+
+// flash-linear-attention's training step, with the memory that it took beyond the inputs.
+Anchor fla_of(const Json& row) {
+  return {row.at("keep_all").get<bool>() ? "fla, keeps all" : "fla",
+          row.at("fla_forward_backward").get<double>(),
+          row.value("fla_peak_extra_MiB", 0.0) * 0x1p20};
+}
+
 // The smallest of the times that a row has under these keys.
 Anchor best_of(const Json& row, const std::vector<std::pair<const char*, const char*>>& keys) {
   Anchor best{"", INFINITY};
@@ -62,8 +77,6 @@ Anchor best_of(const Json& row, const std::vector<std::pair<const char*, const c
 // Why a row is no case of a suite.
 std::string reason_to_leave_out(const std::string& op) {
   const auto has = [&](const char* part) { return op.find(part) != std::string::npos; };
-  if (has("train") || has("forward_backward"))
-    return "forward and backward in one time, where bench measures each alone";
   if (has("backward")) return "splits at random places that are not published";
   if (has("forward") || has("decode"))
     return "not the call that is measured, or slower than the time it is compared with";
@@ -90,6 +103,17 @@ class Anchors {
       Json one = row;
       one["seqs"] = {tokens};
       add_gdn_backward(one, best_of(row, {{"flashqla", "FlashQLA"}, {"fla", "fla"}}));
+    } else if (op == "kda_train_bounded_gate" || op == "kda_train_softplus_gate") {
+      add_kda_step(row, op == "kda_train_softplus_gate");
+    } else if (op == "delta_train") {
+      add_step("DeltaNet " + label_of(dense(row)), "gate=none l2norm=1", row, fla_of(row));
+    } else if (op == "kda_forward_backward_log_form") {
+      const std::string gates = row.at("gate").get<std::string>();
+      add_step("KDA " + label_of(row) + " log decay, " + gates, "gate=channel gates=" + gates, row,
+               {"cuDNN", row.at("cudnn").get<double>()});
+    } else if (op == "gdn_forward_backward") {
+      add_step("GDN " + label_of(row), "gate=head gates=slow", row,
+               {"FlashQLA 0.1.3", row.at("flashqla_0_1_3").get<double>()});
     } else if (op == "kda_scores_inverse") {
       add_scores(row);
     } else if (is_decode && row.contains("flashinfer_us")) {
@@ -177,6 +201,35 @@ class Anchors {
         "backward gate=head gates=slow seqs=" + lengths(row) + heads(row) + kWide +
             " dfinal=0 save=none",
         anchor);
+  }
+
+  // A training step: forward that keeps what backward starts from, and backward. The quickest of
+  // several times of one case is what it is compared with.
+  void add_step(const std::string& label, const std::string& options, const Json& row,
+                const Anchor& anchor) {
+    const Json r = dense(row);
+    const std::string length = std::to_string(r.at("seqs").at(0).get<int64_t>());
+    const std::string line = "backward dense=" + std::to_string(r.at("seqs").size()) + "x" +
+                             length + heads(r) + kWide + " dfinal=0 " + options;
+    const auto at = std::find_if(result.rows.begin(), result.rows.end(), [&](const SuiteRow& x) {
+      return x.is_step && x.spec == cases::parse(line);
+    });
+    if (at == result.rows.end()) {
+      add("train", label, line, anchor).is_step = true;
+      return;
+    }
+    at->more.push_back(anchor);
+    if (anchor.ms < at->anchor.ms) std::swap(at->anchor, at->more.back());
+  }
+  void add_kda_step(const Json& row, bool is_softplus) {
+    const std::string gates = is_softplus ? "softplus" : row.value("gate", "random");
+    add_step("KDA " + label_of(dense(row)) + (is_softplus ? " " : " bounded, ") + gates,
+             "gate=channel gdtype=bf16 beta=sigmoid l2norm=1 form=" +
+                 std::string(is_softplus ? "softplus" : "bounded") + " gates=" + gates,
+             row,
+             row.contains("fla_forward_backward")
+                 ? fla_of(row)
+                 : Anchor{"cuDNN with torch", row.at("cudnn_with_compiled_torch_around")});
   }
 
   void add_layer(const Json& row) {

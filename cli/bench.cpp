@@ -131,7 +131,7 @@ Measurement measure(const SuiteRow& row, const std::string& impl, const std::str
 
 struct RowResult {
   Json json;
-  std::vector<std::string> cells, training_cells;
+  std::vector<std::string> cells, training_cells, step_cells;
   cases::Status status = cases::Status::passed;
   double ratio = NAN;
 };
@@ -200,6 +200,7 @@ void put_numbers(const SuiteRow& row, const Measurement& m, RowResult& result) {
       format("%.0f%%", roof_percent) + " of " + j["roof"].get<std::string>(),
       m.baseline_times.empty() ? "-" : format("%.2f", result.ratio) + " x " + baseline};
   if (m.call_us > 0) j["call_us"] = m.call_us;
+  if (row.is_step) result.step_cells = put_memory(row, m, j);
   for (const Anchor& other : row.more) {
     j["others"].push_back({{"name", other.name}, {"ms", other.ms}, {"ratio", other.ms / median}});
   }
@@ -429,6 +430,7 @@ int run_bench(const BenchOptions& given) {
   std::vector<std::vector<std::string>> training = {{"row", "forward ms", "backward ms", "both ms",
                                                      "us/token", "backward/forward", "saved MiB",
                                                      "workspace MiB"}};
+  std::vector<std::vector<std::string>> steps = {kStepHeader};
   int failed = 0, skipped = 0;
   std::vector<std::string> reasons;
   std::map<std::string, std::pair<double, int>> means;
@@ -453,14 +455,16 @@ int run_bench(const BenchOptions& given) {
       report.cases().push_back(std::move(r.json));
       table.push_back(std::move(r.cells));
       if (!r.training_cells.empty()) training.push_back(std::move(r.training_cells));
+      if (!r.step_cells.empty()) steps.push_back(std::move(r.step_cells));
       // A run on a GPU that is cut short keeps its rows.
       if (options.common.device == DeviceType::cuda) report.save_part();
     }
   }
   print_table(report, table);
   report.print("\n");
-  if (training.size() > 1) {
-    print_table(report, training);
+  for (const auto* more : {&training, &steps}) {
+    if (more->size() == 1) continue;
+    print_table(report, *more);
     report.print("\n");
   }
   for (const std::string& reason : reasons) report.print("  %s\n", reason.c_str());

@@ -9,6 +9,7 @@
 
 #include "cases/check.h"
 #include "cases/instance.h"
+#include "report.h"
 
 namespace deltic::cli {
 
@@ -23,8 +24,9 @@ struct Measurement {
   double flops = 0;           // of the call
   double bytes = 0;           // that it moves
   size_t saved_bytes = 0, workspace_bytes = 0;
-  double call_us = 0;   // on the GPU: the host's time for one call
-  std::string checked;  // what was compared with the oracle before
+  size_t peak_bytes = 0;  // of a step: see Instance::step_bytes
+  double call_us = 0;     // on the GPU: the host's time for one call
+  std::string checked;    // what was compared with the oracle before
 };
 
 struct SuiteRow;
@@ -32,6 +34,11 @@ struct SuiteRow;
 // by turns so that the cache is cold. Without a passed check there are no times. May throw.
 cases::Result measure_on_gpu(const SuiteRow& row, const std::string& named, double seconds,
                              Measurement& m);
+
+// Of a step: its memory into the row's JSON, and the cells of the table under kStepHeader.
+inline const std::vector<std::string> kStepHeader = {"row",           "step ms",  "saved MiB",
+                                                     "workspace MiB", "peak MiB", "others' peak"};
+std::vector<std::string> put_memory(const SuiteRow& row, const Measurement& m, Json& j);
 
 // Fewer and shorter sequences, same widths, heads, dtypes and options: an implementation is never
 // chosen by length, so this checks what will be measured without an hour of oracle.

@@ -89,6 +89,22 @@ std::vector<SuiteRow> gpu_suites() {
   }
   add_pair("GDN T=8192 H=16 HV=32", "gate=head seqs=8192 H=16 HV=32" + wide,
            "form=softplus gates=softplus beta=sigmoid l2norm=1", "gates=softplus");
+  // Drafted tokens of which no state is kept.
+  const std::string step = " form=softplus gates=softplus beta=sigmoid l2norm=1 state=vk" + wide;
+  for (const char* type : {"f32", "bf16"}) {
+    add("decode_tokens",
+        std::string("GDN B=64 ") + (type[0] == 'f' ? "fp32" : type) + " V-first 8 tokens, not kept",
+        "decode dense=64x8 gate=head H=16 HV=32 init=1 final=0 sdtype=" + std::string(type) + step);
+  }
+  // places: states in slots half as long again, every other one from the last, and in order.
+  for (const char* type : {"f32", "bf16"}) {
+    const std::string line = "decode dense=256x1 gate=head H=16 HV=32 sdtype=" + std::string(type);
+    add("places", std::string("GDN B=256 V-first, pages from the last, ") + type,
+        line + " pool=inplace strided=pages" + step);
+    rows.back().baseline = Baseline::ours;
+    rows.back().other = cases::parse(line + " pool=identity" + step);
+    rows.back().other_name = "slots in order";
+  }
   return rows;
 }
 

@@ -23,6 +23,7 @@ const char* name_of(Baseline b);
 struct Anchor {
   std::string name;  // whose
   double ms = 0;
+  double peak_bytes = 0;  // of a step: memory beyond the inputs; 0: not known
 };
 
 struct SuiteRow {
@@ -36,6 +37,7 @@ struct SuiteRow {
   std::vector<Anchor> more{};          // further times for the result
   std::optional<cases::Case> other{};  // of Baseline::ours
   std::string other_name{};            // what it is
+  bool is_step = false;                // of a backward case: forward and backward in one time
 };
 
 std::vector<SuiteRow> all_suites();
