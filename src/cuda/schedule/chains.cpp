@@ -68,7 +68,7 @@ int chain_segment(const Problem& p, int num_sms) {
 }
 
 ChainWork chain_work_in(ChainWork all, int64_t H, int64_t heads) {
-  all.jobs = int(all.jobs / H * heads), all.total = int(all.total / H * heads);
+  if (heads < H) all.jobs = int(all.jobs / H * heads), all.total = int(all.total / H * heads);
   return all;
 }
 
