@@ -137,6 +137,79 @@ TEST(HostCalls, ADecodeIsOneLaunch) {
   EXPECT_EQ(seen.grids.size(), 1u);
 }
 
+// KDA in bf16, gradients of all inputs.
+struct BackwardSample {
+  Sample inputs;
+  deltic_backward_tensors tensors;
+
+  explicit BackwardSample(int64_t T, int64_t HV) : inputs(T, false, HV) {
+    deltic_tensors& x = inputs.tensors;
+    inputs.options.impl = "cuda.sm90.backward";
+    deltic_backward_tensors_init(&tensors, sizeof tensors);
+    tensors.d_o = x.o, x.o = {};
+    for (deltic_tensor* t : {&tensors.dq, &tensors.dk, &tensors.dv, &tensors.dg})
+      *t = tensor(DELTIC_BF16, {1, T, HV, 128});
+    tensors.dbeta = tensor(DELTIC_BF16, {1, T, HV});
+  }
+  void pack(int64_t sequences) { inputs.tensors.cu_seqlens = tensor(DELTIC_I32, {sequences + 1}); }
+  uint64_t bytes() {
+    uint64_t found = 0;
+    tensors.forward = &inputs.tensors;
+    EXPECT_EQ(deltic_backward_workspace(&inputs.options, &tensors, nullptr, &found), DELTIC_OK)
+        << deltic_last_error();
+    return found;
+  }
+  deltic_status call(uint64_t workspace_bytes) {
+    const deltic_workspace workspace = {reinterpret_cast<void*>(uintptr_t{1} << 50),
+                                        workspace_bytes};
+    fake::seen() = {};
+    tensors.forward = &inputs.tensors;
+    return deltic_backward(&inputs.options, &tensors, &workspace, nullptr);
+  }
+  const fake::Seen& run() {
+    EXPECT_EQ(call(bytes()), DELTIC_OK) << deltic_last_error();
+    return fake::seen();
+  }
+};
+
+// Heads in rounds, each with all launches and in the same workspace.
+TEST(HostCalls, ABackwardOfManyHeadsRunsInRounds) {
+  using Grids = std::vector<unsigned>;
+  BackwardSample many(8192, 96), half(8192, 48), few(8192, 32);
+  // Prepare, chains (128 columns to a CTA, or 64), gradients.
+  EXPECT_EQ(few.run().grids, (Grids{128 * 32, 4 * 32, 132}));
+  EXPECT_EQ(half.run().grids, (Grids{128 * 48, 2 * 48, 132}));
+  EXPECT_EQ(many.run().grids, (Grids{128 * 48, 2 * 48, 132, 128 * 48, 2 * 48, 132}));
+  EXPECT_EQ(many.bytes(), half.bytes());
+  EXPECT_LT(many.bytes(), uint64_t{1} << 30 | uint64_t{1} << 26);
+  EXPECT_NE(many.call(many.bytes() - 1), DELTIC_OK);
+  // Maps of both rounds are kept.
+  EXPECT_EQ(many.run().calls.count("cuTensorMapEncodeTiled"), 0u);
+  EXPECT_EQ(many.run().calls.count("cuTensorMapReplaceAddress"), 0u);
+  EXPECT_EQ(many.run().calls.at("cuStreamGetCtx"), 1);
+}
+TEST(HostCalls, RoundsClearPaddingOnceAndParametersEach) {
+  BackwardSample sample(4 * 4096, 64);
+  sample.pack(4);
+  deltic_tensors& x = sample.inputs.tensors;
+  x.A_log = tensor(DELTIC_F32, {64}), sample.tensors.dA_log = tensor(DELTIC_F32, {64});
+  const fake::Seen& seen = sample.run();
+  const auto rounds = static_cast<size_t>(seen.calls.at("cudaMemsetAsync"));
+  EXPECT_GE(rounds, 2u);
+  EXPECT_EQ(seen.grids.size(), 1 + 4 * rounds);
+  EXPECT_EQ(seen.grids[0], 128u);
+  // Rows that rounds of sixteen heads fit into, and such that a round begins inside of.
+  x.A_log = tensor(DELTIC_F32, {2, 32}), x.A_log.strides[0] = 40;
+  sample.tensors.dA_log = tensor(DELTIC_F32, {2, 32});
+  EXPECT_EQ(sample.run().grids.size(), 1 + 4 * rounds);
+  BackwardSample odd(8192, 96);
+  odd.inputs.tensors.A_log = tensor(DELTIC_F32, {3, 32});
+  EXPECT_EQ(odd.run().grids.size(), 6u);
+  odd.inputs.tensors.A_log.strides[0] = 40;
+  EXPECT_EQ(odd.run().grids.size(), 3u);
+  EXPECT_EQ(odd.run().grids.front(), 128u * 96);
+}
+
 // The machine is one for all threads: changed while none of them calls.
 struct OnStreams : testing::Test {
   OnStreams() {

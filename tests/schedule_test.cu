@@ -17,6 +17,7 @@
 #include "cuda/schedule/order.cuh"
 #include "cuda/schedule/pieces.cuh"
 #include "cuda/schedule/segments.h"
+#include "cuda/sm90/backward/rounds.h"
 
 namespace deltic::gpu::schedule {
 namespace {
@@ -507,6 +508,172 @@ TEST(Chains, AsTheCallSays) {
   EXPECT_EQ(chain_segment(p, 20), by_length);
   p.split = DELTIC_SPLIT_SEGMENTS, p.segment_length = 640;
   EXPECT_EQ(chain_segment(p, 132), 10);
+}
+
+// The backward's workspace, a chunk and value head with K = V = 128; much as its layout has it.
+int64_t chunk_bytes(Gate gate) { return gate == Gate::channel ? 182784 : 133632; }
+struct Sized {
+  Gate gate;
+  int64_t B, T, H, group = 1;
+  Problem problem() const {
+    Problem p{};
+    p.gate = gate, p.B = p.N = B, p.T = T, p.H = H, p.HV = H * group, p.K = p.V = 128;
+    return p;
+  }
+  int64_t bytes(int64_t heads) const {
+    return checked_product(B, (T + 63) / 64, group, chunk_bytes(gate), heads);
+  }
+  int64_t rounds(int segment = 0) const {
+    return choose_rounds(problem(), segment, [&](int64_t heads) { return bytes(heads); });
+  }
+};
+
+// Rounds that fill the SMs as one launch does.
+TEST(Rounds, BoundTheWorkspaceWhereItCostsNoTime) {
+  const Gate channel = Gate::channel, head = Gate::head;
+  EXPECT_EQ((Sized{channel, 1, 8192, 96}.rounds()), 2);  // a wave of 48 heads each
+  EXPECT_EQ((Sized{channel, 4, 4096, 64}.rounds()), 4);
+  EXPECT_EQ((Sized{head, 4, 4096, 64}.rounds()), 4);
+  EXPECT_EQ((Sized{channel, 1, 8192, 32}.rounds()), 1);  // it is small enough
+  // One round's chains would leave half of the SMs idle.
+  EXPECT_EQ((Sized{channel, 1, 8192, 64}.rounds()), 1);
+  EXPECT_EQ((Sized{head, 1, 32768, 16, 2}.rounds()), 1);
+  // A q/k head is the least.
+  EXPECT_EQ((Sized{channel, 66, 65536, 4}.rounds()), 4);
+  EXPECT_EQ((Sized{channel, 66, 65536, 1, 4}.rounds()), 1);
+  // Those of tests/gpu_rounds.cpp.
+  EXPECT_EQ((Sized{channel, 1, 3028, 131}.rounds()), 2);
+  EXPECT_EQ((Sized{channel, 1, 3028, 130}.rounds(24)), 2);
+  EXPECT_EQ((Sized{head, 1, 3988, 65, 2}.rounds()), 2);
+}
+TEST(Rounds, AreTheBestOfAll) {
+  for (const Gate gate : {Gate::head, Gate::channel}) {
+    for (const int64_t B : {1, 3, 8}) {
+      for (const int64_t T : {640, 4096, 40000}) {
+        for (const int64_t H : {1, 7, 32, 96, 300}) {
+          const Sized call{gate, B, T, H, H == 32 ? 2 : 1};
+          const Problem p = call.problem();
+          const auto time = [&](int64_t n) {
+            const float rest = gate == Gate::channel ? kChannelRest : kHeadRest;
+            return chain_time_in_rounds(p, kRoundSms, 0, n) +
+                   float(B * chunks_in(T) * p.HV) * rest + float(n - 1) * kRoundUs;
+          };
+          const auto bytes = [&](int64_t n) { return call.bytes(round_at(H, n, 0).heads); };
+          const int64_t chosen = call.rounds();
+          EXPECT_LE(time(chosen), kRoundsWorth * time(1));
+          for (int64_t n = 1; n <= std::min(H, kMostRounds); ++n) {
+            if (time(n) > kRoundsWorth * time(1)) continue;
+            EXPECT_TRUE(n >= chosen || bytes(n) > kRoundBytes) << n << " instead of " << chosen;
+            EXPECT_TRUE(bytes(chosen) <= kRoundBytes || bytes(n) >= bytes(chosen)) << n;
+          }
+        }
+      }
+    }
+  }
+}
+TEST(Rounds, HaveAllHeadsOnce) {
+  for (int64_t heads = 1; heads <= 40; ++heads) {
+    for (int64_t rounds = 1; rounds <= heads; ++rounds) {
+      int64_t next = 0;
+      for (int64_t i = 0; i < rounds; ++i) {
+        const HeadRange range = round_at(heads, rounds, i);
+        EXPECT_EQ(range.first, next);
+        EXPECT_GE(range.heads, heads / rounds);
+        EXPECT_LE(range.heads, round_at(heads, rounds, 0).heads);
+        next += range.heads;
+      }
+      EXPECT_EQ(next, heads);
+      EXPECT_EQ(round_at(heads, rounds, 0).heads, (heads + rounds - 1) / rounds);
+    }
+  }
+}
+// Sizes that nobody has memory for.
+TEST(Rounds, OfHugeCalls) {
+  constexpr int64_t kOne = 1;
+  EXPECT_EQ((Sized{Gate::channel, 1, kOne << 26, kOne << 20}.rounds()), 1);  // ends before it runs
+  EXPECT_EQ((Sized{Gate::head, kOne << 30, 1, 2}.rounds()), 1);
+  EXPECT_EQ((Sized{Gate::head, kOne << 20, 64, 1000}.rounds(1)), 250);
+  EXPECT_THROW((Sized{Gate::channel, 1, kOne << 45, kOne << 20}.rounds()), SizeOverflow);
+  EXPECT_THROW((Sized{Gate::channel, kOne << 50, 64, 2}.rounds()), SizeOverflow);
+  EXPECT_EQ((Sized{Gate::channel, 0, 64, 96}.rounds()), 1);
+  EXPECT_EQ((Sized{Gate::channel, 1, 0, 96}.rounds()), 1);
+  const HeadRange last = round_at(INT64_MAX, 256, 255);
+  EXPECT_EQ(last.first + last.heads, INT64_MAX);
+}
+
+// A round's views: strides stay, each tensor begins with its first head.
+TEST(Rounds, AreCallsOnTheirHeads) {
+  Problem p = Sized{Gate::channel, 2, 100, 5, 3}.problem();
+  static char memory[1];
+  const auto rows = [&](int64_t heads, DType type) {
+    return Rows{memory, type, true, 100 * heads * 160, heads * 160, 160};
+  };
+  p.q = p.dq = rows(5, DType::bf16), p.v = p.d_o = rows(15, DType::bf16);
+  p.g = p.dg = rows(15, DType::f32);
+  p.beta = {nullptr, DType::f32, true, 1500, 15, 1};  // as in a query
+  p.state_in = {memory, DType::f32, true, 2, 15 * 999, 999, 1, 128, 0};
+  p.A_log = {memory, DType::f32, true, true, 1, {15}, {1}};
+  p.dt_bias = {memory, DType::f16, true, false, 2, {15, 128}, {200, 1}};
+  const Problem x = gradient::round_of(p, 2, 1);  // heads 3 and 4, values 9 to 14
+  EXPECT_EQ(x.H, 2);
+  EXPECT_EQ(x.HV, 6);
+  EXPECT_EQ(x.N, 2);
+  const auto moved = [&](const void* data) { return static_cast<const char*>(data) - memory; };
+  EXPECT_EQ(moved(x.q.data), 3 * 160 * 2);
+  EXPECT_EQ(moved(x.dq.data), 3 * 160 * 2);
+  EXPECT_EQ(moved(x.v.data), 9 * 160 * 2);
+  EXPECT_EQ(moved(x.d_o.data), 9 * 160 * 2);
+  EXPECT_EQ(moved(x.g.data), 9 * 160 * 4);
+  EXPECT_EQ(moved(x.dg.data), 9 * 160 * 4);
+  EXPECT_EQ(x.beta.data, nullptr);
+  EXPECT_FALSE(x.k.present);
+  EXPECT_EQ(x.k.data, nullptr);
+  EXPECT_EQ(moved(x.state_in.data), 9 * 999 * 4);
+  EXPECT_EQ(moved(x.A_log.data), 9 * 4);
+  EXPECT_EQ(moved(x.dt_bias.data), 9 * 200 * 2);
+  EXPECT_EQ(x.v.st, p.v.st);
+  EXPECT_EQ(x.state_in.s_slot, p.state_in.s_slot);
+  const Problem first = gradient::round_of(p, 2, 0);
+  EXPECT_EQ(moved(first.v.data), 0);
+  EXPECT_EQ(first.HV, 9);
+}
+// Every shape and stride of a parameter: the range is the one that its elements are at, or none.
+TEST(Rounds, CutParameters) {
+  static double memory[1];
+  const std::vector<std::vector<int64_t>> shapes = {{24},    {4, 6},     {2, 3, 4},   {1, 24},
+                                                    {24, 1}, {2, 1, 12}, {1, 4, 1, 6}};
+  int cut = 0, whole = 0;
+  for (const auto& shape : shapes) {
+    for (const bool is_turned : {false, true}) {
+      Param x{memory, DType::f64, true, false, int32_t(shape.size()), {}, {}};
+      int64_t stride = 3;
+      for (size_t i = 0; i < shape.size(); ++i) {
+        const size_t d = is_turned ? i : shape.size() - 1 - i;
+        x.shape[d] = shape[d], x.strides[d] = stride, stride *= shape[d] + 1;
+      }
+      for (int64_t first = 0; first < 24; ++first) {
+        for (int64_t count = 1; first + count <= 24; ++count) {
+          Param part = x;
+          const bool is_there = gradient::cut_param(part, first, count);
+          const int64_t offset = static_cast<double*>(part.data) - memory;
+          bool is_right = true;
+          for (int64_t i = 0; i < count; ++i) is_right &= offset + part.at(i) == x.at(first + i);
+          EXPECT_TRUE(is_right || !is_there) << first << " " << count;
+          EXPECT_TRUE(is_there || shape.size() > 1) << first << " " << count;
+          is_there ? ++cut : ++whole;
+        }
+      }
+    }
+  }
+  EXPECT_GT(cut, 0);
+  EXPECT_GT(whole, 0);
+  Problem p = Sized{Gate::head, 1, 64, 6}.problem();
+  p.A_log = {memory, DType::f32, true, false, 2, {2, 3}, {10, 1}};
+  EXPECT_EQ(gradient::rounds_of_params(p, 2), 2);
+  EXPECT_EQ(gradient::rounds_of_params(p, 6), 6);
+  EXPECT_EQ(gradient::rounds_of_params(p, 4), 1);  // heads 2 and 3 are of two rows
+  p.A_log.contiguous = true;
+  EXPECT_EQ(gradient::rounds_of_params(p, 4), 4);
 }
 
 // Every batch row has slots of its own; packed sequences share one row's.

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/sizes.h"
+
 namespace deltic::gpu::schedule {
 namespace {
 
@@ -63,6 +65,44 @@ int chain_segment(const Problem& p, int num_sms) {
   if (p.split == DELTIC_SPLIT_OFF || p.N == 0 || p.T == 0) return 0;
   if (p.split != DELTIC_SPLIT_AUTO) return split_chunks(p, num_sms);
   return choose_chain_segment(chain_costs_of(kind_of(p)), chain_work_of(p, num_sms));
+}
+
+ChainWork chain_work_in(ChainWork all, int64_t H, int64_t heads) {
+  if (heads < H) all.jobs = int(all.jobs / H * heads), all.total = int(all.total / H * heads);
+  return all;
+}
+
+float chain_time_in_rounds(const Problem& p, int num_sms, int segment, int64_t rounds) {
+  const ChainWork all = chain_work_of(p, num_sms);
+  const int n = segment > 0 ? (all.longest + segment - 1) / segment : 1;
+  const auto time_of = [&](int64_t index) {
+    const int64_t heads = round_at(p.H, rounds, index).heads;
+    return chain_time(chain_costs_of(kind_of(p)), chain_work_in(all, p.H, heads), n, segment).all();
+  };
+  // Those with a head more, and the others.
+  const int64_t more = p.H % rounds;
+  const float large = more > 0 ? float(more) * time_of(0) : 0.f;
+  return large + float(rounds - more) * time_of(rounds - 1);
+}
+
+int64_t choose_rounds(const Problem& p, int segment, const std::function<int64_t(int64_t)>& bytes) {
+  if (p.N == 0 || p.T == 0 || p.H < 2 || bytes(p.H) <= kRoundBytes) return 1;
+  const int64_t all = p.packed ? chunks_in(p.T) : checked_product(p.B, chunks_in(p.T));
+  // Beyond 32 bits: such a call ends before it runs.
+  if (checked_product(checked_sum(all, p.N), p.HV) > INT32_MAX) return 1;
+  const auto time_of = [&](int64_t rounds) {
+    const float rest = kind_of(p) == GateKind::kChannel ? kChannelRest : kHeadRest;
+    return chain_time_in_rounds(p, kRoundSms, segment, rounds) + float(all * p.HV) * rest +
+           float(rounds - 1) * kRoundUs;
+  };
+  const float most = kRoundsWorth * time_of(1);
+  int64_t found = 1;
+  for (int64_t n = 2; n <= std::min(p.H, kMostRounds); ++n) {
+    if (time_of(n) > most || round_at(p.H, n, 0).heads == round_at(p.H, found, 0).heads) continue;
+    found = n;
+    if (bytes(round_at(p.H, n, 0).heads) <= kRoundBytes) break;
+  }
+  return found;
 }
 
 }  // namespace deltic::gpu::schedule

@@ -2,6 +2,8 @@
 // host.
 #pragma once
 
+#include <functional>
+
 #include "cuda/schedule/segments.h"
 
 namespace deltic::gpu::schedule {
@@ -42,5 +44,41 @@ ChainTime chain_time(ChainCosts c, const ChainWork& w, int n, int chunks);
 int choose_chain_segment(ChainCosts c, const ChainWork& w);
 // Of a call: a function of the shape and, for `auto`, of the number of SMs.
 int chain_segment(const Problem& p, int num_sms);
+
+// Rounds: the call runs q/k heads after q/k heads, with their value heads and of all sequences,
+// each round in the same workspace. Heads share no arithmetic: rounds change no bit.
+//
+// Wanted is a workspace of at most so many bytes: about what a training step's own results take
+// (o, dq, dk, dv, dg of 8192 tokens and 96 heads: 0.94 GiB), so that a step needs twice of it.
+constexpr int64_t kRoundBytes = int64_t{1} << 30;
+// But not at any price: SMs that a round's chains leave idle are lost, as few heads of a long
+// sequence show. Rounds may add so much to the predicted time of a call.
+constexpr float kRoundsWorth = 1.02f;
+constexpr int64_t kMostRounds = 256;  // three to five launches each
+// One round more: the ends of its launches, where SMs wait for the last CTAs.
+constexpr float kRoundUs = 15.f;
+// Predicted for the SMs of an H200, whatever runs: a round is a matter of memory, and the query's
+// answer should not depend on the GPU where the segments do not.
+constexpr int kRoundSms = 132;
+// Microseconds of the launches beside the chains, a chunk and value head, K = V = 128: a call of
+// 4096 takes 0.79 ms without the chains' 0.35, one of 12288 per channel 3.58 without 0.95.
+constexpr float kHeadRest = 0.11f, kChannelRest = 0.21f;
+
+// Q/k heads [first, first + heads) of round `index`; those with one more come first.
+struct HeadRange {
+  int64_t first, heads;
+};
+constexpr HeadRange round_at(int64_t heads, int64_t rounds, int64_t index) {
+  const int64_t each = heads / rounds, more = heads % rounds;
+  return {index * each + (index < more ? index : more), each + (index < more ? 1 : 0)};
+}
+// The chains of that many q/k heads of the H that all have.
+ChainWork chain_work_in(ChainWork all, int64_t H, int64_t heads);
+// Predicted microseconds of the chains in rounds, one after the other.
+float chain_time_in_rounds(const Problem& p, int num_sms, int segment, int64_t rounds);
+// The fewest rounds whose workspace is at most kRoundBytes, among those whose time is allowed; if
+// there are none, the smallest workspace among these. bytes: of so many q/k heads. A function of
+// the shape, the options and the segments' length.
+int64_t choose_rounds(const Problem& p, int segment, const std::function<int64_t(int64_t)>& bytes);
 
 }  // namespace deltic::gpu::schedule

@@ -76,7 +76,8 @@ std::vector<Division> explain(const Problem& p, int sms) {
   return all;
 }
 
-std::vector<Division> explain_chains(const Problem& p, int sms) {
+std::vector<Division> explain_chains(const Problem& p, int sms, int64_t rounds,
+                                     int64_t round_bytes) {
   if (p.N == 0 || p.T == 0) return {};
   const ChainCosts c = chain_costs_of(kind_of(p));
   const ChainWork work = chain_work_of(p, sms);
@@ -93,11 +94,15 @@ std::vector<Division> explain_chains(const Problem& p, int sms) {
   std::vector<Division> all;
   for (const int segment : segments) {
     const int n = number(segment);
-    const ChainTime time = chain_time(c, work, n, segment);
+    // What is not chosen would have rounds of its own: it is shown in one.
+    const bool is_chosen = segment == chosen;
+    const int64_t heads = is_chosen ? round_at(p.H, rounds, 0).heads : p.H;
+    const ChainTime time = chain_time(c, chain_work_in(work, p.H, heads), n, segment);
     Division d;
     d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
-    d.predicted_us = double(time.all());
-    d.chosen = segment == chosen;
+    d.predicted_us = is_chosen && rounds > 1 ? double(chain_time_in_rounds(p, sms, segment, rounds))
+                                             : double(time.all());
+    d.chosen = is_chosen;
     d.reason = cat("CTAs of ", time.columns, " value columns");
     if (segment > 0) {
       d.reason +=
@@ -106,6 +111,12 @@ std::vector<Division> explain_chains(const Problem& p, int sms) {
                                     : "all heads are taken for such");
     }
     if (d.chosen && p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
+    if (is_chosen && rounds > 1) {
+      d.reason +=
+          cat("; in ", rounds, " rounds, one after the other in the same ", round_bytes >> 20,
+              " MiB of workspace, of ", p.H % rounds == 0 ? "" : "at most ", heads,
+              p.H == p.HV ? "" : " q/k", heads == 1 ? " head" : " heads", " each");
+    }
     all.push_back(std::move(d));
   }
   return all;

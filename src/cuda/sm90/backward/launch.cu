@@ -15,6 +15,7 @@
 #include "cuda/sm80/scores/traits.h"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/launch.h"
+#include "cuda/sm90/backward/rounds.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tile/call.h"
 #include "cuda/tile/vectors.cuh"
@@ -47,9 +48,11 @@ const char* refuse(const Problem& p) {
   return refuse_before_sm90(p);
 }
 
+// Of the whole call, as it decides bits.
 int segment_of(const Problem& p) { return schedule::chain_segment(p, num_sms(p)); }
 int64_t tiles_of(const Problem& p) { return num_tiles(p.packed, p.N, p.T); }
 
+// Of a round, or of a call that is one.
 Workspace lay_out(const Problem& p, int segment, std::byte* base, size_t& bytes) {
   deltic::Scratch scratch(base);
   const int64_t items = checked_product(tiles_of(p), p.HV);
@@ -77,6 +80,19 @@ Workspace lay_out(const Problem& p, int segment, std::byte* base, size_t& bytes)
   }
   bytes = scratch.used();
   return w;
+}
+
+int64_t bytes_of_heads(const Problem& p, int segment, int64_t heads) {
+  Problem x = p;
+  if (heads < p.H) x.H = heads, x.HV = p.HV / p.H * heads;
+  size_t bytes = 0;
+  lay_out(x, segment, nullptr, bytes);
+  return static_cast<int64_t>(bytes);
+}
+int64_t rounds_of(const Problem& p, int segment) {
+  const int64_t rounds = schedule::choose_rounds(
+      p, segment, [&](int64_t heads) { return bytes_of_heads(p, segment, heads); });
+  return rounds_of_params(p, rounds);
 }
 
 // Shared memory of the scores: k, q and G, or the results in their place; numbers of rows last.
@@ -168,24 +184,19 @@ void launch_instance(const Problem& p, const Params& x, const Maps& maps, cudaSt
   }
 }
 
+// That of the first round, which has the most heads.
 size_t workspace_bytes(const Problem& p) {
-  size_t bytes = 0;
-  lay_out(p, segment_of(p), nullptr, bytes);
-  return bytes;
+  const int segment = segment_of(p);
+  const int64_t heads = schedule::round_at(p.H, rounds_of(p, segment), 0).heads;
+  return static_cast<size_t>(bytes_of_heads(p, segment, heads));
 }
 
-void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
-  const auto stream = static_cast<cudaStream_t>(stream_);
-  const int segment = segment_of(p);
-  const int64_t pieces = checked_product(num_pieces(p.packed, p.N, p.T, segment), 6);
-  checked_ctas(checked_product(std::max(tiles_of(p), pieces), p.HV), kName);
+// All launches of a round. What it writes over in the workspace the round before has read: every
+// kernel waits for the one before it (begin_launch) ahead of its first access.
+void run_round(const Problem& p, int segment, std::span<std::byte> workspace, cudaStream_t stream) {
   size_t bytes = 0;
   const Params x = params_of(p, segment, lay_out(p, segment, workspace.data(), bytes));
   const Maps maps = maps_of(p, workspace.data());
-  if (p.packed && p.T > 0) {
-    clear_padding<<<kPaddingCtas, kThreads, 0, stream>>>(x);
-    check_launch("kernel that clears padding");
-  }
   if (x.wants_sums) {  // tiles that are none leave theirs alone
     const size_t sums = static_cast<size_t>(x.num_tiles * p.HV * (1 + x.gate_width));
     if (sums > 0) {
@@ -203,12 +214,36 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   }
 }
 
+void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
+  const auto stream = static_cast<cudaStream_t>(stream_);
+  const int segment = segment_of(p);
+  const int64_t pieces = checked_product(num_pieces(p.packed, p.N, p.T, segment), 6);
+  checked_ctas(checked_product(std::max(tiles_of(p), pieces), p.HV), kName);
+  if (p.packed && p.T > 0) {  // of all heads
+    clear_padding<<<kPaddingCtas, kThreads, 0, stream>>>(params_of(p, segment, {}));
+    check_launch("kernel that clears padding");
+  }
+  const int64_t rounds = rounds_of(p, segment);
+  if (rounds == 1) return run_round(p, segment, workspace, stream);
+  for (int64_t i = 0; i < rounds; ++i) {
+    run_round(round_of(p, rounds, i), segment, workspace, stream);
+  }
+}
+
 std::vector<Division> divisions(const Problem& p, int sms) {
   // Neither this machine's GPU nor this build's set of kernels matters here.
   const char* sentence = refuse(p);
   const bool is_taken = sentence == nullptr || sentence == refuse_before_sm90(p) ||
                         std::string_view(sentence) == kNotInThisBuild;
-  return is_taken ? schedule::explain_chains(p, sms) : std::vector<Division>{};
+  if (!is_taken || p.N == 0 || p.T == 0) return {};
+  const int segment = schedule::chain_segment(p, sms);
+  int64_t rounds = 1, bytes = 0;
+  try {
+    rounds = rounds_of(p, segment);
+    bytes = bytes_of_heads(p, segment, schedule::round_at(p.H, rounds, 0).heads);
+  } catch (const SizeOverflow&) {  // no workspace is that large: what the call would be told
+  }
+  return schedule::explain_chains(p, sms, rounds, bytes);
 }
 
 }  // namespace
