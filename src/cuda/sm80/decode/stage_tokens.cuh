@@ -264,14 +264,13 @@ __device__ void load_values(const Params& p, const Place& place, const Slice& at
     raw.beta = load_raw<Tr>(p.beta.data, p.beta.dtype, row);
   }
   const int c = thread % Tr::kSpan;
-  const int64_t row =
-      offset(p.v, place.batch, place.begin + first + thread / Tr::kSpan, at.head) + at.first + c;
+  if (c >= at.count) return;  // before the offset, which is registers
+  int t = thread / Tr::kSpan;
+  int64_t row = offset(p.v, place.batch, place.begin + first + t, at.head) + at.first + c;
 #pragma unroll
   for (int i = 0; i < kValueLoads<Tr>; ++i) {
-    const int t = thread / Tr::kSpan + i * kValueStep<Tr>;
-    if (t < count && c < at.count) {
-      raw.v[i] = load_raw<Tr>(p.v.data, p.v.dtype, row + i * kValueStep<Tr> * p.v.st);
-    }
+    if (t < count) raw.v[i] = load_raw<Tr>(p.v.data, p.v.dtype, row);
+    t += kValueStep<Tr>, row += kValueStep<Tr> * p.v.st;
   }
 }
 
@@ -351,7 +350,7 @@ __device__ void lay_gates(const Params& p, int count, const RawTokens& raw, Stag
   };
   float bias[4];
   values(raw.bias, p.dt_bias.dtype, bias);
-  const float rate = p.A_log.present ? expf(value_of(raw.rate, p.A_log.dtype)) : 1.0f;
+  const float rate = p.A_log.present ? gate_rate(value_of(raw.rate, p.A_log.dtype)) : 1.0f;
 #pragma unroll
   for (int j = 0; j < kGateLoads<Tr>; ++j) {
     const int t = gate_thread<Tr>() / kGateThreads<Tr> + j * kGateStep<Tr>;
