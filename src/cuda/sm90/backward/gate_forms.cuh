@@ -69,7 +69,8 @@ struct GateForm {
     const float t = x * scale, e = exp2_approx(-fabsf(t)), r = rcp_approx(1.0f + e);
     if constexpr (kBounded) {
       const bool passes = !(t > most) && dy != 0;
-      const float dg = passes ? e * r * r * lower_bound * dy * rate : 0.0f;
+      // In this order it overflows where dg does, and the rate keeps it from getting too small.
+      const float dg = passes ? e * rate * r * r * lower_bound * dy : 0.0f;
       return {dg, passes ? dg * x : 0.0f};
     } else {
       const float y = -rate * (fmaxf(x, 0.0f) + log1p_unit(e));

@@ -12,27 +12,36 @@ namespace deltic::gpu::gradient {
 
 // Rows of q and k with their norms, in place; the norms are kept for their gradients. Sums of
 // 16-bit squares in fp32, as prepare has them. A thread has eight channels of a row, K / 8
-// neighbours the row.
+// neighbours the row; all of its rows at once, or it would wait for each one's lanes.
 template <class Tr>
 __device__ void normalize_rows(GradientShared<Tr>& s) {
   using E = typename Tr::E;
-  constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces;
+  constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces, kRows = kChunk / kStep;
   const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
+  static_assert(sizeof(s.k) == Tr::kKeyBytes);  // q is behind it
+  unsigned char* at = s.k + place<64>(row, c);
+  const auto byte = [](int i) { return i / kRows * Tr::kKeyBytes + i % kRows * kStep * 128; };
+  uint4 words[2 * kRows];
+  float norms[2 * kRows];
 #pragma unroll
-  for (int side = 0; side < 2; ++side) {
+  for (int i = 0; i < 2 * kRows; ++i) {
+    float x[8];
+    words[i] = *reinterpret_cast<const uint4*>(at + byte(i));
+    unpack<E>(words[i], x);
+    norms[i] = 0;
 #pragma unroll
-    for (int r = 0; r < kChunk; r += kStep) {
-      auto* at = reinterpret_cast<uint4*>((side == 0 ? s.k : s.q) + place<64>(row, c) + r * 128);
-      float x[8], sum = 0;
-      unpack<E>(*at, x);
+    for (int e = 0; e < 8; ++e) norms[i] = fmaf(x[e], x[e], norms[i]);
+  }
+  sum_each<kPieces>(norms);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum = fmaf(x[e], x[e], sum);
-      const float norm = rsqrtf(sum_lanes<kPieces>(sum) + float(kNormEps));
+  for (int i = 0; i < 2 * kRows; ++i) {
+    float x[8];
+    unpack<E>(words[i], x);
+    const float norm = rsqrtf(norms[i] + float(kNormEps));
 #pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] *= norm;
-      *at = pack_operands<E>(x);
-      if (c == 0) s.norms[side][row + r] = norm;
-    }
+    for (int e = 0; e < 8; ++e) x[e] *= norm;
+    *reinterpret_cast<uint4*>(at + byte(i)) = pack_operands<E>(x);
+    if (c == 0) s.norms[i / kRows][row + i % kRows * kStep] = norm;
   }
 }
 
@@ -226,12 +235,16 @@ __device__ void store_sums(const Params& p, const Fragment<Tr>& dq, const Fragme
   }
 }
 
-// Rows of q and k as the call has them, which the gradients of norms need: 16 bytes of each row
-// that a thread stores, asked for ahead.
+// A thread's eight channels of rows kStep apart, K / 8 neighbours a row.
 template <class Tr>
-struct RawRows {
-  static constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces;  // rows at a time
-  static constexpr int kRows = kChunk / kStep;
+struct RowPieces {
+  static constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces, kRows = kChunk / kStep;
+  static_assert(kChunk % kStep == 0);
+};
+// Rows of q and k as the call has them, which the gradients of norms need, asked for ahead.
+template <class Tr>
+struct RawRows : RowPieces<Tr> {
+  using RowPieces<Tr>::kPieces, RowPieces<Tr>::kStep, RowPieces<Tr>::kRows;
   uint4 q[kRows], k[kRows];
   __device__ void load(const Params& p, const TokenTile& tile, int64_t key_head) {
     using E = typename Tr::E;
@@ -241,74 +254,91 @@ struct RawRows {
           static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin + row, key_head) + c;
 #pragma unroll
       for (int i = 0; i < kRows; ++i, from += x.st * kStep) {
-        to[i] = {0, 0, 0, 0};
         if (row + i * kStep < tile.length) to[i] = *reinterpret_cast<const uint4*>(from);
       }
     };
     load(p.q, q), load(p.k, k);
   }
 };
-// Eight channels of a row's gradient, through the norm r = 1 / sqrt(x x + 1e-6) of x:
-// dx = r (dy - r^2 x (x dy)). In fp32: dy has errors of 16-bit operands.
-template <class Tr>
-__device__ void through_norm(const uint4& words, float r, float (&y)[8]) {
-  float x[8], dot = 0;
-  unpack<typename Tr::E>(words, x);
+// Gradients y of rows x through their norms r = 1 / sqrt(x x + 1e-6), of which `norms` has every
+// kStep-th: dx = r (dy - r^2 x (x dy)). In fp32: dy has errors of 16-bit operands.
+template <class Tr, int N>
+__device__ void through_norms(const uint4 (&words)[N], const float* norms, float (&y)[N][8]) {
+  using E = typename Tr::E;
+  float dot[N];
 #pragma unroll
-  for (int e = 0; e < 8; ++e) dot = fmaf(x[e], y[e], dot);
-  dot = sum_lanes<Tr::K / 8>(dot) * r * r;
+  for (int i = 0; i < N; ++i) {
+    float x[8];
+    unpack<E>(words[i], x);
+    dot[i] = 0;
 #pragma unroll
-  for (int e = 0; e < 8; ++e) y[e] = r * fmaf(-dot, x[e], y[e]);
+    for (int e = 0; e < 8; ++e) dot[i] = fmaf(x[e], y[i][e], dot[i]);
+  }
+  sum_each<RowPieces<Tr>::kPieces>(dot);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float r = norms[i * RowPieces<Tr>::kStep], along = dot[i] * r * r;
+    float x[8];
+    unpack<E>(words[i], x);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y[i][e] = r * fmaf(-along, x[e], y[i][e]);
+  }
 }
 
 // dq and dk of the chunk's rows: on the sums of the group's value heads so far, and out with the
-// last one, through the norm. A thread has eight channels of a row, K / 8 neighbours the row.
+// last one, through the norm.
 template <class Tr>
 __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const TokenTile& tile,
                            int64_t key_head, bool is_first, bool is_last, const RawRows<Tr>& raw) {
   using E = typename Tr::E;
-  constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces;  // rows at a time
-  static_assert(kChunk % kStep == 0);
-  const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
+  using Pieces = RowPieces<Tr>;
+  constexpr int kStep = Pieces::kStep, kRows = Pieces::kRows;
+  const int row = thread_index() / Pieces::kPieces, c = thread_index() % Pieces::kPieces * 8;
   float4* sum =
       reinterpret_cast<float4*>(p.work.group_sums + int64_t{blockIdx.x} * (2 * kChunk * Tr::K)) +
       2 * thread_index();
 #pragma unroll 1
-  for (int side = 0; side < 2; ++side) {
+  for (int side = 0; side < 2; ++side, sum += 2 * kRows * Tr::kThreads) {
     const bool is_q = side == 0;
-    const Rows& dx = is_q ? p.dq : p.dk;
-    const bool has = is_last && dx.present, is_wide = is_q ? p.dq_vectors : p.dk_vectors;
-    E* to = static_cast<E*>(dx.data) + offset(dx, tile.batch, tile.begin + row, key_head) + c;
-    const int64_t step = dx.st * kStep;
     const float* from = is_q ? &s.x.sum.dq[row][c] : &s.x.sum.dk[row][c];
+    float y[kRows][8];
 #pragma unroll
-    for (int r = 0; r < kChunk; r += kStep, to += step, sum += 2 * Tr::kThreads) {
-      float y[8];
+    for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int n = 0; n < 8; n += 4) {
-        *reinterpret_cast<float4*>(y + n) =
-            *reinterpret_cast<const float4*>(from + r * Tr::kPitch + n);
+        *reinterpret_cast<float4*>(y[i] + n) =
+            *reinterpret_cast<const float4*>(from + i * kStep * Tr::kPitch + n);
       }
       if (!(is_first && is_last)) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          float4 z = is_first ? float4{0, 0, 0, 0} : sum[n];
-          z.x += y[4 * n], z.y += y[4 * n + 1], z.z += y[4 * n + 2], z.w += y[4 * n + 3];
-          if (!is_last) sum[n] = z;
-          y[4 * n] = z.x, y[4 * n + 1] = z.y, y[4 * n + 2] = z.z, y[4 * n + 3] = z.w;
+          float4& to = sum[2 * i * Tr::kThreads + n];
+          float4 z = is_first ? float4{0, 0, 0, 0} : to;
+          z.x += y[i][4 * n], z.y += y[i][4 * n + 1];
+          z.z += y[i][4 * n + 2], z.w += y[i][4 * n + 3];
+          if (!is_last) to = z;
+          y[i][4 * n] = z.x, y[i][4 * n + 1] = z.y, y[i][4 * n + 2] = z.z, y[i][4 * n + 3] = z.w;
         }
       }
-      if (!has) continue;  // all threads
-      if (p.l2norm) {
-        const uint4 words = is_q ? raw.q[r / kStep] : raw.k[r / kStep];
-        through_norm<Tr>(words, s.norms[is_q][row + r], y);
-      }
-      if (row + r >= tile.length) continue;
+    }
+    const Rows& dx = is_q ? p.dq : p.dk;
+    if (!is_last || !dx.present) continue;  // all threads
+    if (p.l2norm) {
+      uint4 words[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) words[i] = is_q ? raw.q[i] : raw.k[i];
+      through_norms<Tr>(words, &s.norms[is_q][row], y);
+    }
+    const bool is_wide = is_q ? p.dq_vectors : p.dk_vectors;
+    E* to = static_cast<E*>(dx.data) + offset(dx, tile.batch, tile.begin + row, key_head) + c;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, to += dx.st * kStep) {
+      if (row + i * kStep >= tile.length) continue;
       if (is_wide) {
-        *reinterpret_cast<uint4*>(to) = gpu::pack<E>(y);
+        *reinterpret_cast<uint4*>(to) = gpu::pack<E>(y[i]);
       } else {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) to[e] = from_float<E>(y[e]);
+        for (int e = 0; e < 8; ++e) to[e] = from_float<E>(y[i][e]);
       }
     }
   }

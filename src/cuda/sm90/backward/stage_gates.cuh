@@ -49,16 +49,22 @@ __device__ inline void store_gates(const Params& p, int64_t at, int count,
   with_dtype(p.dg.dtype, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     T* to = static_cast<T*>(p.dg.data) + at;
+    const int64_t step = p.dg.st;
+    if (p.dg_pairs) {
 #pragma unroll
-    for (int i = 0; i < kRun; ++i, to += p.dg.st) {
-      if (i >= count) break;
-      if (!p.dg_pairs) {
-        to[0] = from_float<T>(dg[i][0]), to[1] = from_float<T>(dg[i][1]);
-      } else if constexpr (sizeof(T) == 4) {
-        *reinterpret_cast<float2*>(to) = {dg[i][0], dg[i][1]};
-      } else {
-        *reinterpret_cast<uint32_t*>(to) = pack_result<T>(dg[i][0], dg[i][1]);
+      for (int i = 0; i < kRun; ++i, to += step) {
+        if (i >= count) continue;
+        if constexpr (sizeof(T) == 4) {
+          *reinterpret_cast<float2*>(to) = {dg[i][0], dg[i][1]};
+        } else {
+          *reinterpret_cast<uint32_t*>(to) = pack_result<T>(dg[i][0], dg[i][1]);
+        }
       }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kRun; ++i, to += step) {
+      if (i < count) to[0] = from_float<T>(dg[i][0]), to[1] = from_float<T>(dg[i][1]);
     }
   });
 }
