@@ -4,6 +4,7 @@
 // after i: it is in dG with a minus, and the sum of all of it is added to every token.
 #pragma once
 
+#include "cuda/ptx/vectors.cuh"
 #include "cuda/sm90/backward/stage_pairs.cuh"
 #include "cuda/tile/gate_gradients.cuh"
 
@@ -55,7 +56,7 @@ __device__ inline void store_gates(const Params& p, int64_t at, int count,
       for (int i = 0; i < kRun; ++i, to += step) {
         if (i >= count) continue;
         if constexpr (sizeof(T) == 4) {
-          *reinterpret_cast<float2*>(to) = {dg[i][0], dg[i][1]};
+          store_vector(to, __float_as_uint(dg[i][0]), __float_as_uint(dg[i][1]));
         } else {
           *reinterpret_cast<uint32_t*>(to) = pack_result<T>(dg[i][0], dg[i][1]);
         }

@@ -107,13 +107,16 @@ __device__ void load_gates(const Params& p, int64_t at, int count, float (&g)[N]
 template <int N>
 __device__ void unpack_gates(const Params& p, float (&g)[N][2]) {
   if (p.g_bytes != 2) return;
-  const bool is_bf16 = p.g.dtype == DType::bf16;
+  const auto each = [&](auto* tag) {
+    using T = std::remove_pointer_t<decltype(tag)>;
 #pragma unroll
-  for (int t = 0; t < N; ++t) {
-    const uint32_t bits = __float_as_uint(g[t][0]);
-    const float2 x = is_bf16 ? unpack<__nv_bfloat16>(bits) : unpack<__half>(bits);
-    g[t][0] = x.x, g[t][1] = x.y;
-  }
+    for (int t = 0; t < N; ++t) {
+      const float2 x = unpack<T>(__float_as_uint(g[t][0]));
+      g[t][0] = x.x, g[t][1] = x.y;
+    }
+  };
+  p.g.dtype == DType::bf16 ? each(static_cast<__nv_bfloat16*>(nullptr))
+                           : each(static_cast<__half*>(nullptr));
 }
 
 }  // namespace deltic::gpu::gradient
