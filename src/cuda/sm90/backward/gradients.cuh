@@ -11,8 +11,9 @@
 namespace deltic::gpu::gradient {
 
 // Rows of q and k with their norms, in place; the norms are kept for their gradients. Sums of
-// 16-bit squares in fp32, as prepare has them. A thread has eight channels of a row, K / 8
-// neighbours the row; all of its rows at once, or it would wait for each one's lanes.
+// squares in fp32, as prepare per channel has them: rows longer than 1e19 become 0. A thread has
+// eight channels of a row, K / 8 neighbours the row; all of its rows at once, or it would wait for
+// each one's lanes.
 template <class Tr>
 __device__ void normalize_rows(GradientShared<Tr>& s) {
   using E = typename Tr::E;
