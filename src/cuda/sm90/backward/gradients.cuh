@@ -10,57 +10,109 @@
 
 namespace deltic::gpu::gradient {
 
-// Rows of q and k with their norms, in place. A warp has every sixteenth.
+// Rows of q and k with their norms, in place; the norms are kept for their gradients. Sums of
+// squares in fp32, as prepare per channel has them: rows longer than 1e19 become 0. A thread has
+// eight channels of a row, K / 8 neighbours the row; all of its rows at once, or it would wait for
+// each one's lanes.
 template <class Tr>
 __device__ void normalize_rows(GradientShared<Tr>& s) {
   using E = typename Tr::E;
-  const int lane = thread_index() % 32;
-  for (int r = thread_index() / 32; r < kChunk; r += Tr::kWarps) {
-    // Two neighbouring channels a lane and part.
-    float k[Tr::K / 32], q[Tr::K / 32], rk, rq;
+  constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces, kRows = kChunk / kStep;
+  const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
+  static_assert(sizeof(s.k) == Tr::kKeyBytes);  // q is behind it
+  unsigned char* at = s.k + place<64>(row, c);
+  const auto byte = [](int i) { return i / kRows * Tr::kKeyBytes + i % kRows * kStep * 128; };
+  uint4 words[2 * kRows];
+  float norms[2 * kRows];
 #pragma unroll
-    for (int i = 0; i < Tr::K / 64; ++i) {
-      const uint32_t at = pair_place<64>(r, 64 * i + 2 * lane);
-      const float2 x = load_pair<E>(s.k + at), y = load_pair<E>(s.q + at);
-      k[2 * i] = x.x, k[2 * i + 1] = x.y, q[2 * i] = y.x, q[2 * i + 1] = y.y;
-    }
-    reciprocal_norms(k, q, rk, rq);
+  for (int i = 0; i < 2 * kRows; ++i) {
+    float x[8];
+    words[i] = *reinterpret_cast<const uint4*>(at + byte(i));
+    unpack<E>(words[i], x);
+    norms[i] = 0;
 #pragma unroll
-    for (int i = 0; i < Tr::K / 64; ++i) {
-      const uint32_t at = pair_place<64>(r, 64 * i + 2 * lane);
-      *reinterpret_cast<uint32_t*>(s.k + at) = pack<E>(k[2 * i] * rk, k[2 * i + 1] * rk);
-      *reinterpret_cast<uint32_t*>(s.q + at) = pack<E>(q[2 * i] * rq, q[2 * i + 1] * rq);
-    }
+    for (int e = 0; e < 8; ++e) norms[i] = fmaf(x[e], x[e], norms[i]);
+  }
+  sum_each<kPieces>(norms);
+#pragma unroll
+  for (int i = 0; i < 2 * kRows; ++i) {
+    float x[8];
+    unpack<E>(words[i], x);
+    const float norm = rsqrtf(norms[i] + float(kNormEps));
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] *= norm;
+    *reinterpret_cast<uint4*>(at + byte(i)) = pack_operands<E>(x);
+    if (c == 0) s.norms[i / kRows][row + i % kRows * kStep] = norm;
   }
 }
 
-// G of the chunk, per channel. Barriers inside; one must follow.
+// G of the chunk, per channel: runs of eight tokens, and what lies before a run added last. The
+// parameters stay for the gradients. Barriers inside; one must follow.
 template <class Tr>
 __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
-                          int64_t head) {
-  const int d = thread_index() % Tr::K, b = thread_index() / Tr::K;
-  if (b < 4) {
-    const ChannelGate gate(p, head, d);
-    float g[16];
+                          int64_t head, const ChannelGates& gates) {
+  const GatePlace<Tr> at;
+  const int d = at.channel;
+  float G[kRun][2] = {};
+  if (at.is_there()) {
     if (p.g_bytes == 2) {  // in the place of dP and dM
-      const uint32_t at = place<64>(16 * b, d) + static_cast<uint32_t>(d % 8 * 2);
-      raw_of_tile(
-          p, s.dP, [&](uint32_t i) { return (at ^ i % 8 << 4) + i * 128; }, g);
+      const uint32_t from = pair_place<64>(at.first, d);
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const auto byte = (from ^ static_cast<uint32_t>(i << 4)) + static_cast<uint32_t>(i * 128);
+        G[i][0] = *reinterpret_cast<const float*>(s.dP + byte);
+      }
     } else if (p.g_bytes == 4) {
-      raw_of_floats((b < 2 ? s.dP : s.x.ahead.gates) + (b % 2 * 16 * Tr::K + d) * 4,
-                    [](int i) { return i * (Tr::K * 4); }, g);
+      const unsigned char* from = (at.run < kRuns / 2 ? s.dP : s.x.ahead.gates) +
+                                  (at.run % (kRuns / 2) * kRun * Tr::K + d) * 4;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const float2 x = *reinterpret_cast<const float2*>(from + i * (Tr::K * 4));
+        G[i][0] = x.x, G[i][1] = x.y;
+      }
     } else {
-      ChannelGate::raw(p, tile, head, d, 16 * b, g);
+      load_gates(p, offset(p.g, tile.batch, tile.begin + at.first, head) + d,
+                 tile.length - at.first, G);
     }
-    s.sum_parts[b][d] = gate.sums(p, tile, g, 16 * b, 0, &s.G[16 * b][d], Tr::kPitch);
+    unpack_gates(p, G);
+    if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        G[i][0] = clamp_log_decay(G[i][0]), G[i][1] = clamp_log_decay(G[i][1]);
+      }
+    } else {
+      const float rate = gates.rate();
+      if (at.run == 0) pair_of(&s.gate_bias[d]) = {gates.bias[0], gates.bias[1]};
+      if (thread_index() == 0) s.gate_rate = rate;
+      with_form(p.gate_form, [&](auto kForm) {
+        const GateForm<kForm> form(rate, p.lower_bound);
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+          G[i][0] = form.log_decay(G[i][0] + gates.bias[0]);
+          G[i][1] = form.log_decay(G[i][1] + gates.bias[1]);
+        }
+      });
+      if (tile.length < kChunk) {  // 0 past the tokens
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) {
+          if (at.first + i >= tile.length) G[i][0] = G[i][1] = 0.0f;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 1; i < kRun; ++i) G[i][0] += G[i - 1][0], G[i][1] += G[i - 1][1];
+    pair_of(&s.sum_parts[at.run][d]) = {G[kRun - 1][0], G[kRun - 1][1]};
   }
-  __syncthreads();  // sums of the blocks
-  if (b > 0 && b < 4) {
-    float before = 0;
+  __syncthreads();  // sums of the runs
+  if (!at.is_there()) return;
+  float2 before = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 3; ++i) before += i < b ? s.sum_parts[i][d] : 0.0f;
+  for (int i = 0; i < kRuns - 1; ++i) {
+    if (i < at.run) before = before + pair_of(&s.sum_parts[i][d]);
+  }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) s.G[16 * b + i][d] += before;
+  for (int i = 0; i < kRun; ++i) {
+    pair_of(&s.G[at.first + i][d]) = {before.x + G[i][0], before.y + G[i][1]};
   }
 }
 
@@ -184,70 +236,110 @@ __device__ void store_sums(const Params& p, const Fragment<Tr>& dq, const Fragme
   }
 }
 
-// Eight channels from c on of a row's gradient, through the norm of x.
+// A thread's eight channels of rows kStep apart, K / 8 neighbours a row.
 template <class Tr>
-__device__ void through_norm(const Rows& x, const TokenTile& tile, int row, int64_t key_head, int c,
-                             float (&y)[8]) {
-  using E = typename Tr::E;
-  constexpr int kPieces = Tr::K / 8;
-  uint4 words = {0, 0, 0, 0};
-  if (row < tile.length) {
-    words = *reinterpret_cast<const uint4*>(static_cast<const E*>(x.data) +
-                                            offset(x, tile.batch, tile.begin + row, key_head) + c);
-  }
-  float raw[8], norm, unused;
-  unpack<E>(words, raw);
-  reciprocal_norms<8, kPieces>(raw, raw, norm, unused);
+struct RowPieces {
+  static constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces, kRows = kChunk / kStep;
+  static_assert(kChunk % kStep == 0);
+};
+// Rows of q and k as the call has them, which the gradients of norms need, asked for ahead.
+template <class Tr>
+struct RawRows : RowPieces<Tr> {
+  using RowPieces<Tr>::kPieces, RowPieces<Tr>::kStep, RowPieces<Tr>::kRows;
+  uint4 q[kRows], k[kRows];
+  __device__ void load(const Params& p, const TokenTile& tile, int64_t key_head) {
+    using E = typename Tr::E;
+    const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
+    const auto load = [&](const Rows& x, uint4(&to)[kRows]) {
+      const E* from =
+          static_cast<const E*>(x.data) + offset(x, tile.batch, tile.begin + row, key_head) + c;
 #pragma unroll
-  for (int e = 0; e < 8; ++e) raw[e] *= norm;
-  normalize_gradient<8, kPieces>(raw, norm, y);
+      for (int i = 0; i < kRows; ++i, from += x.st * kStep) {
+        if (row + i * kStep < tile.length) to[i] = *reinterpret_cast<const uint4*>(from);
+      }
+    };
+    load(p.q, q), load(p.k, k);
+  }
+};
+// Gradients y of rows x through their norms r = 1 / sqrt(x x + 1e-6), of which `norms` has every
+// kStep-th: dx = r (dy - r^2 x (x dy)). In fp32: dy has errors of 16-bit operands.
+template <class Tr, int N>
+__device__ void through_norms(const uint4 (&words)[N], const float* norms, float (&y)[N][8]) {
+  using E = typename Tr::E;
+  float dot[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    float x[8];
+    unpack<E>(words[i], x);
+    dot[i] = 0;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) dot[i] = fmaf(x[e], y[i][e], dot[i]);
+  }
+  sum_each<RowPieces<Tr>::kPieces>(dot);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const float r = norms[i * RowPieces<Tr>::kStep], along = dot[i] * r * r;
+    float x[8];
+    unpack<E>(words[i], x);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) y[i][e] = r * fmaf(-along, x[e], y[i][e]);
+  }
 }
 
 // dq and dk of the chunk's rows: on the sums of the group's value heads so far, and out with the
-// last one, through the norm. A thread has eight channels of a row, K / 8 neighbours the row.
+// last one, through the norm.
 template <class Tr>
 __device__ void store_rows(const Params& p, const GradientShared<Tr>& s, const TokenTile& tile,
-                           int64_t key_head, bool is_first, bool is_last) {
+                           int64_t key_head, bool is_first, bool is_last, const RawRows<Tr>& raw) {
   using E = typename Tr::E;
-  constexpr int kPieces = Tr::K / 8, kStep = Tr::kThreads / kPieces;  // rows at a time
-  static_assert(kChunk % kStep == 0);
-  const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
+  using Pieces = RowPieces<Tr>;
+  constexpr int kStep = Pieces::kStep, kRows = Pieces::kRows;
+  const int row = thread_index() / Pieces::kPieces, c = thread_index() % Pieces::kPieces * 8;
   float4* sum =
       reinterpret_cast<float4*>(p.work.group_sums + int64_t{blockIdx.x} * (2 * kChunk * Tr::K)) +
       2 * thread_index();
 #pragma unroll 1
-  for (int side = 0; side < 2; ++side) {
+  for (int side = 0; side < 2; ++side, sum += 2 * kRows * Tr::kThreads) {
     const bool is_q = side == 0;
-    const Rows& dx = is_q ? p.dq : p.dk;
-    const bool has = is_last && dx.present, is_wide = is_q ? p.dq_vectors : p.dk_vectors;
-    E* to = static_cast<E*>(dx.data) + offset(dx, tile.batch, tile.begin + row, key_head) + c;
-    const int64_t step = dx.st * kStep;
     const float* from = is_q ? &s.x.sum.dq[row][c] : &s.x.sum.dk[row][c];
+    float y[kRows][8];
 #pragma unroll
-    for (int r = 0; r < kChunk; r += kStep, to += step, sum += 2 * Tr::kThreads) {
-      float y[8];
+    for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int n = 0; n < 8; n += 4) {
-        *reinterpret_cast<float4*>(y + n) =
-            *reinterpret_cast<const float4*>(from + r * Tr::kPitch + n);
+        *reinterpret_cast<float4*>(y[i] + n) =
+            *reinterpret_cast<const float4*>(from + i * kStep * Tr::kPitch + n);
       }
       if (!(is_first && is_last)) {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
-          float4 z = is_first ? float4{0, 0, 0, 0} : sum[n];
-          z.x += y[4 * n], z.y += y[4 * n + 1], z.z += y[4 * n + 2], z.w += y[4 * n + 3];
-          if (!is_last) sum[n] = z;
-          y[4 * n] = z.x, y[4 * n + 1] = z.y, y[4 * n + 2] = z.z, y[4 * n + 3] = z.w;
+          float4& to = sum[2 * i * Tr::kThreads + n];
+          float4 z = is_first ? float4{0, 0, 0, 0} : to;
+          z.x += y[i][4 * n], z.y += y[i][4 * n + 1];
+          z.z += y[i][4 * n + 2], z.w += y[i][4 * n + 3];
+          if (!is_last) to = z;
+          y[i][4 * n] = z.x, y[i][4 * n + 1] = z.y, y[i][4 * n + 2] = z.z, y[i][4 * n + 3] = z.w;
         }
       }
-      if (!has) continue;  // all threads
-      if (p.l2norm) through_norm<Tr>(is_q ? p.q : p.k, tile, row + r, key_head, c, y);
-      if (row + r >= tile.length) continue;
+    }
+    const Rows& dx = is_q ? p.dq : p.dk;
+    if (!is_last || !dx.present) continue;  // all threads
+    if (p.l2norm) {
+      uint4 words[kRows];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) words[i] = is_q ? raw.q[i] : raw.k[i];
+      through_norms<Tr>(words, &s.norms[is_q][row], y);
+    }
+    const bool is_wide = is_q ? p.dq_vectors : p.dk_vectors;
+    E* to = static_cast<E*>(dx.data) + offset(dx, tile.batch, tile.begin + row, key_head) + c;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, to += dx.st * kStep) {
+      if (row + i * kStep >= tile.length) continue;
       if (is_wide) {
-        *reinterpret_cast<uint4*>(to) = gpu::pack<E>(y);
+        *reinterpret_cast<uint4*>(to) = gpu::pack<E>(y[i]);
       } else {
 #pragma unroll
-        for (int e = 0; e < 8; ++e) to[e] = from_float<E>(y[e]);
+        for (int e = 0; e < 8; ++e) to[e] = from_float<E>(y[i][e]);
       }
     }
   }
@@ -276,25 +368,25 @@ __device__ void store_dbeta(const Params& p, const GradientShared<Tr>& s, const 
 
 // One value head of a chunk, which s says; phase: of its bulk copies. A barrier must follow.
 template <class Tr>
-__device__ void go_over_head(const Params& p, GradientShared<Tr>& s, uint32_t phase) {
+__device__ void go_over_head(const Params& p, GradientShared<Tr>& s, uint32_t phase,
+                             ChannelGates& gates) {
   const TokenTile& tile = s.tile;
+  const bool has_form = Tr::kPerChannel && p.gate_form != DELTIC_GATE_LOG_DECAY;
   if (!s.is_loaded) {
+    if (has_form) gates = ChannelGates(p, s.head, GatePlace<Tr>().channel);
     load_inputs<Tr>(p, s, tile, s.head, s.item, s.is_first, s.turn);
     copies_wait<0>();
     __syncthreads();  // inputs
   }
   barrier_wait(&s.full_inputs, phase);
   load_states<Tr>(p, s, s.item);
-  Rest<Tr> rest;
+  Rest<Tr> rest = {};
   load_rest<Tr>(p, s, rest);
-  if constexpr (Tr::kPerChannel) {
-    lay_gates<Tr>(p, s, tile, s.head);
-    __syncthreads();  // G
-  }
-  if (s.is_first && p.l2norm) {
-    normalize_rows<Tr>(s);
-    __syncthreads();  // rows with norms
-  }
+  const bool has_norms = s.is_first && p.l2norm;
+  if (has_norms) normalize_rows<Tr>(s);
+  if constexpr (Tr::kPerChannel) lay_gates<Tr>(p, s, tile, s.head, gates);
+  gates = {};
+  if (Tr::kPerChannel || has_norms) __syncthreads();  // rows with norms, G
   lay_pairs<Tr>(p, s);
   lay_dbeta<Tr>(p, s, rest);
   if (thread_index() >= 32 * (Tr::kWarps - 1)) {  // it has no block of pairs
@@ -341,16 +433,29 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s, uint32_t ph
       add_inside<Tr>(s, i / kPairs * 8, at.first_column() + i % kPairs * 2);
     }
   }
+  // The next head's parameters of gates, and what is read again, before it is waited for. It stays
+  // in registers: the place that raw gates had is taken. Zeros before it is read, as elsewhere:
+  // what has no value on some path takes its registers all the way around.
+  float g[kRun][2] = {};
+  if (has_form) {
+    const GatePlace<Tr> at;
+    if (s.is_next_loaded) gates = ChannelGates(p, s.next_head, at.channel);
+    load_gates(p, offset(p.g, tile.batch, tile.begin + at.first, s.head) + at.channel,
+               at.is_there() ? tile.length - at.first : 0, g);
+  }
   if (Tr::kPerChannel || s.is_last) {
+    RawRows<Tr> raw = {};
+    if (p.l2norm && s.is_last) raw.load(p, tile, key_head_of(p, s.head));
     __syncthreads();  // sums with all pairs
-    store_rows<Tr>(p, s, tile, key_head_of(p, s.head), !Tr::kPerChannel || s.is_first, s.is_last);
+    store_rows<Tr>(p, s, tile, key_head_of(p, s.head), !Tr::kPerChannel || s.is_first, s.is_last,
+                   raw);
     __syncthreads();  // rows have been read
   }
   if (s.is_next_loaded) {
     load_inputs<Tr>(p, s, s.next_tile, s.next_head, s.next_item, s.is_last, s.turn ^ 1);
   }
   if constexpr (Tr::kPerChannel) {
-    store_channel_gates<Tr>(p, s, tile, s.head, s.item);
+    store_channel_gates<Tr>(p, s, tile, s.head, s.item, g);
   } else {
     store_head_gates<Tr>(p, s, tile, s.head, s.item);
   }
@@ -366,6 +471,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   if (is_wrong(p.tokens)) return;
   const auto num_items = static_cast<unsigned>(p.num_tiles * p.H);
   uint32_t phase = 0;
+  ChannelGates gates;  // of the head that comes, where its inputs do
   if (thread_index() == 0) {
     barrier_init(&s.full_inputs, 1), barrier_init(&s.full_states, 1), fence_barrier_init();
     s.next_tile = find_tile(p.tokens, blockIdx.x / p.H), s.is_next_loaded = false;
@@ -391,7 +497,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
       copies_wait<0>();
       __syncthreads();  // where the CTA works; inputs that were under way
       if (s.tile.length > 0) {
-        go_over_head<Tr>(p, s, phase);
+        go_over_head<Tr>(p, s, phase, gates);
         phase ^= 1;
       } else if (thread_index() == 0) {
         find_next<Tr>(p, s);

@@ -125,6 +125,7 @@ Params params_of(const Problem& p, int segment, const Workspace& work) {
   x.scores = scores_params(p), x.num_tiles = tiles_of(p);
   x.N = static_cast<uint32_t>(p.N), x.V = static_cast<int32_t>(p.V);
   x.dq_vectors = is_vectorizable(p.dq, p.K), x.dk_vectors = is_vectorizable(p.dk, p.K);
+  x.dg_pairs = is_vectorizable(p.dg, p.K);
   const bool has_rows = p.gate == Gate::channel && is_vectorizable(p.g, p.K);
   x.g_bytes = has_rows ? static_cast<int32_t>(size_of(p.g.dtype)) : 0;
   x.segment = segment, x.num_pieces = num_pieces(p.packed, p.N, p.T, segment);

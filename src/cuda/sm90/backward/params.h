@@ -68,6 +68,7 @@ struct Params {
   deltic_beta_form beta_form;
   bool l2norm, wants_sums;
   bool dq_vectors, dk_vectors;  // may rows be stored sixteen bytes at a time?
+  bool dg_pairs;                // may two channels of dg be stored at once?
   int32_t g_bytes;              // of a gate per channel, where rows are copied by sixteen; else 0
   float scale, lower_bound;
 

@@ -10,7 +10,6 @@
 namespace deltic::gpu::gradient {
 
 inline constexpr int kPrepareThreads = scores::kThreads;
-inline constexpr float kLog2e = scores::kLog2e;
 __device__ inline float exp_of(float x) { return exp2_approx(x * kLog2e); }
 
 struct PrepareShared {

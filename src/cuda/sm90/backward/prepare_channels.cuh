@@ -87,63 +87,40 @@ struct ChannelRows {
   float fs[16][2], te[16][2];  // as in chunk::Rows
 };
 
-// Raw gates of two channels of `count` tokens, all under way at once; zeros behind them.
-__device__ inline void load_gates(const Params& p, int64_t at, int count, float (&g)[16][2]) {
-  const auto walk = [&](const auto* from, auto&& use) {
+// From raw gates log decays, clamped. Forms with exponentials are a loop over shared memory
+// (`place`, `pitch` apart, the thread's own): straight code would fill the instruction cache. Eight
+// gates at a time, so that special functions overlap.
+__device__ inline void to_log_decays(const Params& p, const ChannelGates& gates, int count,
+                                     float2* place, int pitch, float (&g)[16][2]) {
+  if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
 #pragma unroll
     for (int t = 0; t < 16; ++t) {
-      g[t][0] = g[t][1] = 0.0f;
-      if (t < count) use(t, from);
-      from += p.g.st;
-      asm volatile("" : "+l"(from));  // it walks: sixteen pointers would spill
+      g[t][0] = clamp_log_decay(g[t][0]), g[t][1] = clamp_log_decay(g[t][1]);
     }
-  };
-  if (p.g_bytes == 4) {
-    walk(static_cast<const float*>(p.g.data) + at, [&](int t, const float* from) {
-      const float2 x = *reinterpret_cast<const float2*>(from);
-      g[t][0] = x.x, g[t][1] = x.y;
-    });
-  } else if (p.g_bytes == 2) {
-    walk(static_cast<const uint16_t*>(p.g.data) + at, [&](int t, const uint16_t* from) {
-      g[t][0] = __uint_as_float(*reinterpret_cast<const uint32_t*>(from));
-    });
-    const bool is_bf16 = p.g.dtype == DType::bf16;
-#pragma unroll
-    for (int t = 0; t < 16; ++t) {
-      const uint32_t bits = __float_as_uint(g[t][0]);
-      const float2 x = is_bf16 ? unpack<__nv_bfloat16>(bits) : unpack<__half>(bits);
-      g[t][0] = x.x, g[t][1] = x.y;
-    }
-  } else {
-    with_dtype(p.g.dtype, [&](auto* tag) {
-      using T = std::remove_pointer_t<decltype(tag)>;
-      walk(static_cast<const T*>(p.g.data) + at,
-           [&](int t, const T* from) { g[t][0] = to_float(from[0]), g[t][1] = to_float(from[1]); });
-    });
+    return;
   }
-}
-// From them log decays, clamped. Forms with exponentials are a loop over shared memory (`place`,
-// `pitch` apart, the thread's own): straight code would fill the instruction cache.
-__device__ inline void to_log_decays(const Params& p, const ChannelGate& gate, float next_bias,
-                                     int count, float2* place, int pitch, float (&g)[16][2]) {
-  if (p.gate_form != DELTIC_GATE_LOG_DECAY) {
 #pragma unroll
-    for (int t = 0; t < 16; ++t) place[t * pitch] = {g[t][0], g[t][1]};
+  for (int t = 0; t < 16; ++t) place[t * pitch] = {g[t][0], g[t][1]};
+  with_form(p.gate_form, [&](auto kForm) {
+    const GateForm<kForm> form(gates.rate(), p.lower_bound);
+    float2* at = place;
 #pragma unroll 1
-    for (int t = 0; t < count && t < 16; ++t) {
-      float2& x = place[t * pitch];
-      x = {log_decay(p.gate_form, p.lower_bound, x.x, gate.rate, gate.bias),
-           log_decay(p.gate_form, p.lower_bound, x.y, gate.rate, next_bias)};
-    }
+    for (int n = 0; n < 16; n += 4, at += 4 * pitch) {
+      float2 x[4];
 #pragma unroll
-    for (int t = 0; t < 16; ++t) {
-      const float2 x = place[t * pitch];
-      g[t][0] = t < count ? x.x : 0.0f, g[t][1] = t < count ? x.y : 0.0f;
+      for (int i = 0; i < 4; ++i) x[i] = at[i * pitch];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        x[i] = {form.log_decay(x[i].x + gates.bias[0]), form.log_decay(x[i].y + gates.bias[1])};
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) at[i * pitch] = x[i];
     }
-  }
+  });
 #pragma unroll
   for (int t = 0; t < 16; ++t) {
-    g[t][0] = clamp_log_decay(g[t][0]), g[t][1] = clamp_log_decay(g[t][1]);
+    const float2 x = place[t * pitch];
+    g[t][0] = t < count ? x.x : 0.0f, g[t][1] = t < count ? x.y : 0.0f;
   }
 }
 
@@ -339,9 +316,7 @@ __device__ void load_chunk(const Params& p, ChannelShared<Tr>& s, const TokenTil
   using E = typename Tr::E;
   const auto [block, half, channel, lane4] = ChannelPlace<Tr>();
   const int thread = thread_index(), count = tile.length - 16 * block;
-  const ChannelGate gate(p, head, channel);
-  const float next_bias =
-      p.dt_bias.present ? load_param(p.dt_bias, head * p.gate_width + channel + 1) : 0.0f;
+  const ChannelGates gates(p, head, channel);
   copy_rows<E, Tr::K, Tr::kThreads>(s.k, p.k, tile.batch, tile.begin, key_head_of(p, head), 0,
                                     tile.length, thread);
   copy_rows<E, Tr::K, Tr::kThreads>(s.q, p.q, tile.batch, tile.begin, key_head_of(p, head), 0,
@@ -357,8 +332,8 @@ __device__ void load_chunk(const Params& p, ChannelShared<Tr>& s, const TokenTil
     s.beta[thread] = beta;
     rows[kBeta * kChunk] = beta, rows[kInverse * kChunk] = 1 / beta, rows[kRawBeta * kChunk] = raw;
   }
-  to_log_decays(p, gate, next_bias, count, reinterpret_cast<float2*>(s.level) + thread,
-                Tr::kThreads, g);
+  unpack_gates(p, g);
+  to_log_decays(p, gates, count, reinterpret_cast<float2*>(s.level) + thread, Tr::kThreads, g);
   if (p.segment > 0) find_slowest(g, &s.slowest[half][16 * block]);
 #pragma unroll
   for (int t = 0; t < 16; ++t) g[t][0] = exp_of(g[t][0]), g[t][1] = exp_of(g[t][1]);

@@ -57,6 +57,9 @@ union Exchange {
   } level;
 };
 
+// Gates per channel, a thread: two channels of so many tokens.
+inline constexpr int kRun = 8, kRuns = kChunk / kRun;
+
 template <class Tr>
 struct GradientShared {
   alignas(1024) Exchange<Tr> x;
@@ -67,13 +70,19 @@ struct GradientShared {
   float G[Tr::kPerChannel ? kChunk : 1][Tr::kPerChannel ? Tr::kPitch : 1];
   // The same inside of eight tokens: (dP, dM) of [i][i - j], zeros where no token is so far back.
   alignas(16) float2 inside[Tr::kPerChannel ? kChunk : 1][8];
-  float last_parts[Tr::kParts][Tr::K];  // of sum_v S dS
-  // Per channel: [block of 16 tokens][channel]; else [quarter of the channels][token].
+  // Of sum_v S dS; per channel, when these are read, dt_bias's of eight tokens each.
+  float last_parts[Tr::kParts][Tr::K];
+  // Per channel: [block of 16 or 8 tokens][channel]; else [quarter of the channels][token].
   float end_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // of k d(kR) exp(G_last - G)
-  float sum_parts[4][Tr::kPerChannel ? Tr::K : kChunk];  // sums of dG over blocks; or q dq + ..
-  static constexpr int kPairSums = Tr::kPerChannel ? 1 : 4;
-  float pair_rows[kPairSums][kChunk], pair_columns[kPairSums][kChunk];  // else: of pairs
-  float bias_parts[4][Tr::K];
+  static constexpr int kSumParts = Tr::kPerChannel ? kRuns : 4;
+  float sum_parts[kSumParts][Tr::kPerChannel ? Tr::K : kChunk];  // of G, then dG; or of q dq + ..
+  // Per channel: the gates' parameters.
+  alignas(8) float gate_bias[Tr::kPerChannel ? Tr::K : 2];
+  float gate_rate;
+  // Else: sums of pairs; dG and, behind it, what belongs to later tokens.
+  static constexpr int kPairs = Tr::kPerChannel ? 1 : kChunk;
+  float pair_rows[4][kPairs], pair_columns[4][kPairs], head_dG[2 * kPairs];
+  float norms[2][kChunk];  // 1 / |k|, 1 / |q|
   float A_parts[Tr::kWarps];
   // Numbers of tokens, of this head and of the next one: kBeta and those behind it (Row).
   static constexpr int kKinds = Tr::kPerChannel ? 2 : 4;
@@ -118,6 +127,18 @@ struct Part {
 // Accumulators of it.
 template <class Tr>
 using Fragment = float[Tr::kTiles][4];
+
+// A thread's two channels and run of eight tokens, of gates per channel.
+template <class Tr>
+struct GatePlace {
+  int channel, run, first;  // first: of the tokens
+  __device__ GatePlace()
+      : channel(thread_index() % (Tr::K / 2) * 2),
+        run(thread_index() / (Tr::K / 2)),
+        first(run * kRun) {}
+  // The threads there are, or half of them.
+  __device__ bool is_there() const { return Tr::K / 2 * kRuns == Tr::kThreads || run < kRuns; }
+};
 
 template <class Tr>
 __device__ void put_fragment(float (&to)[kChunk][Tr::kPitch], const Fragment<Tr>& x) {

@@ -1,7 +1,8 @@
-// Tokens' betas and decays, summed up in one order wherever they are needed: blocks of sixteen
-// tokens, and what lies before a block added last.
+// Tokens' betas and decays; per head summed up in one order wherever they are needed: blocks of
+// sixteen tokens, and what lies before a block added last.
 #pragma once
 
+#include "cuda/sm90/backward/gate_forms.cuh"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tiles.cuh"
 #include "cuda/tile/gates.cuh"
@@ -44,97 +45,78 @@ __device__ inline float head_sum(const float* log_decay, int r) {
   return before + sum;
 }
 
-// Raw gates of two bytes from shared memory: number i is place(i) bytes behind `from`.
-template <int N, class F>
-__device__ void raw_of_tile(const Params& p, const unsigned char* from, F&& place, float (&g)[N]) {
+// Element i of a parameter of a gate. As load_param, by divisions of 32 bits (checked_ctas: there
+// are not so many): those of 64 are calls, and a page of code each.
+__device__ inline float gate_param(const Param& x, unsigned i) {
+  int64_t at = x.contiguous ? i : 0;
+  if (!x.contiguous) {
+#pragma unroll 1
+    for (int32_t d = x.rank - 1; d >= 0; --d) {
+      const auto n = static_cast<unsigned>(x.shape[d]);
+      at += i % n * x.strides[d];
+      i /= n;
+    }
+  }
+  return load(x.data, x.dtype, at);
+}
+
+// Parameters of two neighbouring channels' gates. A_log as it is: whoever loads it ahead should not
+// wait for it.
+struct ChannelGates {
+  float A_log = 0, bias[2] = {};
+  ChannelGates() = default;
+  __device__ ChannelGates(const Params& p, int64_t head, int d) {
+    if (p.A_log.present) A_log = gate_param(p.A_log, static_cast<unsigned>(head));
+    if (!p.dt_bias.present) return;
+    const unsigned i = static_cast<unsigned>(head) * p.gate_width + d;
+    bias[0] = gate_param(p.dt_bias, i), bias[1] = gate_param(p.dt_bias, i + 1);
+  }
+  __device__ float rate() const { return gate_rate(A_log); }  // 1 without A_log
+};
+
+// Raw gates of two channels of `count` tokens from element `at` on, all under way at once; zeros
+// behind them. Those of two bytes are a word until unpack_gates.
+template <int N>
+__device__ void load_gates(const Params& p, int64_t at, int count, float (&g)[N][2]) {
+  const auto walk = [&](const auto* from, auto&& use) {
+#pragma unroll
+    for (int t = 0; t < N; ++t) {
+      g[t][0] = g[t][1] = 0.0f;
+      if (t < count) use(t, from);
+      from += p.g.st;
+      asm volatile("" : "+l"(from));  // it walks: sixteen pointers would spill
+    }
+  };
+  if (p.g_bytes == 4) {
+    walk(static_cast<const float*>(p.g.data) + at, [&](int t, const float* from) {
+      const float2 x = *reinterpret_cast<const float2*>(from);
+      g[t][0] = x.x, g[t][1] = x.y;
+    });
+  } else if (p.g_bytes == 2) {
+    walk(static_cast<const uint16_t*>(p.g.data) + at, [&](int t, const uint16_t* from) {
+      g[t][0] = __uint_as_float(*reinterpret_cast<const uint32_t*>(from));
+    });
+  } else {
+    with_dtype(p.g.dtype, [&](auto* tag) {
+      using T = std::remove_pointer_t<decltype(tag)>;
+      walk(static_cast<const T*>(p.g.data) + at,
+           [&](int t, const T* from) { g[t][0] = to_float(from[0]), g[t][1] = to_float(from[1]); });
+    });
+  }
+}
+template <int N>
+__device__ void unpack_gates(const Params& p, float (&g)[N][2]) {
+  if (p.g_bytes != 2) return;
   const auto each = [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
 #pragma unroll
-    for (int i = 0; i < N; ++i) g[i] = to_float(*reinterpret_cast<const T*>(from + place(i)));
+    for (int t = 0; t < N; ++t) {
+      const float2 x = unpack<T>(__float_as_uint(g[t][0]));
+      g[t][0] = x.x, g[t][1] = x.y;
+    }
   };
   p.g.dtype == DType::bf16 ? each(static_cast<__nv_bfloat16*>(nullptr))
                            : each(static_cast<__half*>(nullptr));
 }
-
-template <int N, class F>
-__device__ void raw_of_floats(const unsigned char* from, F&& place, float (&g)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) g[i] = *reinterpret_cast<const float*>(from + place(i));
-}
-
-// One channel's gates.
-struct ChannelGate {
-  float rate, bias;
-  // Before anything is in registers: the place of a parameter may take calls to divide.
-  __device__ ChannelGate(const Params& p, int64_t head, int d)
-      : rate(p.A_log.present ? gate_rate(load_param(p.A_log, head)) : 1.0f),
-        bias(p.dt_bias.present ? load_param(p.dt_bias, head * p.gate_width + d) : 0.0f) {}
-
-  // Raw gates of rows [first, first + N), all under way at once; 0 past the tokens.
-  template <int N>
-  static __device__ void raw(const Params& p, const TokenTile& tile, int64_t head, int d, int first,
-                             float (&g)[N]) {
-    with_dtype(p.g.dtype, [&](auto* tag) {
-      using T = std::remove_pointer_t<decltype(tag)>;
-      const T* at = static_cast<const T*>(p.g.data) +
-                    offset(p.g, tile.batch, tile.begin + min(first, tile.length - 1), head) + d;
-      const int64_t step = p.g.st;
-      if (tile.length == kChunk) {  // no comparisons
-#pragma unroll
-        for (int i = 0; i < N; ++i, at += step) g[i] = to_float(*at);
-        return;
-      }
-#pragma unroll
-      for (int i = 0; i < N; ++i) {
-        const float x = to_float(*at);
-        g[i] = first + i < tile.length ? x : 0.0f;
-        if (first + i + 1 < tile.length) at += step;  // else the last one again
-      }
-    });
-  }
-  // The gradients of raw gates of rows [first, first + 16) of the chunk's.
-  static __device__ void store_raw(const Params& p, const TokenTile& tile, int64_t head, int d,
-                                   int first, const float (&dg)[16]) {
-    with_dtype(p.dg.dtype, [&](auto* tag) {
-      using T = std::remove_pointer_t<decltype(tag)>;
-      T* at = static_cast<T*>(p.dg.data) + offset(p.dg, tile.batch, tile.begin + first, head) + d;
-      const int64_t step = p.dg.st;
-      if (tile.length == kChunk) {  // no comparisons
-#pragma unroll
-        for (int i = 0; i < 16; ++i, at += step) *at = from_float<T>(dg[i]);
-        return;
-      }
-#pragma unroll
-      for (int i = 0; i < 16; ++i, at += step) {
-        if (first + i < tile.length) *at = from_float<T>(dg[i]);
-      }
-    });
-  }
-  // `before` plus the sums of log decays of raw gates, of rows from `first` on, to places `pitch`
-  // apart, which are the thread's alone; returns the last sum. Forms with exponentials are a loop:
-  // as straight code those of sixteen gates fill the instruction cache.
-  __device__ float sums(const Params& p, const TokenTile& tile, const float* g, int first,
-                        float before, float* G, int pitch) const {
-    float sum = 0;
-    if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        sum += clamp_log_decay(g[i]);
-        G[i * pitch] = before + sum;
-      }
-      return sum;
-    }
-#pragma unroll
-    for (int i = 0; i < 16; ++i) G[i * pitch] = g[i];
-#pragma unroll 1
-    for (int i = 0; i < 16; ++i, G += pitch) {
-      if (first + i < tile.length) {
-        sum += clamp_log_decay(log_decay(p.gate_form, p.lower_bound, *G, rate, bias));
-      }
-      *G = before + sum;
-    }
-    return sum;
-  }
-};
 
 }  // namespace deltic::gpu::gradient
