@@ -104,18 +104,6 @@ __device__ Number sum_lanes(Number x) {
   for (int m = kLanes / 2; m > 0; m /= 2) x += __shfl_xor_sync(0xFFFFFFFFu, x, m);
   return x;
 }
-// Of several numbers at once: one's lanes are waited for with another's.
-template <int kLanes, int N>
-__device__ void sum_each(float (&x)[N]) {
-#pragma unroll
-  for (int m = kLanes / 2; m > 0; m /= 2) {
-    float other[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) other[i] = __shfl_xor_sync(0xFFFFFFFFu, x[i], m);
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i] += other[i];
-  }
-}
 __device__ inline float warp_sum(float x) { return sum_lanes<32>(x); }
 
 }  // namespace deltic::gpu

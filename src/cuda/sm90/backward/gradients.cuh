@@ -10,6 +10,19 @@
 
 namespace deltic::gpu::gradient {
 
+// Sums over lanes of several numbers at once: one's lanes are waited for with another's.
+template <int kLanes, int N>
+__device__ void sum_each(float (&x)[N]) {
+#pragma unroll
+  for (int m = kLanes / 2; m > 0; m /= 2) {
+    float other[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) other[i] = __shfl_xor_sync(0xFFFFFFFFu, x[i], m);
+#pragma unroll
+    for (int i = 0; i < N; ++i) x[i] += other[i];
+  }
+}
+
 // Rows of q and k with their norms, in place; the norms are kept for their gradients. Sums of
 // squares in fp32, as prepare per channel has them: rows longer than 1e19 become 0. A thread has
 // eight channels of a row, K / 8 neighbours the row; all of its rows at once, or it would wait for
