@@ -95,31 +95,37 @@ __device__ void level_16_role(const Params& p, const Products<Tr>& x, unsigned c
 
 // Without decays per channel: warp w has group rows w and 7 - w. Blocks above the diagonal are
 // computed too: a branch costs more than they do.
+inline constexpr int kPlainColumns = 8;
 template <class Tr>
-__device__ void plain_role(const Params& p, const Products<Tr>& x, unsigned char* smem,
-                           const Shared& shared, int warp) {
-  constexpr int kColumns = 8;
+__device__ void plain_products(const Params& p, const Products<Tr>& x, int warp,
+                               float (&ck)[kPlainColumns][4], float (&cq)[kPlainColumns][4]) {
   const int upper = warp, lower = 7 - warp;
-  float ck[kColumns][4] = {}, cq[kColumns][4] = {};
   for_steps<Tr>(p, [&](int s) {
     typename Tr::Fragment k_above, k_below, q_above, q_below;
     if constexpr (Tr::kHasK) k_above = x.raw(x.k, upper, s), k_below = x.raw(x.k, lower, s);
     if constexpr (Tr::kHasQ) q_above = x.raw(x.q, upper, s), q_below = x.raw(x.q, lower, s);
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
+    for (int j = 0; j < kPlainColumns; ++j) {
       const typename Tr::Fragment columns = x.raw(x.k, j, s);
       if constexpr (Tr::kHasK) Products<Tr>::multiply(ck[j], k_above, k_below, columns);
       if constexpr (Tr::kHasQ) Products<Tr>::multiply(cq[j], q_above, q_below, columns);
     }
   });
+}
+
+template <class Tr>
+__device__ void plain_role(const Params& p, const Products<Tr>& x, unsigned char* smem,
+                           const Shared& shared, int warp) {
+  float ck[kPlainColumns][4] = {}, cq[kPlainColumns][4] = {};
+  plain_products<Tr>(p, x, warp, ck, cq);
   const Results out(p, smem, shared);
   const int lane = thread_index() % 32, mask = ~(p.W / 8 - 1);  // of a chunk's groups
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = half == 0 ? upper : lower;
+    const int row = half == 0 ? warp : 7 - warp;
     const float beta = out.beta[8 * row + lane / 4];
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
+    for (int j = 0; j < kPlainColumns; ++j) {
       // Blocks of the row's chunk, up to the diagonal.
       if (j > row || (j & mask) != (row & mask)) continue;
       if constexpr (Tr::kHasK) {

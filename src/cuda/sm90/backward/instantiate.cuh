@@ -67,7 +67,7 @@ void launch(const Params& p, const Maps& maps, cudaStream_t stream) {
     launch_kernel(prepare_channels_kernel<Tr>, p.num_tiles * p.HV, Tr::kThreads,
                   sizeof(ChannelShared<Tr>), stream, prepares, p);
   } else {
-    launch_kernel(prepare_kernel<E, K>, p.num_tiles * p.HV, kPrepareThreads,
+    launch_kernel(prepare_kernel<E, K>, p.num_tiles * (p.HV / p.prepare_heads), kPrepareThreads,
                   static_cast<size_t>(p.scores.smem_bytes), stream, prepares, p);
   }
   p.V == 64 ? launch_values<E, K, 64, kPerChannel>(p, maps, stream)

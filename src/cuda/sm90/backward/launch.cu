@@ -95,17 +95,18 @@ int64_t rounds_of(const Problem& p, int segment) {
   return rounds_of_params(p, rounds);
 }
 
-// Shared memory of the scores: k, q and G, or the results in their place; numbers of rows last.
+// Shared memory of prepare, gates per head or none: k and q, or their products in that place;
+// numbers of rows; a head's matrix.
 scores::Params scores_params(const Problem& p) {
+  constexpr int32_t kMatrixBytes = kChunk * scores::kPitch * 4;
   scores::Params x{};
   x.K = static_cast<int32_t>(p.K), x.width = x.K, x.W = kChunk;
   x.gate = p.gate, x.scale = p.scale;
   x.kkt.present = x.scores.present = true;
   x.row_bytes = scores::row_bytes(x.K, 2), x.g_row_bytes = scores::row_bytes(x.K, 4);
   x.q_at = kChunk * x.row_bytes, x.g_at = 2 * x.q_at;
-  const int32_t tiles = x.g_at + (p.gate == Gate::channel ? kChunk * x.g_row_bytes : 0);
-  x.rows_at = std::max(tiles, 2 * kChunk * scores::kPitch * 4);
-  x.smem_bytes = x.rows_at + 2 * kChunk * 4;
+  x.rows_at = std::max(x.g_at, 2 * kMatrixBytes);
+  x.smem_bytes = x.rows_at + 2 * kChunk * 4 + kMatrixBytes;
   return x;
 }
 
@@ -124,6 +125,8 @@ Params params_of(const Problem& p, int segment, const Workspace& work) {
   set_call(p, x), set_gradients(p, x);
   x.scores = scores_params(p), x.num_tiles = tiles_of(p);
   x.N = static_cast<uint32_t>(p.N), x.V = static_cast<int32_t>(p.V);
+  // Four CTAs fill an SM; with fewer than that the heads of a group wait for one another.
+  x.prepare_heads = x.num_tiles * p.H >= 4 * int64_t{kGradientCtas} ? x.group : 1;
   x.dq_vectors = is_vectorizable(p.dq, p.K), x.dk_vectors = is_vectorizable(p.dk, p.K);
   x.dg_pairs = is_vectorizable(p.dg, p.K);
   const bool has_rows = p.gate == Gate::channel && is_vectorizable(p.g, p.K);

@@ -60,7 +60,8 @@ struct Params {
   scores::Params scores;  // shared memory of the scores; q, k and what scales them
   int64_t num_tiles;      // an upper bound
   uint32_t N, H, HV, group;
-  int32_t gate_width;  // 0, 1 or K
+  uint32_t prepare_heads;  // value heads that a CTA of prepare goes over: the group, or 1
+  int32_t gate_width;      // 0, 1 or K
 
   Gate gate;
   deltic_gate_form gate_form;

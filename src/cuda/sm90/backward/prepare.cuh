@@ -1,6 +1,7 @@
 // What all chunks need and none has to wait for: norms, decays, the scores and the inverse, of
-// gates per head or none; per channel: prepare_channels.cuh. A CTA of four warps has a chunk of one
-// value head; products and inverse are those of the kernel of scores.
+// gates per head or none; per channel: prepare_channels.cuh. A CTA of four warps has a chunk of a
+// q/k head and goes over its value heads, or over a part of them where chunks are few: rows, norms
+// and products are theirs together. Products and inverse are those of the kernel of scores.
 #pragma once
 
 #include "cuda/ptx/registers.cuh"
@@ -100,40 +101,108 @@ __device__ inline float bound_of_token(const Params& p, float beta, float square
   const float growth = fabsf(1 - beta * (p.l2norm ? kNormalized : square));
   return growth <= 1 ? 0.0f : log2f(growth);
 }
-// In two parts, without the decay. Rows with norms and numbers of rows are visible; a barrier
-// inside, and one must follow.
+// Its |k|^2, in two halves; rows as the call has them. A barrier must follow.
 template <class E, int K>
-__device__ void lay_bounds(const Params& p, unsigned char* smem, PrepareShared& s) {
-  const float* beta = reinterpret_cast<const float*>(smem + p.scores.rows_at);
+__device__ void lay_squares(const unsigned char* smem, PrepareShared& s) {
   const int thread = thread_index(), r = thread % kChunk, first = thread / kChunk * (K / 2);
-  float square = 0;  // of half a row
-  if (!p.l2norm) {
-    const unsigned char* at = smem + r * scores::row_bytes(K, 2) + first * 2;
+  const unsigned char* at = smem + r * scores::row_bytes(K, 2) + first * 2;
+  float square = 0;
 #pragma unroll
-    for (int i = 0; i < K / 16; ++i) {
-      float k[8];
-      unpack<E>(*reinterpret_cast<const uint4*>(at + 16 * i), k);
+  for (int i = 0; i < K / 16; ++i) {
+    float k[8];
+    unpack<E>(*reinterpret_cast<const uint4*>(at + 16 * i), k);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) square += k[e] * k[e];
-    }
+    for (int e = 0; e < 8; ++e) square += k[e] * k[e];
   }
   s.halves[thread / kChunk][r] = square;
-  __syncthreads();  // halves of rows
-  if (thread >= kChunk) return;
+}
+// The bound of a head's chunk, without the decay, in two parts: by two warps. Numbers of rows are
+// visible; a barrier must follow.
+__device__ inline void lay_bounds(const Params& p, const float* beta, PrepareShared& s) {
+  const int r = thread_index();
   const float bound = warp_sum(bound_of_token(p, beta[r], s.halves[0][r] + s.halves[1][r]));
-  if (thread % 32 == 0) s.bounds[thread / 32] = bound;
+  if (r % 32 == 0) s.bounds[r / 32] = bound;
 }
 
-// A result as a tile of the workspace: what lies above the diagonal is zero, and without kDiagonal
-// what lies on it.
-template <class E, bool kDiagonal, int kThreads = kPrepareThreads>
+// An inverse as a tile of the workspace: what lies on the diagonal and above it is zero.
+template <class E, int kThreads = kPrepareThreads>
 __device__ void store_result(const float* m, void* to) {
   auto* out = static_cast<unsigned char*>(to);
   for (int i = static_cast<int>(threadIdx.x); i < kChunk * 8; i += kThreads) {
     const int r = i / 8, c = i % 8 * 8;
     float x[8];
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] = c + e < r + kDiagonal ? m[r * scores::kPitch + c + e] : 0.0f;
+    for (int e = 0; e < 8; ++e) x[e] = c + e < r ? m[r * scores::kPitch + c + e] : 0.0f;
+    *reinterpret_cast<uint4*>(out + place<64>(r, c)) = pack_operands<E>(x);
+  }
+}
+
+// What a CTA has in shared memory behind rows of q and k, and numbers of rows: beta k k^T of a head
+// with decays, then its inverse. Products without them take the place of q and k.
+inline constexpr int kMatrixBytes = kChunk * scores::kPitch * 4;
+__device__ inline float* matrix_of(const Params& p, unsigned char* smem) {
+  return reinterpret_cast<float*>(smem + p.scores.smem_bytes - kMatrixBytes);
+}
+
+// Products as they are, in place of the rows: k k^T, and q k^T behind it.
+template <class E, int K>
+__device__ void lay_products(const Params& p, unsigned char* smem) {
+  using Tr = scores::Traits<E, K, false, true, true>;
+  constexpr int kColumns = scores::kPlainColumns;
+  const int warp = thread_index() / 32, lane = thread_index() % 32;
+  float ck[kColumns][4] = {}, cq[kColumns][4] = {};
+  scores::plain_products<Tr>(p.scores, scores::Products<Tr>(p.scores, smem, lane), warp, ck, cq);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = half == 0 ? warp : 7 - warp;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      if (j > row) continue;
+      auto* to = reinterpret_cast<float2*>(
+          smem + ((8 * row + lane / 4) * scores::kPitch + 8 * j + lane % 4 * 2) * 4);
+      to[0] = {ck[j][2 * half], ck[j][2 * half + 1]};
+      to[kMatrixBytes / 8] = {cq[j][2 * half], cq[j][2 * half + 1]};
+    }
+  }
+}
+
+// From them the scores of a head, out as a tile of the workspace, and beta k k^T, both with decays:
+// the exponential of a pair serves for both. A thread has eight columns of a row at a time.
+template <class E>
+__device__ void lay_decays(const Params& p, unsigned char* smem, int length, int64_t item) {
+  const float* beta = reinterpret_cast<const float*>(smem + p.scores.rows_at);
+  const float* G = beta + kChunk;
+  float* matrix = matrix_of(p, smem);
+  auto* out = static_cast<unsigned char*>(p.work.P) + item * (kChunk * kChunk * 2);
+  const bool has_gate = p.gate == Gate::head;
+#pragma unroll 1
+  for (int i = thread_index(); i < kChunk * 8; i += kPrepareThreads) {
+    const int r = i / 8, c = i % 8 * 8;
+    float x[8] = {};
+    if (c <= r) {
+      const auto* from = reinterpret_cast<const float*>(smem) + r * scores::kPitch + c;
+      float kk[8], qk[8];
+#pragma unroll
+      for (int e = 0; e < 8; e += 4) {
+        *reinterpret_cast<float4*>(kk + e) = *reinterpret_cast<const float4*>(from + e);
+        *reinterpret_cast<float4*>(qk + e) =
+            *reinterpret_cast<const float4*>(from + kMatrixBytes / 4 + e);
+      }
+      const float last = G[r], factor = beta[r];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        // Above the diagonal the difference may be large: that entry is not used, but stays finite.
+        // Rows past the tokens are 0, or the inverse would meet what is not finite.
+        const float decay = has_gate ? expf(fminf(last - G[c + e], 80.0f)) : 1.0f;
+        kk[e] = r < length ? factor * (kk[e] * decay) : 0.0f;
+        x[e] = r < length && c + e <= r ? p.scale * (qk[e] * decay) : 0.0f;
+      }
+#pragma unroll
+      for (int e = 0; e < 8; e += 4) {
+        *reinterpret_cast<float4*>(matrix + r * scores::kPitch + c + e) =
+            *reinterpret_cast<const float4*>(kk + e);
+      }
+    }
     *reinterpret_cast<uint4*>(out + place<64>(r, c)) = pack_operands<E>(x);
   }
 }
@@ -141,48 +210,46 @@ __device__ void store_result(const float* m, void* to) {
 template <class E, int K>
 __global__ void __launch_bounds__(kPrepareThreads, 4)
     prepare_kernel(const __grid_constant__ Params p) {
-  using Tr = scores::Traits<E, K, false, true, true>;
   extern __shared__ __align__(1024) unsigned char smem[];
   __shared__ PrepareShared s;
-  __shared__ scores::Shared shared;
   begin_launch();
   if (is_wrong(p.tokens)) return;
-  const int64_t item = blockIdx.x, head = blockIdx.x % p.HV;
-  {
-    const TokenTile tile = find_tile(p.tokens, blockIdx.x / p.HV);
-    if (tile.length == 0) return;
-    if (threadIdx.x == 0) shared = {tile, head};
+  const unsigned parts = p.HV / p.prepare_heads, index = blockIdx.x / parts;
+  const TokenTile tile = find_tile(p.tokens, index);
+  if (tile.length == 0) return;
+  const unsigned first = blockIdx.x % parts * p.prepare_heads;
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      scores::load_half<E, scores::Past::zeros, K>(p.k, tile, key_head_of(p, head), half, smem);
-      scores::load_half<E, scores::Past::zeros, K>(p.q, tile, key_head_of(p, head), half,
-                                                   smem + p.scores.q_at);
-    }
-    copies_commit();
-    copies_wait<0>();
-    __syncthreads();  // q, k
-    lay_norms<E, K>(p, smem, s);
-    lay_rows<K>(p, smem, s, tile, head, item);
-    normalize_rows<E, K>(p, smem, s);
-    __syncthreads();  // rows with norms
-    if (p.segment > 0) {
-      lay_bounds<E, K>(p, smem, s);
-      __syncthreads();  // bounds
-      if (threadIdx.x == 0) {
-        const float* G = reinterpret_cast<const float*>(smem + p.scores.rows_at) + kChunk;
-        const float sum = p.gate != Gate::none ? G[kChunk - 1] * kLog2e : 0.0f;
-        p.work.bound[item] = s.bounds[0] + s.bounds[1] + sum;
-      }
-    }
+  for (int half = 0; half < 2; ++half) {
+    scores::load_half<E, scores::Past::zeros, K>(p.k, tile, key_head_of(p, first), half, smem);
+    scores::load_half<E, scores::Past::zeros, K>(p.q, tile, key_head_of(p, first), half,
+                                                 smem + p.scores.q_at);
   }
-  const int thread = thread_index(), warp = thread / 32, lane = thread % 32;
-  const scores::Products<Tr> products(p.scores, smem, lane);
-  scores::plain_role<Tr>(p.scores, products, smem, shared, warp);
-  __syncthreads();  // L and the scores are complete
-  const scores::Results results(p.scores, smem, shared);
-  store_result<E, true>(results.scores, static_cast<E*>(p.work.P) + item * (kChunk * kChunk));
-  invert<Triangles<64, scores::kPitch>>(results.kkt, warp, lane);
-  store_result<E, false>(results.kkt, static_cast<E*>(p.work.T) + item * (kChunk * kChunk));
+  copies_commit();
+  copies_wait<0>();
+  __syncthreads();  // q, k
+  lay_norms<E, K>(p, smem, s);
+  if (p.segment > 0) lay_squares<E, K>(smem, s);
+  __syncthreads();  // norms; squares
+  normalize_rows<E, K>(p, smem, s);
+  __syncthreads();  // rows with norms
+  lay_products<E, K>(p, smem);
+  float* matrix = matrix_of(p, smem);
+#pragma unroll 1
+  for (unsigned i = 0; i < p.prepare_heads; ++i) {
+    const unsigned head = first + i;
+    const int64_t item = int64_t{index} * p.HV + head;
+    lay_rows<K>(p, smem, s, tile, head, item);  // barriers inside: products, too
+    const float* beta = reinterpret_cast<const float*>(smem + p.scores.rows_at);
+    if (p.segment > 0 && thread_index() < kChunk) lay_bounds(p, beta, s);
+    lay_decays<E>(p, smem, tile.length, item);
+    __syncthreads();  // beta k k^T; bounds
+    if (p.segment > 0 && thread_index() == 0) {
+      const float sum = p.gate != Gate::none ? beta[2 * kChunk - 1] * kLog2e : 0.0f;
+      p.work.bound[item] = s.bounds[0] + s.bounds[1] + sum;
+    }
+    invert<Triangles<64, scores::kPitch>>(matrix, thread_index() / 32, thread_index() % 32);
+    store_result<E>(matrix, static_cast<E*>(p.work.T) + item * (kChunk * kChunk));
+  }
 }
 
 }  // namespace deltic::gpu::gradient
