@@ -296,6 +296,9 @@ def suite_text(run: Run, suite: str) -> list[str]:
         mean = geometric_mean(ratio for ratio, _ in ratios)
         slowest = "; ".join(f"{label} ({ratio:.2f})" for ratio, label in ratios[:3])
         text += ["", f"Geometric mean of the ratios: {mean:.2f}. Slowest: {slowest}."]
+    elsewhere = sorted({r["measured"] for r in rows if "measured" in r})
+    if elsewhere:
+        text += ["", f"Measured before the other suites: {'; '.join(elsewhere)}."]
     errors = [r["errors"].get("o", 0) or 0 for r in rows if r.get("errors")]
     if errors and max(errors) > 0:
         text += ["", f"Largest relative error of o before the times: {100 * max(errors):.2f} %."]
@@ -368,6 +371,15 @@ def load(folder: Path) -> dict[str, Any]:
     return document
 
 
+def keep_suites(document: dict[str, Any], earlier: dict[str, Any]) -> None:
+    """Adds the suites of an earlier run that this one has not; their rows say where they are from."""
+    measured = {row["suite"] for row in document["cases"]}
+    about = f"{earlier.get('date', 'unknown date')} at {earlier.get('commit', 'unknown')}"
+    for row in earlier["cases"]:
+        if row["suite"] not in measured:
+            document["cases"].append({"measured": about, **row})
+
+
 def page(document: dict[str, Any], folder: Path) -> str:
     run = Run(document)
     machine = document.get("machine", {})
@@ -377,7 +389,7 @@ def page(document: dict[str, Any], folder: Path) -> str:
     text = [
         "# H200 benchmarks",
         "",
-        "Made by `bench/gpu_table.py` from one run of `bench/gpu.sh`; not edited by hand.",
+        "Made by `bench/gpu_table.py` from runs of `bench/gpu.sh`; not edited by hand.",
         "",
         f"Measured: {document.get('date', 'unknown date')}, {machine.get('gpu.0', 'unknown GPU')}, "
         f"driver {machine.get('driver', 'unknown')}; deltic {document.get('version', '')} at "
@@ -412,6 +424,9 @@ def page(document: dict[str, Any], folder: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="what bench/gpu.sh left")
+    parser.add_argument(
+        "--keep", action="store_true", help="suites that this run has not stay as h200.json has them"
+    )
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "benchmarks", metavar="FOLDER")
     args = parser.parse_args()
     try:
@@ -420,6 +435,9 @@ def main() -> int:
         print(f"gpu_table.py: {error}", file=sys.stderr)
         return 2
     args.to.mkdir(parents=True, exist_ok=True)
+    earlier = args.to / "h200.json"
+    if args.keep and earlier.is_file():
+        keep_suites(document, json.loads(earlier.read_text(encoding="utf-8")))
     (args.to / "h200.md").write_text(page(document, args.folder), encoding="utf-8")
     (args.to / "h200.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {args.to}/h200.md and h200.json")

@@ -3,13 +3,15 @@
 
     python bench/kernel_times.py [--rows NAME,...] [--repeats 5] [--check]
 
-Of each row forward and gradients in bf16, K = V = 128; microseconds of a call, by kernel. --check
+Of each row forward and gradients in bf16, K = V = 128; microseconds of a call, by kernel, each
+without the time in which the one before it still ran. --check
 compares the gradients with those of the same call in fp32, whose kernels are others.
 """
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import deltic
 import torch
@@ -71,6 +73,21 @@ def short(kernel: str) -> str:
     return re.sub(r"<.*|\(.*", "", kernel.removeprefix("void ")).split("::")[-1]
 
 
+def own_times(events: Iterable[Any], repeats: int) -> dict[str, float]:
+    """Microseconds of each kernel in a call, from the end of the one before it or its own start.
+
+    Launches overlap: a kernel's CTAs may be there, and wait, long before the last one's are gone.
+    """
+    times: dict[str, float] = {}
+    before = float("-inf")
+    for event in sorted(events, key=lambda event: event.time_range.end):
+        own = event.time_range.end - max(event.time_range.start, before)
+        before = max(before, event.time_range.end)
+        kernel = short(event.name)
+        times[kernel] = times.get(kernel, 0) + own / repeats
+    return times
+
+
 def profile(name: str, repeats: int) -> None:
     call = step(*make(name))
     call()
@@ -81,10 +98,8 @@ def profile(name: str, repeats: int) -> None:
         for _ in range(repeats):
             call()
         torch.cuda.synchronize()
-    times: dict[str, float] = {}
-    for event in found.key_averages():
-        kernel = short(event.key)
-        times[kernel] = times.get(kernel, 0) + event.device_time_total / repeats
+    kernels = [e for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    times = own_times(kernels, repeats)
     total = sum(times.values())
     peak = (torch.cuda.max_memory_allocated() - before) / 2**30
     print(f"{name}: {total:.0f} us of kernels, {peak:.2f} GiB beyond what was there")

@@ -181,6 +181,23 @@ def test_where_it_comes_from(made):
     assert document["first_call_ms"] == 2.1 and len(document["cases"]) == len(ROWS) + 1
 
 
+def test_suites_of_an_earlier_run_are_kept(made, tmp_path):
+    """With --keep; their sections, and no others, say where they are from."""
+    source, to = tmp_path / "run", tmp_path / "docs"
+    document = json.loads((source / "times.json").read_text())
+    document["cases"] = [row("growth", "KDA forward T=4096", 0.1)]
+    (source / "times.json").write_text(json.dumps(document))
+    (source / "run.json").write_text('{"commit": "def456", "command": "bench/gpu.sh times"}')
+    command = [sys.executable, str(TOOL), str(source), "--keep", "--to", str(to)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    page = (to / "h200.md").read_text()
+    sections = dict(part.split("\n", 1) for part in page.split("\n## ")[1:])
+    kept = "Measured before the other suites: 2026-11-15 at abc123."
+    assert kept not in sections["growth"] and "0.1000" in sections["growth"]
+    assert kept in sections["gdn_forward"] and kept in sections["kda_backward"]
+    assert "def456" in page.split("\n## ")[0]
+
+
 def refused(*command):
     """What a command says, in one sentence, of an argument that it does not take."""
     done = subprocess.run([str(x) for x in command], capture_output=True, text=True)

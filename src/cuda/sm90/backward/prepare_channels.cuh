@@ -374,8 +374,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 4 / Tr::kHalves)
     if (thread_index() == 0 && p.segment > 0) p.work.bound[item] = s.bounds[0] + s.bounds[1];
   }
   __syncthreads();  // the inverse
-  store_result<E, Tr::kThreads>(s.scores.l,
-                                       static_cast<E*>(p.work.T) + item * (kChunk * kChunk));
+  store_result<E, Tr::kThreads>(s.scores.l, static_cast<E*>(p.work.T) + item * (kChunk * kChunk));
   if (thread_index() == kSender) bulk_store_wait();
 }
 
