@@ -227,11 +227,11 @@ TEST_P(GpuRounds, HeadsHaveTheBitsOfTheirOwnCalls) {
 INSTANTIATE_TEST_SUITE_P(
     All, GpuRounds,
     testing::Values(
-        RoundsCase{"per channel, of odd heads", true, 3028, 131, 131, {}, false},
+        RoundsCase{"per channel, of odd heads", true, 6052, 131, 131, {}, false},
         RoundsCase{
-            "packed, with padding and parameters", true, 3028, 131, 131, {0, 1000, 2990}, true},
-        RoundsCase{"in segments", true, 3028, 130, 130, {}, false, 24 * 64},
-        RoundsCase{"per head, groups of two", false, 3988, 65, 130, {}, true}));
+            "packed, with padding and parameters", true, 6052, 131, 131, {0, 2000, 5990}, true},
+        RoundsCase{"in segments", true, 6052, 130, 130, {}, false, 24 * 64},
+        RoundsCase{"per head, groups of two", false, 10020, 65, 130, {}, true}));
 
 }  // namespace
 }  // namespace deltic::test

@@ -539,10 +539,10 @@ TEST_F(Program, ExplainsTheDivisionOfChains) {
   EXPECT_NE(given.find("asked for by split"), std::string::npos) << given;
   EXPECT_EQ(given.find(" rounds"), std::string::npos) << given;
   const std::string many = chains("dtype=bf16 H=264 split=off");
-  EXPECT_NE(many.find("; asked for by split; in 4 rounds, one after the other in the same "),
+  EXPECT_NE(many.find("; asked for by split; in 2 rounds, one after the other in the same "),
             std::string::npos)
       << many;
-  EXPECT_NE(many.find(" MiB of workspace, of 66 heads each"), std::string::npos) << many;
+  EXPECT_NE(many.find(" MiB of workspace, of 132 heads each"), std::string::npos) << many;
   EXPECT_NE(chains("dtype=f32 H=2")
                 .find("cuda.sm90.backward divides no work here: q, k and v are not bf16 or fp16"),
             std::string::npos);

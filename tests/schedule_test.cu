@@ -532,8 +532,8 @@ struct Sized {
 TEST(Rounds, BoundTheWorkspaceWhereItCostsNoTime) {
   const Gate channel = Gate::channel, head = Gate::head;
   EXPECT_EQ((Sized{channel, 1, 8192, 96}.rounds()), 2);  // a wave of 48 heads each
-  EXPECT_EQ((Sized{channel, 4, 4096, 64}.rounds()), 4);
-  EXPECT_EQ((Sized{head, 4, 4096, 64}.rounds()), 4);
+  EXPECT_EQ((Sized{channel, 4, 4096, 64}.rounds()), 2);
+  EXPECT_EQ((Sized{head, 4, 4096, 64}.rounds()), 1);     // a twentieth more time
   EXPECT_EQ((Sized{channel, 1, 8192, 32}.rounds()), 1);  // it is small enough
   // One round's chains would leave half of the SMs idle.
   EXPECT_EQ((Sized{channel, 1, 8192, 64}.rounds()), 1);
@@ -542,9 +542,9 @@ TEST(Rounds, BoundTheWorkspaceWhereItCostsNoTime) {
   EXPECT_EQ((Sized{channel, 66, 65536, 4}.rounds()), 4);
   EXPECT_EQ((Sized{channel, 66, 65536, 1, 4}.rounds()), 1);
   // Those of tests/gpu_rounds.cpp.
-  EXPECT_EQ((Sized{channel, 1, 3028, 131}.rounds()), 2);
-  EXPECT_EQ((Sized{channel, 1, 3028, 130}.rounds(24)), 2);
-  EXPECT_EQ((Sized{head, 1, 3988, 65, 2}.rounds()), 2);
+  EXPECT_EQ((Sized{channel, 1, 6052, 131}.rounds()), 2);
+  EXPECT_EQ((Sized{channel, 1, 6052, 130}.rounds(24)), 2);
+  EXPECT_EQ((Sized{head, 1, 10020, 65, 2}.rounds()), 2);
 }
 TEST(Rounds, AreTheBestOfAll) {
   for (const Gate gate : {Gate::head, Gate::channel}) {

@@ -117,7 +117,7 @@ void launch_single(const Problem& p, cudaStream_t stream) {
   if constexpr (!kVFirst && sizeof(E) == 2) {
     if (has_many) return launch_kind<E, kWidth, kVFirst, Kind::many>(p, stream);
   }
-  if constexpr (kVFirst) {
+  if constexpr (kVFirst && sizeof(E) == 4) {
     if (num_waves<TraitsOf<E, kWidth, kVFirst, false, Kind::quick>>(p) <= 1) {
       return launch_kind<E, kWidth, kVFirst, Kind::quick>(p, stream);
     }

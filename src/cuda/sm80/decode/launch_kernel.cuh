@@ -35,7 +35,6 @@ void launch(const Params& p, unsigned num_ctas, cudaStream_t stream) {
   DELTIC_INSTANTIATE_KIND(E, kWidth, kVFirst, Kind::trees)
 #define DELTIC_INSTANTIATE_HELD(E, kWidth)              \
   DELTIC_INSTANTIATE_KIND(E, kWidth, true, Kind::held); \
-  DELTIC_INSTANTIATE_KIND(E, kWidth, true, Kind::few);  \
-  DELTIC_INSTANTIATE_KIND(E, kWidth, true, Kind::quick)
+  DELTIC_INSTANTIATE_KIND(E, kWidth, true, Kind::few)
 
 }  // namespace deltic::gpu::decode

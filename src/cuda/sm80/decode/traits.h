@@ -105,7 +105,7 @@ enum class Kind {
   few,      // held, of so few heads that small parts of them all run at once
   single,   // one per sequence, dense: few threads per CTA, and nothing kept for later tokens
   many,     // the same of many sequences, where longer rows are worth more: 16-bit K-first
-  quick,    // the same of few heads, V-first: short chains of instructions
+  quick,    // the same of few heads, fp32 V-first: short chains of instructions
   trees,    // a token may start from another one than the one before it
   seeded    // any of them, 16-bit states rounded by chance
 };

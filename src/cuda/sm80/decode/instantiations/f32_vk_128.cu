@@ -4,4 +4,5 @@
 namespace deltic::gpu::decode {
 DELTIC_INSTANTIATE_DECODE(float, 128, true);
 DELTIC_INSTANTIATE_HELD(float, 128);
+DELTIC_INSTANTIATE_KIND(float, 128, true, Kind::quick);
 }  // namespace deltic::gpu::decode

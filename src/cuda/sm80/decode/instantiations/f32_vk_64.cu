@@ -4,4 +4,5 @@
 namespace deltic::gpu::decode {
 DELTIC_INSTANTIATE_DECODE(float, 64, true);
 DELTIC_INSTANTIATE_HELD(float, 64);
+DELTIC_INSTANTIATE_KIND(float, 64, true, Kind::quick);
 }  // namespace deltic::gpu::decode
