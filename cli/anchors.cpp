@@ -287,6 +287,7 @@ AnchorSuites anchor_suites(const std::string& path) {
   const Json document = read_json(path, "--anchors", expected);
   if (!document.is_object() || !document.contains("groups") || !document["groups"].is_array())
     refuse("which has no list of groups");
+  if (document["groups"].empty()) refuse("whose list of groups is empty");
   Anchors anchors;
   size_t group_number = 0;
   for (const Json& group : document["groups"]) {
@@ -304,6 +305,11 @@ AnchorSuites anchor_suites(const std::string& path) {
         refuse(which + " is no case (" + e.what() + ")");
       }
     }
+  }
+  if (anchors.result.rows.empty()) {
+    const std::vector<LeftOut>& others = anchors.result.left_out;
+    if (others.empty()) refuse("whose groups have no row");
+    refuse("of whose rows none can be measured (" + others[0].op + ": " + others[0].reason + ")");
   }
   std::stable_sort(anchors.result.rows.begin(), anchors.result.rows.end(),
                    [](const SuiteRow& a, const SuiteRow& b) { return a.suite < b.suite; });

@@ -22,19 +22,21 @@ Json load(const std::string& path) {
   }
   for (size_t i = 0; i < j["cases"].size(); ++i) {
     const Json& row = j["cases"][i];
-    if (row.is_object() && !row.contains("median_ms")) continue;
-    const auto has = [&](const char* key, auto is) {
-      return row.is_object() && row.contains(key) && is(row[key]);
+    const std::string which = "whose case " + std::to_string(i + 1) + " has ";
+    const auto need_text = [&](const char* key) {
+      if (!row.is_object() || !row.contains(key) || !row[key].is_string())
+        refuse(which + "no text " + key);
     };
-    const auto is_number = [](const Json& x) { return x.is_number(); };
-    const auto is_string = [](const Json& x) { return x.is_string(); };
-    for (const char* key : {"median_ms", "p10", "p90"}) {
-      if (!has(key, is_number))
-        refuse("whose case " + std::to_string(i + 1) + " has no number " + key);
+    need_text("suite"), need_text("case");
+    if (row.contains("threads") && !row["threads"].is_number_integer())
+      refuse(which + "threads that are no whole number");
+    // One that did not pass has a status and no times.
+    if (!row.contains("median_ms")) {
+      need_text("status");
+      continue;
     }
-    for (const char* key : {"suite", "case"}) {
-      if (!has(key, is_string))
-        refuse("whose case " + std::to_string(i + 1) + " has no text " + key);
+    for (const char* key : {"median_ms", "p10", "p90"}) {
+      if (!row.contains(key) || !row[key].is_number()) refuse(which + "no number " + key);
     }
   }
   return j;

@@ -238,6 +238,20 @@ TEST_F(Program, ArgumentsComeBeforeTheMachine) {
   }
 }
 
+// What is wrong with a setting is a fact beside others.
+TEST_F(Program, InfoNamesWrongVariables) {
+  for (const auto& [variable, fact] :
+       {std::pair("DELTIC_CHECKED", "checked    DELTIC_CHECKED is neither 0 nor 1\n"),
+        {"DELTIC_LOG", "log        DELTIC_LOG is not dispatch\n"}}) {
+    const Outcome wrong = run("info", std::string(variable) + "=nonsense");
+    EXPECT_EQ(wrong.status, 0) << wrong.text;
+    EXPECT_NE(wrong.text.find(fact), std::string::npos) << wrong.text;
+  }
+  EXPECT_NE(run("info").text.find("  log        off\n"), std::string::npos);
+  EXPECT_NE(run("info", "DELTIC_LOG=dispatch").text.find("  log        dispatch\n"),
+            std::string::npos);
+}
+
 // Once, before the work, not for every case.
 TEST_F(Program, WrongVariablesAreNamedOnce) {
   for (const char* variable : {"DELTIC_IMPL", "DELTIC_LOG", "DELTIC_CHECKED"}) {
@@ -346,13 +360,34 @@ TEST_F(Program, WrongFilesAreNamed) {
                                   "whose schema is deltic.info/1");
   expect_usage_error(
       compare, no_result + file(bench + "\"cases\": []}") + "which has no cases or no machine");
-  expect_usage_error(
-      compare, no_result + file(bench + "\"machine\": {}, \"cases\": [{}, {\"median_ms\": 1}]}") +
-                   "whose case 2 has no number p10");
+  expect_usage_error(compare, no_result + file(bench + "\"machine\": {}, \"cases\": [3]}") +
+                                  "whose case 1 has no text suite");
+  const std::string refused = "\"suite\": \"a\", \"case\": \"b\", \"status\": \"refused\"";
+  for (const auto& [row, what] :
+       {std::pair("{}", "no text suite"),
+        {"{\"suite\": \"a\"}", "no text case"},
+        {"{\"suite\": \"a\", \"case\": \"b\"}", "no text status"},
+        {"{\"suite\": \"a\", \"case\": \"b\", \"threads\": \"1\"}",
+         "threads that are no whole number"},
+        {"{\"suite\": \"a\", \"case\": \"b\", \"median_ms\": 1}", "no number p10"}}) {
+    const std::string text =
+        bench + "\"machine\": {}, \"cases\": [{" + refused + "}, " + row + "]}";
+    expect_usage_error(compare, no_result + file(text) + "whose case 2 has " + what);
+  }
+  file(bench + "\"machine\": {}, \"cases\": [{" + refused + "}]}");
+  expect_usage_error(compare, "--compare: no row is in both results");
   for (const char* text : {"[]", "{}", "{\"groups\": 3}"})
     expect_usage_error(anchors, no_times + file(text) + "which has no list of groups");
   expect_usage_error(anchors,
+                     no_times + file("{\"groups\": []}") + "whose list of groups is empty");
+  expect_usage_error(anchors,
                      no_times + file("{\"groups\": [{}]}") + "whose group 1 has no list of rows");
+  expect_usage_error(
+      anchors, no_times + file("{\"groups\": [{\"rows\": []}]}") + "whose groups have no row");
+  expect_usage_error(
+      anchors, no_times + file("{\"groups\": [{\"rows\": [{\"op\": \"abacus\"}]}]}") +
+                   "of whose rows none can be measured (abacus: an operation that bench does not "
+                   "know)");
   expect_usage_error(
       anchors, no_times + file("{\"groups\": [{\"rows\": []}, {\"rows\": [{\"op\": 3}]}]}") +
                    "whose group 2, row 1 lacks a key of its operation, or has one of another type");

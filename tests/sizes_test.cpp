@@ -569,6 +569,124 @@ TEST(NothingToDo, Conv) {
   }
 }
 
+// ---- Lists that name no slot ------------------------------------------------------------------
+
+// Runs a call in the workspace that its query asks for.
+template <class Tensors>
+void expect_runs(deltic_status (*query)(const deltic_options*, const Tensors*, void*, uint64_t*),
+                 deltic_status (*run)(const deltic_options*, const Tensors*,
+                                      const deltic_workspace*, void*),
+                 const deltic_options& o, const Tensors& t) {
+  uint64_t bytes = 0;
+  ASSERT_EQ(query(&o, &t, nullptr, &bytes), DELTIC_OK) << deltic_last_error();
+  ASSERT_LT(bytes, uint64_t{1} << 24);
+  Scratch workspace(bytes);
+  const deltic_workspace w = workspace.c();
+  EXPECT_EQ(run(&o, &t, &w, nullptr), DELTIC_OK) << deltic_last_error();
+}
+
+deltic_tensor list_of(int32_t* numbers, int64_t count) {
+  deltic_tensor t = view({count}, DELTIC_I32);
+  t.data = numbers;
+  return t;
+}
+
+// No tokens, and slots or checkpoints that are none: of 2^36 heads nobody writes a state.
+TEST_P(EmptyCall, NoSlotOfManyHeads) {
+  const Deadline deadline;
+  const deltic_op op = GetParam();
+  const auto run = op == DELTIC_FORWARD ? deltic_forward : deltic_decode;
+  const auto query = op == DELTIC_FORWARD ? deltic_forward_workspace : deltic_decode_workspace;
+  int32_t none[] = {-1, -1, -1}, empty[] = {0, 0, 0, 0}, counts[] = {0, 1, 2, 2};
+  for (const char* impl : names(op)) {
+    for (Sizes s :
+         {Sizes{.B = 3, .T = 0, .HV = power(36)}, Sizes{.T = 0, .HV = power(36), .N = 3}}) {
+      SCOPED_TRACE(impl + (" " + text_of(s)));
+      s.dtype = dtype_for(impl);
+      deltic_options o = options_of(s, impl);
+      for (const int32_t checked : {1, 2}) {
+        o.checked = checked;
+        deltic_tensors t = tensors_of(s);
+        if (s.N >= 0) t.cu_seqlens = list_of(empty, 4);
+        const deltic_tensors without = t;
+        t.state_pool = view({0, s.HV, s.K, s.V});
+        t.read_index = list_of(none, 3);
+        expect_runs(query, run, o, t);
+        t.write_index = list_of(none, 3);
+        expect_runs(query, run, o, t);
+        t.write_pool = t.state_pool;
+        expect_runs(query, run, o, t);
+        t = without;
+        t.ckpt_cu = list_of(counts, 4);
+        t.ckpt_tokens = list_of(empty, 2), t.ckpt_slots = list_of(none, 2);
+        t.ckpt_states = view({0, s.HV, s.K, s.V});
+        if (op == DELTIC_FORWARD) expect_runs(query, run, o, t);
+      }
+    }
+  }
+}
+
+// A call without tokens brings states to their slots all the same.
+TEST_P(EmptyCall, StatesGoToTheirSlots) {
+  const deltic_op op = GetParam();
+  const auto run = op == DELTIC_FORWARD ? deltic_forward : deltic_decode;
+  const auto query = op == DELTIC_FORWARD ? deltic_forward_workspace : deltic_decode_workspace;
+  for (const char* impl : names(op)) {
+    SCOPED_TRACE(impl);
+    const Sizes s{.B = 3, .T = 0, .HV = 2, .dtype = dtype_for(impl)};
+    float pool[] = {1, 2, 3, 4, 5, 6, 7, 8};
+    int32_t read[] = {-1, 0, -1}, write[] = {-1, 2, 3};
+    deltic_tensors t = tensors_of(s);
+    t.state_pool = view_of(pool, {4, 2, 1, 1});
+    t.state_pool.strides[0] = 2, t.state_pool.strides[1] = t.state_pool.strides[2] = 1;
+    t.read_index = list_of(read, 3), t.write_index = list_of(write, 3);
+    expect_runs(query, run, options_of(s, impl), t);
+    EXPECT_EQ(std::vector<float>(pool, pool + 8), (std::vector<float>{1, 2, 3, 4, 1, 2, 0, 0}));
+  }
+}
+
+TEST(NothingToDo, NoSlotOfManyLayers) {
+  const Deadline deadline;
+  int32_t none[] = {-1, -1}, accepted[] = {1, 1};
+  float x = 0;
+  for (const auto& [layers, heads] : {std::pair(power(40), power(0)), {power(0), power(40)}}) {
+    for (const char* impl : names(DELTIC_MOVE)) {
+      SCOPED_TRACE(impl);
+      deltic_move_tensors t;
+      deltic_move_tensors_init(&t, sizeof t);
+      t.state_pool = view({layers, 0, heads, 1, 1});
+      t.read_index = t.write_index = list_of(none, 2);
+      expect_runs(deltic_move_workspace, deltic_move, options_of({}, impl), t);
+    }
+    for (const char* impl : names(DELTIC_COMMIT)) {
+      SCOPED_TRACE(impl);
+      deltic_commit_tensors t;
+      deltic_commit_tensors_init(&t, sizeof t);
+      t.state_pool = view({layers, 0, heads, 1, 1});
+      t.record = view_of(&x, {layers, 2, 1, heads, 2});
+      t.accepted = list_of(accepted, 2);
+      t.read_index = t.write_index = list_of(none, 2);
+      expect_runs(deltic_commit_workspace, deltic_commit, options_of({}, impl), t);
+    }
+  }
+}
+
+TEST(NothingToDo, NoSlotOfManyChannels) {
+  const Deadline deadline;
+  int32_t none[] = {-1, -1};
+  float x = 0;
+  for (const char* impl : names(DELTIC_CONV)) {
+    SCOPED_TRACE(impl);
+    deltic_conv_tensors t;
+    deltic_conv_tensors_init(&t, sizeof t);
+    t.x = t.out = view({2, 0, power(40)});
+    t.weight = view_of(&x, {power(40), 1});
+    t.state_pool = view({0, power(40), 1});
+    t.read_index = list_of(none, 2);
+    expect_runs(deltic_conv_workspace, deltic_conv, options_of({}, impl), t);
+  }
+}
+
 // ---- Strides and buffers ----------------------------------------------------------------------
 
 // A stride means nothing where there is one element, whatever it is.

@@ -3,9 +3,11 @@
 
 A fault is found when a test fails that passes without it. First the test that should see it is
 built and run; where that one passes, the whole quick set is. A fault that no test sees is a
-survivor: a test is missing. Not part of CI, which only checks that the list still fits the code.
+survivor: a test is missing. Not part of CI, which only checks that the list fits the code and the
+results fit the list.
 
-  tools/plant_faults.py --check           every entry applies, its test exists; in a second
+  tools/plant_faults.py --check           every entry applies, its test exists and it was found;
+                                          the page is that of the results; in a second
   tools/plant_faults.py --list            the entries, and what is known of them
   tools/plant_faults.py                   all of them: hours on two cores
   tools/plant_faults.py --resume          those without a result in this tree
@@ -118,8 +120,8 @@ def read_list() -> list[Fault]:
     return faults
 
 
-def check(faults: list[Fault]) -> int:
-    """How many entries do not apply or name a test that is not there."""
+def check(faults: list[Fault]) -> list[str]:
+    """Sentences on entries that do not apply or name a test that is not there."""
     texts: dict[str, str] = {}
     wrong = []
     programs = (ROOT / "tests/CMakeLists.txt").read_text()
@@ -134,12 +136,30 @@ def check(faults: list[Fault]) -> int:
             check_test(fault, programs)
         except Wrong as error:
             wrong.append(str(error))
-    for line in wrong:
-        print(line)
-    print(
-        f"{len(faults)} planted faults in {len({f.room for f in faults})} rooms, {len(wrong)} wrong"
-    )
-    return len(wrong)
+    return wrong
+
+
+def check_results(faults: list[Fault], results: dict[str, dict[str, str]], page: str) -> list[str]:
+    """Sentences on entries that were not found as they are, and on a page of other results."""
+    others: dict[str, list[str]] = {}
+    for fault in faults:
+        verdict = newest(fault, results)["verdict"]
+        if verdict != "found":
+            others.setdefault(verdict, []).append(fault.id)
+    wrong = [
+        f"{RESULTS}: expected every fault found as it is in {LIST}, got {verdict}: {' '.join(ids)} "
+        f"(tools/plant_faults.py --only {' '.join(ids)})"
+        for verdict, ids in others.items()
+    ]
+    expected = table(faults, results)
+    if page != expected:
+        rows = set(page.splitlines()) ^ set(expected.splitlines())
+        ids = [fault.id for fault in faults if any(r.startswith(f"| {fault.id} |") for r in rows)]
+        wrong.append(
+            f"{TABLE}: expected what tools/plant_faults.py --table writes, got another text"
+            + (f", that of {' '.join(ids)} among it" if ids else "")
+        )
+    return wrong
 
 
 def check_test(fault: Fault, programs: str) -> None:
@@ -410,12 +430,17 @@ def results_of(fault: Fault, results: dict[str, dict[str, str]]) -> list[dict[st
     return sorted(mine, key=lambda r: r["date"])
 
 
+def newest(fault: Fault, results: dict[str, dict[str, str]]) -> dict[str, str]:
+    """The fault's last result; one without a date where there is none."""
+    none = {"verdict": "not run", "by": "", "commit": "", "date": ""}
+    return (results_of(fault, results) or [none])[-1]
+
+
 def table(faults: list[Fault], results: dict[str, dict[str, str]]) -> str:
     """The paper: what was planted where, and who saw it."""
-    newest = {fault.id: (results_of(fault, results) or [None])[-1] for fault in faults}
-    known = [r for r in newest.values() if r is not None]
-    verdicts = Counter(r["verdict"] if r else "not run" for r in newest.values())
-    dates = sorted({r["date"][:10] for r in known})
+    last = {fault.id: newest(fault, results) for fault in faults}
+    verdicts = Counter(r["verdict"] for r in last.values())
+    dates = sorted({r["date"][:10] for r in last.values() if r["date"]})
     lines = [
         "# Planted faults",
         "",
@@ -434,7 +459,7 @@ def table(faults: list[Fault], results: dict[str, dict[str, str]]) -> str:
         lines += [f"## {room}", ""]
         lines += ["| fault | file | verdict | by | commit |", "| --- | --- | --- | --- | --- |"]
         for fault in (f for f in faults if f.room == room):
-            found = newest[fault.id] or {"verdict": "not run", "by": "", "commit": ""}
+            found = last[fault.id]
             cells = [fault.id, f"`{fault.file}`", found["verdict"], found["by"], found["commit"]]
             lines.append(f"| {' | '.join(cells)} |")
         lines.append("")
@@ -452,7 +477,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--check", action="store_true", help="only look whether the list fits")
+    parser.add_argument("--check", action="store_true", help="only look whether all of it fits")
     parser.add_argument("--list", action="store_true", help="print the list and what is known")
     parser.add_argument("--table", action="store_true", help=f"write {TABLE} from the results")
     parser.add_argument("--resume", action="store_true", help="skip what has a result in this tree")
@@ -469,20 +494,26 @@ def main() -> int:
     options = parser.parse_args()
 
     every = read_list()
-    if check(every):
-        return 1
-    if options.check:
-        return 0
-    faults = selected(every, options.only) if options.only else every
-    folder = Path(options.work) if os.path.isabs(options.work) else ROOT / options.work
     store = ROOT / RESULTS
     results = load_results(store)
+    wrong = check(every)
+    if options.check:
+        page = ROOT / TABLE
+        wrong += check_results(every, results, page.read_text() if page.exists() else "")
+    for line in wrong:
+        print(line)
+    rooms = {fault.room for fault in every}
+    print(f"{len(every)} planted faults in {len(rooms)} rooms, {len(wrong)} wrong")
+    if wrong or options.check:
+        return 1 if wrong else 0
+    faults = selected(every, options.only) if options.only else every
+    folder = Path(options.work) if os.path.isabs(options.work) else ROOT / options.work
     if options.table:
         (ROOT / TABLE).write_text(table(every, results))
         return 0
     if options.list:
         for fault in faults:
-            last = (results_of(fault, results) or [{"verdict": "not run", "by": ""}])[-1]
+            last = newest(fault, results)
             print(f"{fault.id:36} {fault.room:16} {last['verdict']:9} {last['by']}")
         return 0
 

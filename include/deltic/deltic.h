@@ -10,7 +10,9 @@
  *     o_t = scale * S_t^T q_t            scale defaults to K^-1/2
  *
  * Letters: B batch, T tokens, N sequences, H query/key heads, HV value heads (a multiple of H; value
- * head h reads q/k head h / (HV/H)), K key width (at most 256), V value width (any).
+ * head h reads q/k head h / (HV/H)), K key width (at most 256), V value width (any). No tensor has
+ * or spans more than 2^56 elements (a size of 0 counts as 1), nor are there more than 2^56 numbers
+ * N*HV*K*V of states, of all layers.
  *
  * Contract of every call
  *  - Threads: all functions are thread-safe; two calls may run at once if neither writes what the

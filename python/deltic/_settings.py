@@ -155,6 +155,7 @@ def show_config(mode: str = "stdout") -> dict[str, dict[str, str]] | None:
             "torch": facts["torch"],
             "threads": facts["threads"],
             "checked": facts["checked"],
+            "log": facts["log"],
         },
         "implementations": {name: " ".join(found) for name, found in implementations.items()},
         "not usable here": missing,

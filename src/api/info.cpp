@@ -32,6 +32,8 @@ deltic_status deltic_info(deltic_info_fn fn, void* user) {
     fn(user, "threads", std::to_string(default_threads()).c_str());
     constexpr const char* kChecked[] = {"DELTIC_CHECKED is neither 0 nor 1", "off", "on"};
     fn(user, "checked", kChecked[checked_setting() + 1]);
+    constexpr const char* kLog[] = {"DELTIC_LOG is not dispatch", "off", "dispatch"};
+    fn(user, "log", kLog[log_setting() + 1]);
   });
 }
 

@@ -249,7 +249,7 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
     return;
   }
   check_values(p, memory);
-  if (!works) return;
+  if (!works || !lists_leave_work(p)) return;
   if (p.checked) check_finite(p);
   const int threads = p.threads;
   p.threads = threads_to_be_had(p.threads);

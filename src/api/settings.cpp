@@ -79,15 +79,21 @@ bool default_checked(const char* op) {
   return on == 1;
 }
 
+int32_t log_setting() {
+  if (g_has_log.load()) return 1;
+  const char* text = std::getenv("DELTIC_LOG");
+  if (text == nullptr || text[0] == '\0') return 0;
+  return std::strcmp(text, "dispatch") == 0 ? 1 : -1;
+}
+
 bool logs_dispatch(const char* op) {
   if (t_is_in_log) return false;
-  if (g_has_log.load()) return true;
-  const char* text = std::getenv("DELTIC_LOG");
-  if (text == nullptr || text[0] == '\0') return false;
-  if (std::strcmp(text, "dispatch") != 0) {
-    fail(DELTIC_INVALID_ARGUMENT, op, ": DELTIC_LOG: expected dispatch, got ", text);
+  const int32_t on = log_setting();
+  if (on < 0) {
+    fail(DELTIC_INVALID_ARGUMENT, op, ": DELTIC_LOG: expected dispatch, got ",
+         std::getenv("DELTIC_LOG"));
   }
-  return true;
+  return on == 1;
 }
 
 void log_line(const std::string& line) {

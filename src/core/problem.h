@@ -306,6 +306,22 @@ inline Sequence sequence(const Problem& p, int64_t n) {
   }
   return s;
 }
+// Whether the lists leave a call that has work by its shapes something to write: of one without
+// tokens, and of those that write states alone, they may name no slot, for 2^50 heads or layers.
+// Needs what sequence() needs.
+inline bool lists_leave_work(const Problem& p) {
+  const bool has_rows = p.T > 0 && p.op != DELTIC_COMMIT;
+  if (has_rows || p.save != DELTIC_SAVE_NONE || writes_updates(p)) return true;
+  if (!p.is_pool && (p.state_out || !p.ckpt)) return true;
+  for (int64_t n = 0; n < p.N; ++n) {
+    const Sequence s = sequence(p, n);
+    if (p.is_pool && s.write_slot >= 0) return true;
+    for (int64_t m = s.ckpt_begin; m < s.ckpt_end; ++m) {
+      if (checkpoint_slot(p, m) >= 0) return true;
+    }
+  }
+  return false;
+}
 // Slot of the state after token t (0-based) of a sequence; -1: not kept.
 inline int64_t token_slot(const Problem& p, const Sequence& s, int64_t t) {
   if (p.write_index.n1 > 0) return named_slot(p, p.write_index(s.n, t));

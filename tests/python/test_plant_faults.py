@@ -1,4 +1,4 @@
-"""tools/plant_faults.py: what applies, who is said to have found a fault, and the table."""
+"""tools/plant_faults.py: what applies, who is said to have found a fault, table and results."""
 
 import importlib.util
 import sys
@@ -64,3 +64,25 @@ def test_table_has_the_newest_result_of_each():
     assert "| two | `src/a.cpp` | survived |  | c1 |" in text
     assert "## s\n" in text and "| three | `src/a.cpp` | not run |  |  |" in text
     assert "not run" in plant_faults.table(faults, {})
+
+
+def test_check_names_what_was_not_found_and_an_old_page():
+    faults = [fault(), fault(id="two", old="c"), fault(id="three", old="d")]
+
+    def result(verdict):
+        return {"verdict": verdict, "by": "x_test", "commit": "c", "date": "2026-01-01T00:00"}
+
+    results = {f"{f.digest} t": result("found") for f in faults}
+    page = plant_faults.table(faults, results)
+    assert plant_faults.check_results(faults, results, page) == []
+
+    changed = [faults[0], fault(id="two", old="c", new="another"), faults[2]]
+    results[f"{faults[2].digest} t"] = result("survived")
+    assert plant_faults.check_results(changed, results, page) == [
+        "tests/faults_results.json: expected every fault found as it is in tests/faults.toml, got "
+        f"{verdict}: {name} (tools/plant_faults.py --only {name})"
+        for verdict, name in (("not run", "two"), ("survived", "three"))
+    ] + [
+        "docs/planted_faults.md: expected what tools/plant_faults.py --table writes, got another "
+        "text, that of two three among it"
+    ]

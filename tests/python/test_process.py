@@ -261,6 +261,9 @@ def test_info():
     facts = deltic.info()
     assert facts["version"] == deltic.__version__ and facts["torch"] == torch.__version__
     assert {"compiler", "cuda", "cpu.found", "cpu.used", "threads"} <= facts.keys()
+    code = "import deltic; print(deltic.show_config('dicts')['process']['log'])"
+    assert python(code, DELTIC_LOG="dispatch") == "dispatch"
+    assert python(code, DELTIC_LOG="loud") == "DELTIC_LOG is not dispatch"
 
 
 def test_types_follow_the_arguments(tmp_path, monkeypatch):
