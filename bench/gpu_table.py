@@ -372,7 +372,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def keep_suites(document: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """Adds the suites of an earlier run that this one has not; their rows say where they are from."""
+    """Adds the suites of an earlier run that this one has not; rows say where they are from."""
     measured = {row["suite"] for row in document["cases"]}
     about = f"{earlier.get('date', 'unknown date')} at {earlier.get('commit', 'unknown')}"
     for row in earlier["cases"]:
@@ -425,7 +425,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="what bench/gpu.sh left")
     parser.add_argument(
-        "--keep", action="store_true", help="suites that this run has not stay as h200.json has them"
+        "--keep", action="store_true", help="suites that this run has not stay as they are there"
     )
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "benchmarks", metavar="FOLDER")
     args = parser.parse_args()
