@@ -20,6 +20,7 @@ demo: ## install what is missing, build library and program, run `deltic demo`
 	  -DDELTIC_CUDA=$$(nvidia-smi -L >/dev/null 2>&1 && echo AUTO || echo OFF)
 	@cmake --build build/native
 	@build/native/cli/deltic demo
+	@echo "The program is build/native/cli/deltic, for this machine's CPU."
 
 .PHONY: test
 test: ## everything CI runs: checks, builds, tests, sanitizers, install, examples

@@ -301,6 +301,12 @@ int run(int argc, char** argv, bool is_quick) {
         explain.line += (explain.line.empty() ? "" : " ") + word;
       return run_explain(explain);
     }
+    // The program's own loops take as many as OpenMP has, and libgomp dies of 70,000.
+    constexpr int kMostThreads = 4096;
+    if (const int threads = deltic::num_threads(); threads > kMostThreads) {
+      throw UsageError("OMP_NUM_THREADS: expected at most " + std::to_string(kMostThreads) +
+                       ", got " + std::to_string(threads));
+    }
     if (verify_command->parsed()) return run_verify(verify);
     if (demo_command->parsed()) return run_demo(demo);
     if (threshold->count() > 0) {

@@ -191,6 +191,11 @@ TEST_F(Program, WrongSettingsAndCasesAreNamed) {
   EXPECT_EQ(checked.status, 2);
   EXPECT_NE(checked.text.find("DELTIC_CHECKED: expected 0 or 1, got yes"), std::string::npos)
       << checked.text;
+  const Outcome threads = run("demo --step 2", "OMP_NUM_THREADS=70000");
+  EXPECT_EQ(threads.status, 2);
+  EXPECT_NE(threads.text.find("OMP_NUM_THREADS: expected at most 4096, got 70000"),
+            std::string::npos)
+      << threads.text;
   for (const char* command : {"explain 'decode dense=1x2'", "explain 'decode dense=0x2'"}) {
     const Outcome log = run(command, "DELTIC_LOG=loud");
     EXPECT_EQ(log.status, 2) << log.text;

@@ -107,7 +107,7 @@ def direct_calls() -> tuple[Direct, Direct] | None:
     autocast, profiling) they ask for in every call, and then return None.
     """
     c, tensor = torch._C, torch.Tensor
-    said = os.environ.get("DELTIC_DIRECT", "1")
+    said = os.environ.get("DELTIC_DIRECT") or "1"
     if said not in ("0", "1"):
         raise ImportError(f"deltic: DELTIC_DIRECT: expected 0 or 1, got {said!r}")
     # Without the lock for all threads Python's rules about references are others.

@@ -117,7 +117,8 @@ def name_word(op: str, impl: str | None) -> str:
     """The word that names an implementation."""
     if impl is None:
         return ""
-    if not isinstance(impl, str) or not impl or " " in impl:
+    is_name = isinstance(impl, str) and impl.isascii() and impl.isprintable() and " " not in impl
+    if not is_name or not impl:
         raise ValueError(f"{op}: impl: expected an implementation's name, got {impl!r}")
     return f" impl={impl}"
 

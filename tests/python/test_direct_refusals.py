@@ -212,6 +212,7 @@ def test_settings_go_by_the_operator(taken, monkeypatch):
 def test_a_switch_turns_them_off():
     code = "from deltic import _library; print(_library.DIRECT_FORWARD, _library.DIRECT_DECODE)"
     assert python(code, DELTIC_DIRECT="0") == "None None"
+    assert "None" not in python(code, DELTIC_DIRECT="")  # as if it were not there
     code = "try:\n    import deltic\nexcept ImportError as error:\n    print(error)"
     assert python(code, DELTIC_DIRECT="no") == "deltic: DELTIC_DIRECT: expected 0 or 1, got 'no'"
 
