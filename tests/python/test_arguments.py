@@ -282,7 +282,9 @@ def test_a_named_implementation_is_the_one_that_runs(function, capfd, monkeypatc
 
 
 @pytest.mark.parametrize("function", ("delta_rule", "chunk_cumsum"))
-@pytest.mark.parametrize("name", ("", "cpu.plain ", "cpu.plain\nfinal", "cpu.plain\0", "cpu.\ud800"))
+@pytest.mark.parametrize(
+    "name", ("", "cpu.plain ", "cpu.plain\nfinal", "cpu.plain\0", "cpu.\ud800")
+)
 def test_what_is_no_name_of_an_implementation(function, name):
     with pytest.raises(ValueError, match=f"{function}: impl: expected an implementation's name"):
         run(function, impl=name)
