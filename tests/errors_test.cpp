@@ -331,8 +331,8 @@ const Wrong kTensorErrors[] = {
     {"recurrent_from_over_output", F,
      [](World& w) {
        w.options.form = DELTIC_FORM_RECURRENT;
-       w.t.recurrent_from = w.memory.list({1});
-       w.t.o.data = w.t.recurrent_from.data;
+       w.t.recurrent_from = w.memory.list({1}, DType::i32);
+       w.t.recurrent_from.data = w.t.o.data;  // the list is the smaller one: nothing else is hit
      },
      "o: expected memory of its own, got an overlap with recurrent_from"},
     {"no_q", F, [](World& w) { w.t.q = none(); }, "q: expected a tensor, got none"},
