@@ -98,7 +98,6 @@ int64_t rounds_of(const Problem& p, int segment) {
 // Shared memory of prepare, gates per head or none: k and q, or their products in that place;
 // numbers of rows; a head's matrix.
 scores::Params scores_params(const Problem& p) {
-  constexpr int32_t kMatrixBytes = kChunk * scores::kPitch * 4;
   scores::Params x{};
   x.K = static_cast<int32_t>(p.K), x.width = x.K, x.W = kChunk;
   x.gate = p.gate, x.scale = p.scale;

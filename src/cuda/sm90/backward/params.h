@@ -5,11 +5,14 @@
 
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/scores/params.h"
+#include "cuda/sm80/scores/traits.h"
 #include "cuda/tile/chunks.cuh"
 
 namespace deltic::gpu::gradient {
 
 inline constexpr int kChunk = kTileTokens;
+// A result of 64 x 64 in the shared memory of prepare, gates per head or none.
+inline constexpr int32_t kMatrixBytes = kChunk * scores::kPitch * 4;
 // Numbers of a token that its head's kernels share: the chains take those up to beta, the gradients
 // beta and those behind it, per channel the first two.
 enum Row : int {

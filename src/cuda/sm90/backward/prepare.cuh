@@ -139,7 +139,6 @@ __device__ void store_result(const float* m, void* to) {
 
 // What a CTA has in shared memory behind rows of q and k, and numbers of rows: beta k k^T of a head
 // with decays, then its inverse. Products without them take the place of q and k.
-inline constexpr int kMatrixBytes = kChunk * scores::kPitch * 4;
 __device__ inline float* matrix_of(const Params& p, unsigned char* smem) {
   return reinterpret_cast<float*>(smem + p.scores.smem_bytes - kMatrixBytes);
 }
