@@ -2,9 +2,9 @@
 # On a machine with a GPU: correctness against the oracle, calls beside what else runs, Python, sanitizers, times; a short
 # table last.
 #   bench/gpu.sh [--build FOLDER] [--out FOLDER] [STEP...]
-# FOLDER (default build/release) holds a build with DELTIC_CUDA=ON (step python: and DELTIC_BUILD_TORCH=ON),
+# FOLDER (default build/release) holds a build with DELTIC_CUDA=ON (steps python and soak: and DELTIC_BUILD_TORCH=ON),
 # or what `bench/gpu.sh [--build FOLDER] --pack TO` made of one for a machine that builds nothing.
-# Steps: verify tests progress python sanitize times (default: all). Results go to --out (default build/gpu): logs,
+# Steps: verify tests progress python soak sanitize times (default: all). Results go to --out (default build/gpu): logs,
 # verify.json, times.json and the page h200.md with h200.json; `bench/gpu_table.py OUT` writes both to docs.
 # DELTIC_COMMIT names the commit where there is no git; DELTIC_GPU_SUITES ("--suite NAME ...") and
 # DELTIC_GPU_SECONDS (default 420) are for the times, DELTIC_IMPL as everywhere, PYTHON is the interpreter.
@@ -26,12 +26,12 @@ while [ "$#" -gt 0 ]; do
       esac
       shift 2
       ;;
-    verify | tests | progress | python | sanitize | times) steps+=("$1") && shift ;;
+    verify | tests | progress | python | soak | sanitize | times) steps+=("$1") && shift ;;
     -h | --help) sed -n '2,11s/^# \{0,1\}//p' bench/gpu.sh && exit 0 ;;
-    *) echo "gpu.sh: expected verify, tests, progress, python, sanitize or times, got $1" >&2 && exit 2 ;;
+    *) echo "gpu.sh: expected verify, tests, progress, python, soak, sanitize or times, got $1" >&2 && exit 2 ;;
   esac
 done
-[ "${#steps[@]}" -gt 0 ] || steps=(verify tests progress python sanitize times)
+[ "${#steps[@]}" -gt 0 ] || steps=(verify tests progress python soak sanitize times)
 python=${PYTHON:-python3}
 commit=${DELTIC_COMMIT:-}
 if [ -z "$commit" ] && [ -f "$build/commit" ]; then commit=$(cat "$build/commit"); fi
@@ -108,8 +108,8 @@ if wants tests; then test=$(need "the GPU's tests" gpu_test tests/gpu_test) || e
 if wants progress; then
   progress=$(need "the test of progress" gpu_progress tests/gpu_progress) || exit 2
 fi
-if wants python; then
-  need "the torch operators (DELTIC_BUILD_TORCH=ON; steps other than python go without)" \
+if wants python || wants soak; then
+  need "the torch operators (DELTIC_BUILD_TORCH=ON; steps other than python and soak go without)" \
     python/deltic/libdeltic_torch.so bindings/torch/libdeltic_torch.so >/dev/null || exit 2
 fi
 seconds=${DELTIC_GPU_SECONDS:-420}
@@ -176,17 +176,28 @@ if wants progress; then
   say progress "$code" "$(last "$out/progress.log")"
 fi
 
-if wants python; then
+if wants python || wants soak; then
   place=$build/python
   [ -f "$place/deltic/libdeltic_torch.so" ] || { place=$out/python && lay_out_python "$place"; }
-  # Without LD_LIBRARY_PATH, as a user's process: the package brings what it needs.
-  env -u LD_LIBRARY_PATH PYTHONPATH="$place:$place/lib" PYTHONDONTWRITEBYTECODE=1 timeout -k 5 240 \
-    "$python" -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda.py tests/python/test_cuda_training.py \
+fi
+# in_python SECONDS ARGUMENTS...: without LD_LIBRARY_PATH, as a user's process: the package brings what it needs.
+in_python() {
+  env -u LD_LIBRARY_PATH PYTHONPATH="$place:$place/lib" PYTHONDONTWRITEBYTECODE=1 timeout -k 5 "$1" "$python" "${@:2}"
+}
+if wants python; then
+  in_python 240 -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda.py tests/python/test_cuda_training.py \
     >"$out/python.log" 2>&1
   code=$?
   grep -E '^(FAILED|ERROR|E  )|No module' "$out/python.log" | head -n 20
   grep -q ' passed' "$out/python.log" || code=1  # all skipped: nothing was shown
   say python "$code" "$(tail -n 1 "$out/python.log")"
+fi
+
+if wants soak; then
+  in_python 180 tests/python/soak.py --steps 10000 --seconds 150 >"$out/soak.log" 2>&1
+  code=$?
+  grep -E 'steps, .* tokens of' "$out/soak.log"
+  say soak "$code" "$(last "$out/soak.log")"
 fi
 
 if wants sanitize; then

@@ -46,6 +46,20 @@ constexpr Operation kOperations[] = {
      "forward gate=head dense=1x4096 H=16 HV=32 K=128 V=128 dtype=bf16 init=1 split=off"},
     {"DeltaNet", "cuda.sm90.forward",
      "forward gate=none dense=1x4096 H=32 K=128 V=128 dtype=bf16 split=off"},
+    {"KDA backward", "cuda.sm90.backward",
+     "backward gate=channel dense=1x2048 H=16 K=128 V=128 dtype=bf16 l2norm=1 init=1 state=vk "
+     "save=all split=off"},
+    {"GDN backward", "cuda.sm90.backward",
+     "backward gate=head dense=1x2048 H=8 HV=16 K=128 V=128 dtype=bf16 init=1 save=states "
+     "split=off"},
+    {"backward in fp32", "cuda.general",
+     "backward gate=channel dense=1x512 H=4 HV=8 K=64 V=64 dtype=f32 init=1 save=none split=off"},
+    {"decode", "cuda.decode",
+     "decode gate=channel form=bounded dense=32x1 H=8 HV=16 K=128 V=128 dtype=bf16 gdtype=bf16 "
+     "beta=sigmoid l2norm=1 pool=inplace state=vk"},
+    {"decode of four", "cuda.decode",
+     "decode gate=head dense=16x4 H=8 HV=16 K=128 V=128 dtype=bf16 pool=tokens state=vk "
+     "sdtype=bf16"},
 };
 // Of every operation, quick to draw and to check; more sequences than carriers and fewer.
 constexpr Operation kSmall[] = {
@@ -56,6 +70,21 @@ constexpr Operation kSmall[] = {
      "forward gate=head seqs=130,0,64,257 H=2 HV=4 K=128 V=128 dtype=bf16 init=1 split=off"},
     {"DeltaNet", "cuda.sm90.forward",
      "forward gate=none seqs=700,90 H=2 K=128 V=128 dtype=bf16 split=off"},
+    {"decode", "cuda.decode",
+     "decode gate=channel dense=5x1 H=2 HV=4 K=128 V=128 dtype=bf16 pool=mixed state=vk"},
+    {"decode of some", "cuda.decode",
+     "decode gate=head seqs=1,4,0,3 H=2 HV=4 K=128 V=128 dtype=bf16 pool=drafts state=vk "
+     "sdtype=bf16"},
+    {"KDA backward", "cuda.sm90.backward",
+     "backward gate=channel form=softplus seqs=130,0,64,257 H=2 K=128 V=128 dtype=bf16 gdtype=bf16 "
+     "beta=sigmoid l2norm=1 init=1 dfinal=1 state=vk save=all split=off"},
+    {"GDN backward", "cuda.sm90.backward",
+     "backward gate=head seqs=130,0,64,257 H=2 HV=4 K=128 V=128 dtype=bf16 init=1 save=states "
+     "split=off"},
+    {"DeltaNet backward", "cuda.sm90.backward",
+     "backward gate=none seqs=300,90 H=2 K=64 V=64 dtype=bf16 save=none split=off"},
+    {"backward in fp32", "cuda.general",
+     "backward gate=channel seqs=70,0,33 H=1 HV=2 K=48 V=40 dtype=f32 init=1 save=none split=off"},
 };
 // Cut into segments by the number of SMs: other bits, the same budget of errors.
 constexpr Operation kSegments[] = {
@@ -66,6 +95,8 @@ constexpr Operation kSegments[] = {
      "forward gate=head gates=slow dense=1x8192 H=2 K=128 V=128 dtype=bf16 split=auto"},
     {"GDN in 512", "cuda.sm90.forward",
      "forward gate=head gates=slow dense=1x4096 H=2 K=128 V=128 dtype=bf16 split=512"},
+    {"KDA backward in segments", "cuda.sm90.backward",
+     "backward gate=channel gates=slow dense=1x8192 H=2 K=128 V=128 dtype=bf16 split=auto"},
 };
 
 // --- small things --------------------------------------------------------------------------------
@@ -132,6 +163,7 @@ void wait_for(cudaStream_t stream) { check(cudaStreamSynchronize(stream), "the s
 // on the CPU.
 struct Known {
   std::map<std::string, std::shared_ptr<std::byte>> bytes;  // on the GPU
+  std::map<std::string, std::shared_ptr<std::byte>> first;  // of states updated in place
 };
 void check_values(Instance& instance, const Operation& op) {
   instance.fetch();
@@ -157,6 +189,11 @@ const Known& known(const Operation& op) {
     const auto copy = device::allocate(buffer.bytes());
     device::copy(copy.get(), buffer.device_data(0), buffer.bytes(), nullptr);
     at->second.bytes[name] = copy;
+    if (instance.tensor(name).role != cases::Role::inout) continue;
+    const auto& before = instance.tensor(name).before;
+    const auto first = device::allocate(before.size());
+    device::upload(first.get(), before.data(), before.size());
+    at->second.first[name] = first;
   }
   device::synchronize();
   return at->second;
@@ -183,13 +220,22 @@ class Work {
     check(cudaMemset(count_.get(), 0, sizeof(unsigned long long)), "cudaMemset");
     device::synchronize();
   }
-  void call() { instance_.call({.impl = op_.impl, .stream = stream_}); }
+  // Of a backward that starts from what forward kept: both.
+  void call() {
+    const cases::RunOptions options{.impl = op_.impl, .stream = stream_};
+    if (instance_.keeps_for_backward()) instance_.call_forward(options);
+    instance_.call(options);
+  }
   // Outputs spoiled, the call, its bits compared: all on the stream, none waited for.
   void start() {
     const Known& expected = known(op_);
     for (const auto& [name, bytes] : expected.bytes) {
       const auto& buffer = instance_.tensor(name).buffer;
-      check(cudaMemsetAsync(buffer.device_data(0), 0xFF, buffer.bytes(), stream_), "spoiling");
+      const auto first = expected.first.find(name);
+      if (first != expected.first.end())
+        device::copy(buffer.device_data(0), first->second.get(), buffer.bytes(), stream_);
+      else
+        check(cudaMemsetAsync(buffer.device_data(0), 0xFF, buffer.bytes(), stream_), "spoiling");
     }
     call();
     compare();
@@ -591,34 +637,53 @@ std::string one_sm(const Settings& settings) { return held_sms(settings, 1); }
 std::string most_sms(const Settings& settings) { return held_sms(settings, num_sms() * 3 / 4); }
 std::string all_but_three(const Settings& settings) { return held_sms(settings, num_sms() - 3); }
 
-std::string many_calls(const Settings& settings) {
-  const int calls = settings.quick ? 1000 : 10000;
+// Calls in random order on streams of mixed priority, beside kernels that hold up to `most_sms`.
+struct Crowd {
+  std::span<const Operation> operations;
+  int calls;
+  size_t streams;
+  int calls_per_hold, most_sms;
+};
+std::string crowd(const Crowd& c) {
   std::mt19937 random(2);
-  const auto [lowest, highest] = priorities();
-  constexpr size_t kStreams = 4;
+  const auto priority = priorities();
   std::vector<std::unique_ptr<Stream>> streams;
   std::vector<std::vector<Work>> all;
-  for (size_t i = 0; i < kStreams; ++i) {
-    streams.push_back(std::make_unique<Stream>(i % 2 == 0 ? lowest : highest));
-    all.push_back(works(kSmall));
+  for (size_t i = 0; i < c.streams; ++i) {
+    streams.push_back(std::make_unique<Stream>(priority[i % 2]));
+    all.push_back(works(c.operations));
     for (Work& work : all.back()) work.use(*streams.back());
   }
-  const Stream held(highest);
+  const Stream held(priority[1]);
   const double begin = seconds();
-  for (int i = 0; i < calls; ++i) {
-    if (i % 250 == 0)
-      check(hold_sms(some_sms(1 + static_cast<int>(random() % 100), random), num_sms(), 100'000,
-                     nullptr, held),
-            "hold_sms");
-    const size_t which = random() % kStreams;
-    all[which][random() % all[which].size()].start();
+  for (int i = 0; i < c.calls; ++i) {
+    const int sms = 1 + static_cast<int>(random() % static_cast<unsigned>(c.most_sms));
+    if (i % c.calls_per_hold == 0)
+      check(hold_sms(some_sms(sms, random), num_sms(), 100'000, nullptr, held), "hold_sms");
+    const size_t which = random() % c.streams;
+    all[which][static_cast<size_t>(i) % c.operations.size()].start();
   }
   for (const auto& stream : streams) wait_for(*stream);
   const double took = seconds() - begin;
+  wait_for(held);
   for (const auto& works_of_stream : all)
     for (const Work& work : works_of_stream) work.check_bits();
-  return text("%d calls on %zu streams in %.2f s, %.1f us each with spoiling and comparing", calls,
-              kStreams, took, took / calls * 1e6);
+  return text(
+      "%d calls of %zu operations on %zu streams in %.2f s, %.1f us each with spoiling and "
+      "comparing",
+      c.calls, c.operations.size(), c.streams, took, took / c.calls * 1e6);
+}
+std::string many_calls(const Settings& settings) {
+  return crowd({kSmall, settings.quick ? 1000 : 10000, 4, 250, 100});
+}
+// Every gradient a thousand times, the same bits each time.
+std::string many_gradients(const Settings& settings) {
+  const auto first = std::find_if(std::begin(kSmall), std::end(kSmall), [](const Operation& op) {
+    return std::string(op.line).starts_with("backward");
+  });
+  const std::span<const Operation> gradients(first, std::end(kSmall));  // they are last
+  const int each = settings.quick ? 250 : 1000;
+  return crowd({gradients, each * static_cast<int>(gradients.size()), 3, 10, num_sms() - 3});
 }
 
 // Recorded once, replayed on another stream beside a kernel that holds SMs.
@@ -647,17 +712,19 @@ std::string graphs(const Settings& settings) {
   for (const Work& work : lane(0)) work.check_bits();
   check(cudaGraphExecDestroy(exec), "cudaGraphExecDestroy");
   check(cudaGraphDestroy(graph), "cudaGraphDestroy");
-  return text("%d replays of three calls, %.2f ms each", replays, took / replays * 1e3);
+  return text("%d replays of %zu calls, %.2f ms each", replays, lane(0).size(),
+              took / replays * 1e3);
 }
 
+// Every small operation in a process of its own, the modes by turns.
 std::string first_in_capture(const Settings&) {
   std::string names;
-  size_t op = 0;
-  for (const auto& mode : kModes) {
-    const Child child({"--child", "capture", mode.name, std::to_string(op)});
-    expect_success(child, std::string("the process that captures in mode ") + mode.name);
-    names += (names.empty() ? "" : ", ") + std::string(mode.name) + " (" + kSmall[op].name + ")";
-    op = (op + 1) % std::size(kSmall);
+  for (size_t op = 0; op < std::size(kSmall); ++op) {
+    const char* mode = kModes[op % std::size(kModes)].name;
+    const Child child({"--child", "capture", mode, std::to_string(op)});
+    expect_success(child, std::string(kSmall[op].name) + ": the process that captures in mode " +
+                              std::string(mode));
+    names += (names.empty() ? "" : ", ") + std::string(mode) + " (" + kSmall[op].name + ")";
   }
   return names;
 }
@@ -714,7 +781,7 @@ constexpr struct {
   std::string (*run)(const Settings&);
   unsigned limit_s;  // of the watchdog
 } kScenarios[] = {
-    {"alone", alone, 40},
+    {"alone", alone, 60},
     {"green context of 2", green<2>, 30},
     {"green context of 8", green<8>, 20},
     {"green context of 16", green<16>, 20},
@@ -727,9 +794,10 @@ constexpr struct {
     {"SMs held, one", one_sm, 30},
     {"SMs held, three quarters", most_sms, 30},
     {"SMs held, all but three", all_but_three, 30},
-    {"calls, ten thousand", many_calls, 30},
+    {"calls, ten thousand", many_calls, 40},
+    {"gradients, a thousand", many_gradients, 30},
     {"graphs", graphs, 20},
-    {"capture, first call", first_in_capture, 40},
+    {"capture, first call", first_in_capture, 60},
     {"processes, two", two_processes, 40},
     {"processes, MPS", mps, 60},
 };

@@ -1,7 +1,7 @@
 """A server in small that runs long: every token of every sequence must have the bits that the same
 sequence has without company.
 
-    python soak.py [--device cuda] [--steps 10000] [--seed 1] [KIND...]
+    python soak.py [--device cuda] [--steps 10000] [--seed 1] [--seconds 150] [KIND...]
 
 So many steps of every kind, of the seed's own sequences: another seed is another run, so a long one
 can be had in slices (--steps 2000 --seed 1, --seed 2, ...).
@@ -446,15 +446,22 @@ def progress(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    began = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=150.0, help="for all kinds together")
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     given = parser.parse_args(arguments)
-    for kind in given.kinds or list(KINDS):
+    kinds = given.kinds or list(KINDS)
+    for i, kind in enumerate(kinds):
         line = run(kind, given.device, given.steps, given.seed, progress)
         print(f"{line}, seed {given.seed}", flush=True)
+        if time.monotonic() - began > given.seconds and i + 1 < len(kinds):
+            print(f"soak: stopped after {given.seconds:g} s, not run: {' '.join(kinds[i + 1 :])}")
+            return 1
+    print(f"soak: {len(kinds)} kinds, {time.monotonic() - began:.0f} s, no wrong row", flush=True)
     return 0
 
 
