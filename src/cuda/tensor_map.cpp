@@ -46,7 +46,18 @@ Function driver_function(const char* name) {
   return reinterpret_cast<Function>(f);
 }
 
-void check_map(const char* op, const char* function, CUresult error) {
+// call(): a function of the driver that needs a context. A thread whose first call this is has none
+// yet (torch's thread for gradients, in a process that has not used it before): it gets the one
+// that the runtime's own calls would give it, and cudaSetDevice is allowed during capture.
+template <class Call>
+void call_driver(const char* op, const char* function, Call call) {
+  CUresult error = call();
+  if (error == CUDA_ERROR_INVALID_CONTEXT) {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    check_cuda(cudaSetDevice(device), "cudaSetDevice");
+    error = call();
+  }
   if (error == CUDA_SUCCESS) return;
   fail(DELTIC_RUNTIME_ERROR, op, ": ", function, " failed with error ", int(error));
 }
@@ -58,15 +69,16 @@ void encode(const char* op, Map& to) {
   const cuuint32_t box[4] = {cuuint32_t(f.channels), 1, 64, 1}, ones[4] = {1, 1, 1, 1};
   const CUtensorMapSwizzle swizzle =
       f.channels == Box::wide ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
-  check_map(op, "cuTensorMapEncodeTiled",
-            function(&to.map, f.type, 4, to.data, f.dims, f.strides, box, ones,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+  call_driver(op, "cuTensorMapEncodeTiled", [&] {
+    return function(&to.map, f.type, 4, to.data, f.dims, f.strides, box, ones,
+                    CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                    CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  });
 }
 void replace_address(const char* op, Map& in) {
   static const auto function =
       driver_function<PFN_cuTensorMapReplaceAddress_v12000>("cuTensorMapReplaceAddress");
-  check_map(op, "cuTensorMapReplaceAddress", function(&in.map, in.data));
+  call_driver(op, "cuTensorMapReplaceAddress", [&] { return function(&in.map, in.data); });
 }
 
 // A map follows from its form and address alone: a call has up to five, and calls are alike. The
