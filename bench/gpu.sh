@@ -6,8 +6,10 @@
 # or what `bench/gpu.sh [--build FOLDER] --pack TO` made of one for a machine that builds nothing.
 # Steps: verify tests progress python soak sanitize times (default: all). Results go to --out (default build/gpu): logs,
 # verify.json, times.json and the page h200.md with h200.json; `bench/gpu_table.py OUT` writes both to docs.
-# DELTIC_COMMIT names the commit where there is no git; DELTIC_GPU_SUITES ("--suite NAME ...") and
-# DELTIC_GPU_SECONDS (default 420) are for the times, DELTIC_IMPL as everywhere, PYTHON is the interpreter.
+# DELTIC_COMMIT names the commit where there is no git; DELTIC_GPU_SEEDS (default 1; "1 3 7", "1-5") are the draws that
+# verify checks, DELTIC_GPU_SANITIZE (default all) what sanitize runs: groups of cases (core rows decode drafts blocks
+# long) and tools (memcheck racecheck initcheck); DELTIC_GPU_SUITES ("--suite NAME ...") and DELTIC_GPU_SECONDS
+# (default 420) are for the times, DELTIC_IMPL as everywhere, PYTHON is the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -27,7 +29,7 @@ while [ "$#" -gt 0 ]; do
       shift 2
       ;;
     verify | tests | progress | python | soak | sanitize | times) steps+=("$1") && shift ;;
-    -h | --help) sed -n '2,11s/^# \{0,1\}//p' bench/gpu.sh && exit 0 ;;
+    -h | --help) sed -n '2,13s/^# \{0,1\}//p' bench/gpu.sh && exit 0 ;;
     *) echo "gpu.sh: expected verify, tests, progress, python, soak, sanitize or times, got $1" >&2 && exit 2 ;;
   esac
 done
@@ -117,6 +119,36 @@ if wants times && ! [[ $seconds =~ ^[0-9]+([.][0-9]+)?$ ]]; then
   echo "gpu.sh: DELTIC_GPU_SECONDS: expected a number of seconds, got $seconds" >&2
   exit 2
 fi
+seeds=()
+if wants verify; then
+  for seed in ${DELTIC_GPU_SEEDS:-1}; do
+    if [[ $seed =~ ^([0-9]{1,9})-([0-9]{1,9})$ ]] && ((10#${BASH_REMATCH[1]} <= 10#${BASH_REMATCH[2]})); then
+      for ((i = 10#${BASH_REMATCH[1]}; i <= 10#${BASH_REMATCH[2]}; i++)); do seeds+=("$i"); done
+    elif [[ $seed =~ ^[0-9]{1,9}$ ]]; then
+      seeds+=("$seed")
+    else
+      echo "gpu.sh: DELTIC_GPU_SEEDS: expected numbers and ranges as 1-5, got $seed" >&2
+      exit 2
+    fi
+  done
+  [ "${#seeds[@]}" -gt 0 ] || seeds=(1)
+fi
+groups=() tools=()
+if wants sanitize; then
+  for word in ${DELTIC_GPU_SANITIZE:-}; do
+    case "$word" in
+      core | rows | decode | drafts | blocks | long) groups+=("$word") ;;
+      memcheck | racecheck | initcheck) tools+=("$word") ;;
+      *)
+        echo "gpu.sh: DELTIC_GPU_SANITIZE: expected core, rows, decode, drafts, blocks, long, memcheck, racecheck or" \
+          "initcheck, got $word" >&2
+        exit 2
+        ;;
+    esac
+  done
+  [ "${#groups[@]}" -gt 0 ] || groups=(core rows decode drafts blocks long)
+  [ "${#tools[@]}" -gt 0 ] || tools=(memcheck racecheck initcheck)
+fi
 export LD_LIBRARY_PATH=$build${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 writable --out "$out" || exit 2
 # What an earlier run left of these steps. The page's commit is that of its times: run.json goes with them.
@@ -124,6 +156,7 @@ for step in "${steps[@]}"; do
   case "$step" in
     sanitize) old=(small.txt memcheck.log racecheck.log initcheck.log) ;;
     times) old=(times.json times.log run.json table.log h200.md h200.json) ;;
+    verify) old=(verify.json verify.log) && rm -f "$out"/verify.[0-9]*.json ;;
     *) old=("$step.json" "$step.log") ;;
   esac
   rm -f "${old[@]/#/$out/}" || exit 1
@@ -146,10 +179,27 @@ last() {
 }
 
 if wants verify; then
-  "$program" verify --device cuda --json "$out/verify.json" >"$out/verify.log" 2>&1
-  code=$?
-  grep -E '^ *fail' "$out/verify.log" | head -n 20
-  say verify "$code" "$(tail -n 1 "$out/verify.log")"
+  code=0 passed=0 failed=0 skipped=0
+  : >"$out/verify.log"
+  for seed in "${seeds[@]}"; do
+    json=$out/verify.json
+    [ "$seed" = "${seeds[0]}" ] || json=$out/verify.$seed.json
+    echo "seed $seed" >>"$out/verify.log"
+    "$program" verify --device cuda --seed "$seed" --json "$json" >"$out/verify.one" 2>&1 || code=1
+    cat "$out/verify.one" >>"$out/verify.log"
+    grep -E '^FAIL ' -A 1 "$out/verify.one" | head -n 20
+    line=$(grep -E '^[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out/verify.one" | tail -n 1)
+    if [ -z "$line" ]; then  # it died
+      code=1 text="seed $seed: $(last "$out/verify.one")"
+      break
+    fi
+    read -r more _ bad _ without _ <<<"$line"
+    passed=$((passed + more)) failed=$((failed + bad)) skipped=$((skipped + without))
+    text="$passed passed, $failed failed, $skipped skipped, seeds ${seeds[*]}"
+  done
+  rm -f "$out/verify.one"
+  echo "$text" >>"$out/verify.log"
+  say verify "$code" "$text"
 fi
 
 if wants tests; then
@@ -185,8 +235,10 @@ in_python() {
   env -u LD_LIBRARY_PATH PYTHONPATH="$place:$place/lib" PYTHONDONTWRITEBYTECODE=1 timeout -k 5 "$1" "$python" "${@:2}"
 }
 if wants python; then
-  in_python 240 -m pytest -q -rs -p no:cacheprovider tests/python/test_cuda.py tests/python/test_cuda_training.py \
-    >"$out/python.log" 2>&1
+  # Every file with tests of CUDA tensors, of two of them those tests alone; soak has a step of its own.
+  mapfile -t files < <(grep -lE 'cuda\.is_available|needs_gpu' tests/python/test_*.py | grep -vE '_(soak|gpu_table)\.py$')
+  in_python 480 -m pytest -q -rs -p no:cacheprovider -k '(not test_examples and not test_transformers) or on_a_gpu' \
+    "${files[@]}" tests/python/test_direct_refusals.py >"$out/python.log" 2>&1
   code=$?
   grep -E '^(FAILED|ERROR|E  )|No module' "$out/python.log" | head -n 20
   grep -q ' passed' "$out/python.log" || code=1  # all skipped: nothing was shown
@@ -201,9 +253,13 @@ if wants soak; then
 fi
 
 if wants sanitize; then
-  # Small cases of every kernel: gates, forms, groups, empty and partial sequences, pools.
+  # Small cases of every kernel, by groups: gates, forms, groups, empty and partial sequences, pools. The sizes of
+  # `decode` are the least with which an H200 (132 SMs) takes the kernel (sm80/decode/launch.cu); those that it
+  # takes for little work are in `core`.
   lines="$out/small.txt"
-  cat >"$lines" <<'CASES'
+  awk -v wanted=" ${groups[*]} " '/^# / { on = index(wanted, " " $2 " ") > 0 } on' >"$lines" <<'CASES'
+# core
+
 forward gate=channel form=bounded seqs=100,0,70 H=1 HV=2 K=128 V=128 dtype=bf16 gdtype=bf16 beta=sigmoid l2norm=1 init=1 state=vk
 forward gate=head seqs=100,0,70 pad=5 H=1 HV=2 K=128 V=128 dtype=bf16 init=1
 forward gate=none seqs=70,65 H=1 K=64 V=64 dtype=f16 pool=mixed
@@ -224,26 +280,95 @@ inverse seqs=70,3
 wy gate=head seqs=70 H=1 K=64 V=64
 cumsum gate=channel form=softplus seqs=70 K=64
 l2norm seqs=70 K=64
+# rows
+conv seqs=70,0,3 pad=2 D=40 W=4 dtype=bf16 init=1 act=silu ckpt=0,2,end
+conv dense=3x1 D=40 W=4 pool=inplace dtype=bf16 sdtype=bf16 wdtype=bf16 act=silu
+conv dense=3x1 D=33 W=5 pool=mixed dtype=f32
+conv dense=3x4 D=40 W=4 S=7 pool=drafts null=0 dtype=bf16 sdtype=bf16 wdtype=bf16 act=silu
+conv seqs=1,5,0,2 D=40 W=4 S=7 pool=drafts state=vk dtype=f16 sdtype=f16
+conv_backward seqs=70,0,3 pad=2 D=40 W=4 dtype=bf16 init=1 act=silu
+conv_backward dense=2x9 D=33 W=3 dtype=f32
+rmsnorm seqs=9,0,3 pad=2 H=3 K=128 act=silu dtype=bf16 odtype=bf16
+rmsnorm dense=2x3 H=2 K=33 act=sigmoid
+rmsnorm_backward seqs=9,0,3 pad=2 H=3 K=128 act=silu dtype=bf16 odtype=bf16
+rmsnorm_backward dense=2x3 H=2 K=1024 act=silu
+rmsnorm_backward dense=2x3 H=2 K=33
+move dense=3x1 HV=2 K=64 V=40 pool=mixed layers=2 sdtype=f32
+move dense=3x1 HV=2 K=64 V=40 pool=move writepool=1 transpose=1 sdtype=bf16 odtype=f32
+move dense=3x1 HV=2 K=33 V=5 pool=move writepool=1 transpose=1 sdtype=bf16 odtype=bf16
+# decode
+decode gate=head dense=44x2 H=1 HV=16 K=128 V=8 dtype=bf16 init=1 state=vk sdtype=bf16
+decode gate=head dense=44x5 H=1 HV=16 K=64 V=8 dtype=bf16 init=1 final=0 state=vk
+decode gate=channel dense=33x2 H=1 HV=32 K=128 V=8 dtype=bf16 init=1 state=vk sdtype=f16
+decode gate=head dense=32x1 H=1 HV=16 K=64 V=8 dtype=bf16 pool=inplace sdtype=bf16
+decode gate=head dense=44x2 H=1 HV=16 K=64 V=8 dtype=bf16 init=1 state=vk
+decode gate=channel dense=33x1 H=1 HV=16 K=64 V=8 dtype=bf16 init=1 state=vk
+decode gate=head dense=25x1 H=1 HV=16 K=64 V=8 dtype=bf16 init=1 state=vk
+decode gate=head dense=2x1 H=1 HV=2 K=128 V=40 dtype=bf16 init=1 state=vk
+decode gate=channel dense=2x1 H=1 HV=2 K=128 V=40 dtype=bf16 init=1 state=vk sdtype=bf16
+decode gate=head dense=2x1 H=1 HV=2 K=64 V=40 dtype=bf16 pool=inplace sdtype=f16
+step gate=head form=softplus dense=3x1 H=1 HV=2 K=128 V=128 l2norm=1 act=silu norm=silu dtype=bf16 wdtype=bf16 odtype=bf16 pool=mixed null=0 state=vk
+step gate=channel form=softplus dense=2x4 H=1 HV=2 K=64 V=40 l2norm=1 act=silu norm=sigmoid dtype=bf16 pool=drafts sdtype=bf16
+step gate=none seqs=2,0,5 pad=1 H=1 HV=2 K=33 V=24 l2norm=1 norm=off init=1
+# drafts
+decode gate=head seqs=3,0,5 H=1 HV=2 K=128 V=40 dtype=bf16 pool=drafts tree=1 null=0 state=vk sdtype=bf16
+decode gate=channel seqs=3,0,5 H=1 HV=2 K=64 V=40 dtype=f32 pool=drafts tree=1
+decode gate=head seqs=1,0,3 H=1 HV=2 K=128 V=40 dtype=bf16 pool=mixed state=vk sdtype=bf16 stochastic=1
+decode gate=channel seqs=1,0,3 H=1 HV=2 K=64 V=40 dtype=bf16 pool=mixed sdtype=f16 stochastic=1
+decode record=1 gate=channel seqs=3,0,5 pad=1 H=1 HV=2 K=128 V=40 dtype=bf16 pool=drafts tree=1 sdtype=bf16
+decode record=1 gate=head dense=2x3 H=1 HV=2 K=64 V=40 init=1 state=vk
+commit gate=channel dense=3x5 HV=2 K=128 V=40 layers=2 tree=1 pool=inplace sdtype=bf16
+commit gate=head dense=3x5 HV=2 K=64 V=40 pool=mixed state=vk
+# blocks
+scores_inverse gate=channel seqs=70,3 H=1 K=128 dtype=f16
+scores_inverse gate=head seqs=70,3 H=1 HV=2 K=64 dtype=bf16
+kkt gate=head seqs=70,3 H=1 K=128 dtype=bf16
+scores gate=channel seqs=70,3 H=1 K=40 dtype=bf16
+inverse seqs=70,3 chunk=16 dtype=bf16 odtype=bf16
+wy gate=channel seqs=70,3 H=1 K=40 V=24 dtype=bf16
+gate gate=head form=softplus seqs=70,3 pad=2
+l2norm seqs=70,3 pad=2 K=64 dtype=bf16 rstd=1
+cumsum_backward gate=channel form=softplus seqs=70,3 pad=2 HV=2 K=40
+gate_backward gate=head form=bounded seqs=70,3 pad=2 HV=2
+l2norm_backward seqs=70,3 pad=2 H=2 K=40 dtype=bf16
+kkt_backward gate=head seqs=70,3 pad=2 H=1 HV=2 K=40 dtype=bf16
+kkt_backward gate=channel seqs=70,3 H=1 HV=2 K=70
+scores_backward gate=none seqs=70,3 H=1 HV=2 K=40
+scores_backward gate=channel seqs=70,3 H=1 HV=2 K=40 dtype=f16
+inverse_backward seqs=70,3 pad=2 HV=2 result=0
+wy_backward gate=head seqs=70,3 pad=2 H=1 HV=2 K=40 V=24 parts=u,kg,qg
+wy_backward gate=channel chunk=16 seqs=20,3 H=1 HV=2 K=40 V=24 parts=u,kg,qg
+# long
+forward gate=channel seqs=130,3 H=1 K=128 V=128 dtype=bf16 gdtype=bf16 init=1 ckpt=0,30,64,end
+forward gate=head seqs=130,3 H=1 HV=2 K=64 V=64 dtype=bf16 pool=mixed sdtype=f16 ckpt=64,end
+forward gate=channel seqs=300,65 H=1 K=64 V=64 dtype=bf16 init=1 split=128
+forward gate=head seqs=70,20 H=1 HV=2 K=128 V=128 dtype=bf16 init=1 recurrent=64,end split=off
+forward gate=channel seqs=70,20 H=1 K=64 V=64 dtype=bf16 pool=inplace sdtype=f16 recurrent=10,0 split=off
+backward gate=channel gates=slow seqs=200,65 H=1 K=128 V=128 dtype=bf16 l2norm=1 init=1 save=none split=128
+backward gate=head gates=slow seqs=200,65 H=1 HV=2 K=64 V=64 dtype=bf16 init=1 save=states split=64
+backward gate=none seqs=200 H=1 K=64 V=128 dtype=f16 save=none split=128
+backward gate=head form=softplus seqs=70,3 pad=2 H=1 HV=2 K=64 V=64 dtype=f16 sdtype=f16 init=1 save=all
 CASES
-  tools=(memcheck racecheck initcheck)
   if ! command -v compute-sanitizer >/dev/null; then
     say sanitize 1 "compute-sanitizer was not found in PATH; it comes with the CUDA toolkit"
     tools=()
   fi
   for tool in "${tools[@]}"; do
-    compute-sanitizer --tool "$tool" --error-exitcode 9 "$program" verify --device cuda --cases "$lines" \
-      >"$out/$tool.log" 2>&1
+    begin=$SECONDS
+    timeout -k 5 200 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$program" verify --device cuda --cases "$lines" >"$out/$tool.log" 2>&1
     code=$?
     grep -E '^========= (Error|Invalid|Warning|Uninit|Race)' "$out/$tool.log" | sort | uniq -c | head -n 5
     passed=$(grep -E 'passed,' "$out/$tool.log" | tail -n 1)
-    say "$tool" "$code" "${passed:-$(last "$out/$tool.log")}; $(grep -E 'SUMMARY' "$out/$tool.log" | tail -n 1)"
+    text="${passed:-$(last "$out/$tool.log")}; $(grep -E 'SUMMARY' "$out/$tool.log" | tail -n 1)"
+    say "$tool" "$code" "$text; ${groups[*]}; $((SECONDS - begin)) s"
   done
 fi
 
 if wants times; then
   suites=()
   for suite in kda_forward_random kda_forward_slow kda_forward_softplus gdn_forward delta_forward growth \
-    kda_backward gdn_backward train neighbours blocks decode decode_tokens places layers options; do
+    kda_backward gdn_backward train neighbours blocks decode decode_tokens step places layers options; do
     suites+=(--suite "$suite")
   done
   if [ -n "${DELTIC_GPU_SUITES:-}" ]; then read -r -a suites <<<"$DELTIC_GPU_SUITES"; fi

@@ -140,6 +140,13 @@ TensorView* find(ConvBackwardTensors& t, std::string_view name) {
   return find_either(t, kConvBackward, name);
 }
 
+TensorView* find(StepTensors& t, std::string_view name) {
+  if (name.starts_with("conv.")) return find(t.conv, name.substr(5));
+  if (name.starts_with("norm.")) return find(t.norm, name.substr(5));
+  if (name.starts_with("cu_seqlens")) return find(t.conv, name);
+  return find(t.decode, name);
+}
+
 size_t bytes_of(Op op, const Options& o, const Tensors& t, void* stream) {
   return op == Op::decode ? decode_workspace_bytes(o, t, stream)
                           : forward_workspace_bytes(o, t, stream);
@@ -164,6 +171,9 @@ size_t bytes_of(Op, const Options& o, const MoveTensors& t, void* stream) {
 }
 size_t bytes_of(Op, const Options& o, const CommitTensors& t, void* stream) {
   return commit_workspace_bytes(o, t, stream);
+}
+size_t bytes_of(Op, const Options& o, const StepTensors& t, void* stream) {
+  return step_workspace_bytes(o, t, stream);
 }
 
 void run_it(Op op, const Options& o, const Tensors& t, const deltic_workspace& w, void* stream) {
@@ -194,6 +204,9 @@ void run_it(Op, const Options& o, const MoveTensors& t, const deltic_workspace& 
 void run_it(Op, const Options& o, const CommitTensors& t, const deltic_workspace& w, void* stream) {
   commit(o, t, w, stream);
 }
+void run_it(Op, const Options& o, const StepTensors& t, const deltic_workspace& w, void* stream) {
+  step(o, t, w, stream);
+}
 
 std::vector<Choice> ask(Op op, const Options& o, const Tensors& t) {
   return deltic::explain(op, o, t);
@@ -219,6 +232,9 @@ std::vector<Choice> ask(Op, const Options& o, const MoveTensors& t) {
 std::vector<Choice> ask(Op, const Options& o, const CommitTensors& t) {
   return deltic::explain(o, t);
 }
+std::vector<Choice> ask(Op, const Options& o, const StepTensors& t) {
+  return deltic::explain(o, t);
+}
 
 }  // namespace
 
@@ -235,6 +251,9 @@ Call::Call(Op op, bool is_gradient) : op_(op) {
       break;
     case Op::commit:
       tensors_.emplace<CommitTensors>();
+      break;
+    case Op::step:
+      tensors_.emplace<StepTensors>();
       break;
     case Op::conv:
       if (is_gradient) {

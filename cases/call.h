@@ -21,7 +21,8 @@ class Call {
   requires std::is_class_v<T> Call(Op op, const T& tensors) : op_(op), tensors_(tensors) {}
 
   // Sets the tensor of this name, as the header has it, those of `forward` among them; false if the
-  // operation has none of that name.
+  // operation has none of that name. Those of a step are conv.x, norm.out and, without a prefix,
+  // decode's; lengths are conv's.
   bool set(std::string_view name, const TensorView& view);
   TensorView get(std::string_view name) const;  // absent where there is none
   void set_saved(const deltic_buffer& saved);   // forward, backward
@@ -46,7 +47,7 @@ class Call {
  private:
   Op op_ = Op::forward;
   std::variant<Tensors, BackwardTensors, BlockTensors, BlockBackwardTensors, ConvTensors,
-               ConvBackwardTensors, MoveTensors, CommitTensors>
+               ConvBackwardTensors, MoveTensors, CommitTensors, StepTensors>
       tensors_{};
 };
 

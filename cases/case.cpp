@@ -56,6 +56,7 @@ void apply_defaults(Case& c, const std::set<std::string, std::less<>>& given) {
   if (c.op == Op::backward && !is_given("save")) c.save = Save::states;
   if (!is_given("S")) c.S = std::max<int64_t>(c.W - 1, 1);
   if (!is_given("S") && c.pool == Pool::drafts) c.S = c.W + std::max<int64_t>(c.longest(), 1);
+  if (c.op == Op::step && !is_given("windows")) c.windows = c.dtype;
   if (c.pool != Pool::none) {
     c.init = false;
     c.final_state = Final::none;
@@ -64,17 +65,41 @@ void apply_defaults(Case& c, const std::set<std::string, std::less<>>& given) {
 
 [[noreturn]] void fail(const std::string& text) { throw CaseError("case: " + text); }
 
-void check_conv(const Case& c) {
+// What conv and step have in common.
+void check_taps(const Case& c) {
   if (c.activation == Activation::sigmoid) {
-    fail("act: expected none or silu for conv, got 'sigmoid'");
-  }
-  if (c.sdtype != DType::f32 && c.sdtype != c.dtype) {
-    fail("sdtype: expected f32 or dtype's " + std::string(name_of(c.dtype)) + ", got '" +
-         name_of(c.sdtype) + "'");
+    fail("act: expected none or silu for " + op_name(c) + ", got 'sigmoid'");
   }
   if (c.S < c.W - 1) {
     fail("S: expected at least W - 1 = " + std::to_string(c.W - 1) + ", got " +
          std::to_string(c.S));
+  }
+  const int64_t window = c.W - 2 + std::max<int64_t>(c.longest(), 1);
+  if (c.pool == Pool::drafts && c.S < window) {
+    fail("S: expected at least W - 2 and the longest length, " + std::to_string(window) +
+         ", with pool=drafts, got " + std::to_string(c.S));
+  }
+}
+
+void check_step(const Case& c) {
+  check_taps(c);
+  if (c.windows != DType::f32 && c.windows != c.dtype) {
+    fail("windows: expected f32 or dtype's " + std::string(name_of(c.dtype)) + ", got '" +
+         name_of(c.windows) + "'");
+  }
+  if (c.pool == Pool::none && !c.init && c.final_state == Final::none) {
+    fail("final: expected a state for step (a pool, init=1 or final=1), got '0'");
+  }
+  if (c.has_norm() && !c.z && c.norm != StepNorm::none) {
+    fail("norm: expected none or off without z, got '" + *value_of(c, "norm") + "'");
+  }
+}
+
+void check_conv(const Case& c) {
+  check_taps(c);
+  if (c.sdtype != DType::f32 && c.sdtype != c.dtype) {
+    fail("sdtype: expected f32 or dtype's " + std::string(name_of(c.dtype)) + ", got '" +
+         name_of(c.sdtype) + "'");
   }
   if (!c.ckpt.empty() && c.cdtype != DType::f32 && c.cdtype != c.dtype) {
     fail("cdtype: expected f32 or dtype's " + std::string(name_of(c.dtype)) + " for conv, got '" +
@@ -82,11 +107,6 @@ void check_conv(const Case& c) {
   }
   if (!c.ckpt.empty() && c.pool == Pool::drafts) {
     fail("ckpt: expected another pool than drafts for conv, got '" + *value_of(c, "ckpt") + "'");
-  }
-  const int64_t window = c.W - 2 + std::max<int64_t>(c.longest(), 1);
-  if (c.pool == Pool::drafts && c.S < window) {
-    fail("S: expected at least W - 2 and the longest length, " + std::to_string(window) +
-         ", with pool=drafts, got " + std::to_string(c.S));
   }
   if (c.strided == Layout::head_major || c.strided == Layout::expand) {
     fail("strided: expected 0, 1 or pages for conv, which has no heads, got '" +
@@ -145,10 +165,11 @@ void check_conflicts(const Case& c) {
   if (c.final_state == Final::inplace && !c.init) {
     fail("final: expected init=1 beside inplace, got init=0");
   }
-  if (c.pool == Pool::tokens && c.op != Op::decode) {
-    fail("pool: expected decode as the operation for tokens, got '" + op_name(c) + "'");
+  if (c.pool == Pool::tokens && !c.is_decode()) {
+    fail("pool: expected decode or step as the operation for tokens, got '" + op_name(c) + "'");
   }
   if (c.op == Op::conv) check_conv(c);
+  if (c.op == Op::step) check_step(c);
   if (c.op == Op::move) check_move(c);
   if (c.record) check_record(c);
   if (c.op == Op::commit) check_commit(c);

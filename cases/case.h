@@ -44,6 +44,9 @@ enum class Pool {
 // pages: rows as slices of longer rows, slots of states half as long again as what they hold.
 enum class Layout { packed, wide, head_major, expand, pages };
 
+// Of a step: no norm; with a gate z that goes through nothing, silu or sigmoid.
+enum class StepNorm { off, none, silu, sigmoid };
+
 // A line was wrong. The text names the key and what was expected.
 class CaseError : public std::runtime_error {
  public:
@@ -87,7 +90,8 @@ struct Case {
   DType sdtype = DType::f32;     // initial and final state, pool
   DType cdtype = DType::f32;     // checkpoints
   DType odtype = DType::f32;     // outputs of a building block; gradients of one, of parameters of
-                                 // conv; move: the pool that is written
+                                 // conv; move: the pool that is written; step: out
+  DType windows = DType::f32;    // step: the states of its conv
 
   // Options
   Beta beta = Beta::value;
@@ -108,6 +112,7 @@ struct Case {
   bool bias = true;                          // conv: a bias is given
   bool z = true, weight = true;              // rmsnorm: they are given
   std::optional<double> eps;                 // rmsnorm
+  StepNorm norm = StepNorm::off;             // step; z, weight and eps are its norm's
 
   // States
   StateLayout state = StateLayout::kv;
@@ -142,15 +147,20 @@ struct Case {
   // forward, decode, backward: the operations with states.
   bool is_sequence() const { return op == Op::forward || op == Op::decode || op == Op::backward; }
   bool is_block() const {
-    return !is_sequence() && op != Op::conv && op != Op::move && op != Op::commit;
+    return !is_sequence() && op != Op::conv && op != Op::move && op != Op::commit && op != Op::step;
   }
+  // Whether token after token goes through states: decode, and a step around it.
+  bool is_decode() const { return op == Op::decode || op == Op::step; }
+  bool has_norm() const { return op == Op::step && norm != StepNorm::off; }
+  // Of conv, or of a step's: q, k and v side by side.
+  int64_t channels() const { return op == Op::step ? 2 * H * K + HV * V : D; }
   bool is_gradient() const { return gradient || op == Op::backward; }
   // Lists of servers beside the pool's own two, and those with another meaning.
   bool has_servers_lists() const {
     return null_slot >= 0 || has_init || write_pool || pool == Pool::drafts || tree;
   }
   // Whether states of 16 bits are rounded from token to token.
-  bool hands_states_on() const { return op == Op::decode || op == Op::commit || recurrent; }
+  bool hands_states_on() const { return is_decode() || op == Op::commit || recurrent; }
   // The operation whose implementations run it.
   Op listed_op() const { return recurrent && from.empty() ? Op::decode : op; }
   int64_t num_sequences() const;    // N

@@ -50,29 +50,33 @@ double floor_of(const Case& c, const std::string& name, bool half, size_t count)
   if (is_parameter_gradient(name) || count < kFew) return kFloorFew;
   return half ? kFloorHalf : kFloorF32;
 }
+// The norm of a step magnifies what the rounding of the rows before it left, in heads where little
+// is left of o: by a lot in some draws, for the plain algorithm as for others.
+bool is_magnified(const std::string& name, bool half) { return half && name == "norm.out"; }
 double budget_of(const Case& c, const std::string& name, bool half, size_t count, double plain) {
   const double limit = half ? contract(name).half : contract(name).f32;
   const double twice = std::max(2 * plain, limit * floor_of(c, name, half, count));
   if (has_adversarial_keys(c)) return twice;
+  if (is_magnified(name, half)) return std::max(limit, twice);
   return is_standard(c) ? std::min(limit, twice) : std::max(limit, twice);
 }
 // The plain algorithm is written on its own: where oracle and plain differ by more, one of them is
 // wrong. In backward the plain one, with operands in bf16, may lose more than the contract allows
 // others (ddt_bias: 18 %, where gates are deep); in fp32 a wrong formula shows.
 double largest_plain(const Case& c, const std::string& name, bool half) {
-  if (!is_standard(c)) return kInfinity;
+  if (!is_standard(c) || is_magnified(name, half)) return kInfinity;
   if (!c.is_gradient()) return half ? contract(name).half : contract(name).f32;
   return half ? kInfinity : 10 * contract(name).f32;
 }
 
 bool is_state(const std::string& name) {
-  return is_any(name, {"final_state", "state_pool", "write_pool", "ckpt_states"});
+  return is_by_slot(name) || is_any(name, {"final_state", "conv.final_state"});
 }
 
 // Whether the rounding to the stored dtype is no error of the call. Gradients that are stored with
 // fewer digits than q, and those of parameters, where one number's luck would decide, count so.
 bool counts_from_rounded(const Case& c, const std::string& name, DType stored) {
-  return is_state(name) || !c.is_sequence() || is_parameter_gradient(name) ||
+  return is_state(name) || (!c.is_sequence() && name != "o") || is_parameter_gradient(name) ||
          (c.op == Op::backward && stored != c.dtype);
 }
 
@@ -84,7 +88,7 @@ bool has_half_products(const Case& c, const std::string& name) {
     return true;
   }
   if (!is_half(c.dtype)) return false;
-  if (c.op == Op::forward || c.op == Op::backward) return true;
+  if (c.op == Op::forward || c.op == Op::backward || c.op == Op::step) return true;
   if (c.op == Op::kkt || c.op == Op::scores || c.op == Op::scores_inverse) return true;
   if (c.op == Op::wy) return !is_any(name, {"kg", "qg", "dq"});
   return c.op == Op::decode && name == "o";
@@ -184,7 +188,7 @@ Values reference(const Instance& instance) {
   Values all;
   for (const std::string& name : oracle.outputs()) {
     std::vector<double> list = oracle.values(name);
-    if (is_any(name, {"state_pool", "write_pool", "ckpt_states"})) {
+    if (is_by_slot(name)) {
       const Tensor& t = oracle.tensor(name);
       const int64_t width = t.view.shape[t.view.rank - 1];
       for (int64_t i = 0; i < static_cast<int64_t>(list.size()); i += width) {

@@ -18,8 +18,9 @@ Values reference(const Instance& instance);
 
 // The plain algorithm: the chunked form with the operands of each product rounded to the operand
 // type (the dtype; factors of exponentials to bf16 where it is f16; nothing for f32), fp32
-// otherwise. decode: the fp32 recurrence. Building blocks, conv: their formula in fp32. Outputs
-// rounded as the call's. What a call's error is compared with: see budget_of.
+// otherwise. decode: the fp32 recurrence. Building blocks, conv: their formula in fp32; step: these
+// after one another, the rows in between rounded to the dtype. Outputs rounded as the call's. What
+// a call's error is compared with: see budget_of.
 Values plain_chunked(const Instance& instance);
 
 struct TensorError {

@@ -160,7 +160,7 @@ int64_t Instance::assign_pool_slots(int64_t index_columns) {
 void Instance::assign_drafts(int64_t index_columns) {
   const Case& c = spec_;
   const int64_t N = c.num_sequences(), most = c.op == Op::conv ? c.S - c.W + 2 : index_columns;
-  const bool keeps_tokens = c.op == Op::decode && !c.record;
+  const bool keeps_tokens = c.is_decode() && !c.record;
   if (keeps_tokens) token_slots_.assign(static_cast<size_t>(N * index_columns), -1);
   for (int64_t n = 0; n < N; ++n) {
     const auto i = static_cast<size_t>(n);
@@ -365,17 +365,11 @@ void Instance::add_checkpoints() {
   add("ckpt_states", Role::output, c.cdtype, states_shape(M + 2 + c.null_slot + 1), false);
 }
 
-void Instance::generate_sequence_op() {
+// Beta and the gates.
+void Instance::add_rule_inputs() {
   const Case& c = spec_;
-  const std::vector<double> none;
   const int64_t B = c.num_batches(), T = c.num_tokens();
-  draw(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
-       from(draws() ? draw_queries(c) : none));
-  draw(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true),
-       from(draws() ? draw_keys(c, !c.l2norm) : none));
-  const Random random_v(c.seed, "v"), random_beta(c.seed, "beta");
-  draw(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
-       [&](int64_t i) { return random_v.normal(i); });
+  const Random random_beta(c.seed, "beta");
   if (c.beta != Beta::none) {
     std::vector<int64_t> shape = {B, T, c.HV};
     if (c.betavec) shape.push_back(c.V);
@@ -388,11 +382,29 @@ void Instance::generate_sequence_op() {
     draw(add("gv", Role::input, c.gdtype, {B, T, c.HV, c.V}, true),
          [&](int64_t i) { return draw_value_gate(c, random, pick, i); });
   }
+}
+
+void Instance::add_record() {
+  const Case& c = spec_;
+  if (!c.record) return;
+  add("record", Role::output, DType::f32,
+      {c.num_sequences(), c.record_tokens(), c.HV, c.record_width()}, true);
+}
+
+void Instance::generate_sequence_op() {
+  const Case& c = spec_;
+  const std::vector<double> none;
+  const int64_t B = c.num_batches(), T = c.num_tokens();
+  draw(add("q", Role::input, c.dtype, {B, T, c.H, c.K}, true),
+       from(draws() ? draw_queries(c) : none));
+  draw(add("k", Role::input, c.dtype, {B, T, c.H, c.K}, true),
+       from(draws() ? draw_keys(c, !c.l2norm) : none));
+  const Random random_v(c.seed, "v");
+  draw(add("v", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
+       [&](int64_t i) { return random_v.normal(i); });
+  add_rule_inputs();
   if (c.op != Op::backward) add("o", Role::output, c.dtype, {B, T, c.HV, c.V}, true);
-  if (c.record) {
-    add("record", Role::output, DType::f32,
-        {c.num_sequences(), c.record_tokens(), c.HV, c.record_width()}, true);
-  }
+  add_record();
   add_lengths();
   add_states();
   add_checkpoints();
@@ -552,6 +564,113 @@ void Instance::add_square_gradient() {
        });
 }
 
+// The weights of conv; of a step those of keys so small that the state does not grow.
+void Instance::add_taps(const std::string& prefix) {
+  const Case& c = spec_;
+  const bool is_small = c.op == Op::step && !c.l2norm;
+  const double shrunk = 0.7 / std::sqrt(static_cast<double>(c.K * (c.W + 1)));
+  const auto factor = [=](int64_t channel) {
+    return is_small && channel < 2 * c.H * c.K ? shrunk : 1.0;
+  };
+  const Random weight(c.seed, "weight"), bias(c.seed, "bias");
+  draw(add(prefix + "weight", Role::input, c.wdtype, {c.channels(), c.W}, false),
+       [&](int64_t i) { return weight.normal(i) * factor(i / c.W); });
+  if (!c.bias) return;
+  // A first token's o is q k^T v: of a product near 0 the norm would make whatever rounding left.
+  const double mean = c.op == Op::step ? 1.0 : 0.0;
+  draw(add(prefix + "bias", Role::input, c.wdtype, {c.channels()}, false),
+       [&](int64_t i) { return (bias.normal(i) + mean) * factor(i); });
+}
+
+// The states of a step's conv, beside those of its decode: in the same slots where both have one
+// for a sequence, else (a table of slots) in slots of their own.
+void Instance::add_windows() {
+  const Case& c = spec_;
+  const int64_t N = c.num_sequences(), D = c.channels();
+  const Random random(c.seed, "windows");
+  const auto shape = [&](int64_t count) { return std::vector<int64_t>{count, D, c.S}; };
+  const auto starts = [&](int64_t n) { return !c.has_init || n % 3 != 1; };
+  if (c.init) {
+    const Role role = c.final_state == Final::inplace ? Role::inout : Role::input;
+    draw(add("conv.initial_state", role, c.windows, shape(N), false),
+         [&](int64_t i) { return starts(i / (D * c.S)) ? random.normal(i) : NAN; });
+  }
+  if (c.has_init) {
+    draw(add("conv.has_initial_state", Role::input, DType::u8, {N}, false),
+         [&](int64_t n) { return starts(n) ? 1.0 : 0.0; });
+  }
+  if (c.final_state == Final::separate) {
+    add("conv.final_state", Role::output, c.windows, shape(N), false);
+  }
+  if (c.pool == Pool::none) return;
+  const bool has_table = c.pool == Pool::drafts || c.pool == Pool::tokens;
+  const int64_t first = c.null_slot + 1, slots = first + 2 * N + 3;
+  window_read_ = read_slots_, window_write_ = c.record ? read_slots_ : write_slots_;
+  for (int64_t n = 0; n < N && has_table; ++n) {
+    const auto i = static_cast<size_t>(n);
+    const bool is_none = is_skipped(n) || read_slots_[i] < 0;
+    window_read_[i] = is_none ? -1 : first + 1 + 2 * n;
+    window_write_[i] = is_skipped(n) ? -1 : first + 1 + 2 * n + (c.write_pool ? 1 : 0);
+  }
+  windows_written_ = window_write_;
+  std::erase(windows_written_, -1);
+  std::sort(windows_written_.begin(), windows_written_.end());
+  const Role role = c.write_pool ? Role::input : Role::inout;
+  Tensor& pool = add("conv.state_pool", role, c.windows, shape(slots), false);
+  std::vector<int64_t> reader(static_cast<size_t>(slots), -1);
+  for (int64_t n = 0; n < N; ++n) {
+    const int64_t slot = window_read_[static_cast<size_t>(n)];
+    if (slot >= 0 && starts(n)) reader[static_cast<size_t>(slot)] = n;
+  }
+  draw(pool, [&](int64_t i) {
+    // Of a window only the accepted tokens, and the W - 1 before the last of them, are looked at.
+    const int64_t n = reader[static_cast<size_t>(i / (D * c.S))], place = i % c.S;
+    const int64_t end = n < 0 ? 0 : window_of(n);
+    const bool is_read = end == c.S || (place > end - c.W && place < end);
+    return n >= 0 && is_read ? random.normal(i) : NAN;
+  });
+  if (c.write_pool) add("conv.write_pool", Role::output, c.windows, shape(slots), false);
+  if (c.pool == Pool::identity) return;
+  const bool has_read = c.pool != Pool::writelist;
+  const bool has_write = has_table || (c.pool != Pool::inplace && !c.record);
+  if (has_read) {
+    draw(add("conv.read_index", Role::input, c.idx, {N}, false), listed(window_read_));
+  }
+  if (has_write) {
+    draw(add("conv.write_index", Role::input, c.idx, {N}, false), listed(window_write_));
+  }
+  if (c.pool == Pool::drafts) {
+    draw(add("conv.accepted", Role::input, c.idx, {N}, false),
+         [&](int64_t n) { return static_cast<double>(accepted_[static_cast<size_t>(n)]); });
+  }
+}
+
+void Instance::generate_step() {
+  const Case& c = spec_;
+  const int64_t B = c.num_batches(), T = c.num_tokens();
+  const Random random_x(c.seed, "x"), random_z(c.seed, "z"), random_w(c.seed, "norm.weight");
+  draw(add("conv.x", Role::input, c.dtype, {B, T, c.channels()}, true),
+       [&](int64_t i) { return random_x.normal(i); });
+  add_taps("conv.");
+  add_lengths();
+  add_rule_inputs();
+  if (!c.has_norm()) add("o", Role::output, c.dtype, {B, T, c.HV, c.V}, true);
+  add_record();
+  add_states();
+  add_windows();
+  add_checkpoints();
+  if (!c.has_norm()) return;
+  if (c.z) {
+    draw(add("norm.z", Role::input, c.dtype, {B, T, c.HV, c.V}, true),
+         [&](int64_t i) { return 2 * random_z.normal(i); });
+  }
+  if (c.weight) {
+    draw(add("norm.weight", Role::input, c.wdtype, {c.V}, false),
+         [&](int64_t i) { return 1 + 0.5 * random_w.normal(i); });
+  }
+  add("norm.out", Role::output, c.odtype, {B, T, c.HV, c.V}, true);
+}
+
 void Instance::generate_conv() {
   const Case& c = spec_;
   const int64_t B = c.num_batches(), T = c.num_tokens();
@@ -562,8 +681,7 @@ void Instance::generate_conv() {
          [&](int64_t i) { return random.normal(i); });
   };
   normal("x", Role::input, c.dtype, {B, T, c.D}, true);
-  normal("weight", Role::input, c.wdtype, {c.D, c.W}, false);
-  if (c.bias) normal("bias", Role::input, c.wdtype, {c.D}, false);
+  add_taps("");
   add_lengths();
   add_states();
   add_checkpoints();
@@ -654,13 +772,15 @@ bool Instance::is_written(const Tensor& t, int64_t index) const {
 
 // Input rows of padding and of skipped sequences must never be looked at: they hold NaN.
 void Instance::spoil_unread_rows() {
-  for (const char* name : {"q", "k", "v", "g", "gv", "beta", "x", "z", "a", "out", "d_o", "d_out",
-                           "d_w", "d_u", "d_kg", "d_qg"}) {
+  for (const std::string_view name : {"q", "k", "v", "g", "gv", "beta", "x", "z", "a", "out", "d_o",
+                                      "d_out", "d_w", "d_u", "d_kg", "d_qg", "conv.x", "norm.z"}) {
     if (!has(name)) continue;
     Tensor& t = find(name);
     if (t.role == Role::output) continue;
     const int64_t tokens = spec_.num_batches() * spec_.num_tokens();
     for (const auto& [first, last] : unread_tokens()) {
+      // A norm knows of no slots: the rows of a skipped sequence are 0 times its gate.
+      if (name == "norm.z" && (!spec_.packed || first < tokens - spec_.pad)) continue;
       const int64_t per_token = t.view.numel() / tokens;
       for (int64_t i = first * per_token; i < last * per_token; ++i) {
         store(t.view.data, dtype_of(t.view), memory_offset(t.view, i), NAN);
@@ -691,6 +811,8 @@ void Instance::generate() {
     generate_commit();
   } else if (spec_.op == Op::conv) {
     generate_conv();
+  } else if (spec_.op == Op::step) {
+    generate_step();
   } else if (spec_.is_block()) {
     generate_block();
   } else {

@@ -123,8 +123,8 @@ Tensor& Instance::add(std::string name, Role role, DType dtype, std::vector<int6
   Layout kind = spec_.strided;
   if (!rows && kind != Layout::wide && kind != Layout::pages) kind = Layout::packed;
   // States of conv with channels innermost: [slots,S,D] in memory.
-  const bool is_turned =
-      spec_.op == Op::conv && spec_.state == StateLayout::vk && !rows && shape.size() == 3;
+  const bool is_of_conv = spec_.op == Op::conv || (name.starts_with("conv.") && name != "conv.x");
+  const bool is_turned = is_of_conv && spec_.state == StateLayout::vk && !rows && shape.size() == 3;
   if (is_turned) std::swap(shape[1], shape[2]);
   MemoryLayout layout = make_layout(shape, kind, role == Role::input, rows);
   if (is_turned) std::swap(shape[1], shape[2]), std::swap(layout.strides[1], layout.strides[2]);
@@ -162,6 +162,11 @@ Instance Instance::shapes_of(const Case& c, DeviceType device) {
   return i;
 }
 
+void Instance::move_to(const Place& place) {
+  place_ = place;
+  if (place.device == DeviceType::cuda) to_device();
+}
+
 void Instance::to_device() {
   for (auto& t : list_) {
     if (t->name != "cu_seqlens_host") t->buffer.mirror(place_.copies);
@@ -169,8 +174,14 @@ void Instance::to_device() {
   bind();
 }
 
+bool is_by_slot(std::string_view name) {
+  constexpr std::array kNames = {"state_pool", "write_pool", "ckpt_states", "conv.state_pool",
+                                 "conv.write_pool"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
 namespace {
-bool is_carried(const std::string& name) {
+bool is_carried(const std::string& name) {  // not conv's of a step: inputs, as they are
   return name == "initial_state" || name == "final_state" || name == "state_pool" ||
          name == "write_pool";
 }
@@ -191,23 +202,101 @@ Instance Instance::widened(const Instance& other, DType wide) {
   copy.token_columns_ = other.token_columns_;
   copy.accepted_ = other.accepted_;
   copy.ckpt_written_ = other.ckpt_written_;
+  copy.window_read_ = other.window_read_;
+  copy.window_write_ = other.window_write_;
+  copy.windows_written_ = other.windows_written_;
   for (const auto& t : other.list_) {
     const DType type = dtype_of(t->view);
     const bool is_index = type == DType::i32 || type == DType::i64 || type == DType::u8;
-    const std::vector<int64_t> shape(t->view.shape, t->view.shape + t->view.rank);
     // A state of 16 bits is rounded after every recurrent token, by the oracle too.
     const bool is_rounded = other.spec_.hands_states_on() && is_half(type) && is_carried(t->name);
-    Tensor& twin = copy.add(t->name, t->role, is_index || is_rounded ? type : wide, shape, false);
-    if (t->role == Role::output) continue;
-    TensorView first_value = t->view;  // before any run
-    first_value.data = const_cast<std::byte*>(t->before.data()) +
-                       (static_cast<std::byte*>(t->view.data) - t->buffer.data());
-    fill(twin,
-         [&](int64_t i) { return load(first_value.data, type, memory_offset(first_value, i)); });
-    twin.before.assign(twin.buffer.data(), twin.buffer.data() + twin.buffer.bytes());
+    copy.add_copy(t->name, *t, is_index || is_rounded ? type : wide);
   }
   copy.bind();
   return copy;
+}
+
+// A tensor with the first values, before any run, of another one.
+void Instance::add_copy(const std::string& name, const Tensor& from, DType as) {
+  const std::vector<int64_t> shape(from.view.shape, from.view.shape + from.view.rank);
+  Tensor& twin = add(name, from.role, as, shape, false);
+  if (from.role == Role::output) return;
+  TensorView first_value = from.view;
+  first_value.data = const_cast<std::byte*>(from.before.data()) +
+                     (static_cast<std::byte*>(from.view.data) - from.buffer.data());
+  fill(twin, [&](int64_t i) {
+    return load(first_value.data, dtype_of(from.view), memory_offset(first_value, i));
+  });
+  twin.before.assign(twin.buffer.data(), twin.buffer.data() + twin.buffer.bytes());
+}
+
+namespace {
+
+// The case of a step's part.
+Case part_of(const Case& step, Op part) {
+  Case c = step;
+  c.op = part, c.strided = Layout::packed;
+  if (part == Op::rmsnorm) {
+    c.H = c.HV = step.HV, c.K = step.V;
+    c.activation = static_cast<Activation>(static_cast<int>(step.norm) - 1);
+    c.pool = Pool::none;
+  }
+  if (part != Op::conv) return normalise(c);
+  c.D = step.channels(), c.sdtype = step.windows, c.ckpt.clear();
+  c.state = StateLayout::kv;  // of memory alone
+  if (c.pool == Pool::tokens) c.pool = Pool::move;
+  return normalise(c);
+}
+
+}  // namespace
+
+Instance Instance::part_of_step(Op part) const {
+  const std::string prefix = part == Op::conv ? "conv." : part == Op::rmsnorm ? "norm." : "";
+  Instance x;
+  x.spec_ = part_of(spec_, part);
+  x.read_slots_ = part == Op::conv ? window_read_ : read_slots_;
+  x.write_slots_ = part == Op::conv ? window_write_ : write_slots_;
+  x.pool_written_ = part == Op::conv ? windows_written_ : pool_written_;
+  if (part != Op::conv) x.token_slots_ = token_slots_, x.token_columns_ = token_columns_;
+  x.accepted_ = accepted_, x.ckpt_written_ = ckpt_written_;
+  for (const auto& t : list_) {
+    const bool is_shared = t->name.starts_with("cu_seqlens");
+    const size_t dot = t->name.find('.');
+    const std::string own = dot == std::string::npos ? "" : t->name.substr(0, dot + 1);
+    if (own != prefix && !is_shared) continue;
+    x.add_copy(is_shared ? t->name : t->name.substr(prefix.size()), *t, dtype_of(t->view));
+  }
+  const Case& c = spec_;
+  const int64_t B = c.num_batches(), T = c.num_tokens();
+  const auto rows = [&](const char* name, Role role, std::vector<int64_t> shape) {
+    Tensor& t = x.add(name, role, c.dtype, std::move(shape), true);
+    t.before.assign(t.buffer.data(), t.buffer.data() + t.buffer.bytes());
+  };
+  if (part == Op::conv) rows("out", Role::output, {B, T, c.channels()});
+  if (part == Op::rmsnorm) rows("x", Role::input, {B, T, c.HV, c.V});
+  if (part == Op::decode) {
+    rows("q", Role::input, {B, T, c.H, c.K}), rows("k", Role::input, {B, T, c.H, c.K});
+    rows("v", Role::input, {B, T, c.HV, c.V});
+    if (c.has_norm()) rows("o", Role::output, {B, T, c.HV, c.V});
+  }
+  x.bind();
+  return x;
+}
+
+void Instance::set_step_rows(const std::vector<double>& qkv) {
+  const Case& c = spec_;
+  const int64_t keys = c.H * c.K, D = 2 * keys + c.HV * c.V;
+  const int64_t tokens = c.num_batches() * c.num_tokens();
+  const auto columns = [&](const char* name, int64_t first, int64_t count) {
+    std::vector<double> list;
+    list.reserve(static_cast<size_t>(tokens * count));
+    for (int64_t t = 0; t < tokens; ++t) {
+      const auto row = qkv.begin() + t * D + first;
+      list.insert(list.end(), row, row + count);
+    }
+    set_values(name, list);
+  };
+  columns("q", 0, keys), columns("k", keys, keys), columns("v", 2 * keys, c.HV * c.V);
 }
 
 // The descriptors of the call.
@@ -231,7 +320,10 @@ void Instance::bind(size_t copy) {
     move.read_head = spec_.read_head, move.write_head = spec_.write_head;
     move.num_heads = spec_.HV, move.transpose = spec_.transpose;
   }
-  if (spec_.final_state == Final::inplace) call_.set("final_state", call_.get("initial_state"));
+  if (spec_.final_state == Final::inplace) {
+    call_.set("final_state", call_.get("initial_state"));
+    call_.set("conv.final_state", call_.get("conv.initial_state"));
+  }
   if (keeps_for_backward()) call_.set_saved(at_call(saved_, copy));
 }
 
@@ -244,7 +336,8 @@ Options Instance::options(const RunOptions& run) const {
   o.num_threads = run.threads;
   if (run.checked) o.checked = true;
   o.chunk = c.chunk;
-  if (c.gate != Gate::none && (c.is_sequence() || c.op == Op::cumsum || c.op == Op::gate)) {
+  const bool has_rule = c.is_sequence() || c.op == Op::step;
+  if (c.gate != Gate::none && (has_rule || c.op == Op::cumsum || c.op == Op::gate)) {
     o.gate_form = c.form;
     if (c.form == GateForm::bounded) o.lower_bound = static_cast<float>(c.lower_bound);
   }
@@ -254,7 +347,8 @@ Options Instance::options(const RunOptions& run) const {
   if (c.eps) o.eps = static_cast<float>(*c.eps);
   if (c.null_slot >= 0) o.null_slot = static_cast<int32_t>(c.null_slot);
   if (c.op == Op::move || c.op == Op::commit) o.state_layout = c.state;
-  if (!c.is_sequence()) return o;
+  if (c.has_norm()) o.norm_activation = static_cast<Activation>(static_cast<int>(c.norm) - 1);
+  if (!has_rule) return o;
   if (c.beta == Beta::sigmoid) o.beta_form = BetaForm::sigmoid;
   if (c.beta == Beta::two_sigmoid) o.beta_form = BetaForm::two_sigmoid;
   o.state_layout = c.state;
@@ -387,6 +481,9 @@ std::vector<Choice> Instance::explain(const RunOptions& run) const {
 
 Tensor& Instance::find(std::string_view name) {
   if (name == "final_state" && spec_.final_state == Final::inplace) name = "initial_state";
+  if (name == "conv.final_state" && spec_.final_state == Final::inplace) {
+    name = "conv.initial_state";
+  }
   for (auto& t : list_) {
     if (t->name == name) return *t;
   }
@@ -410,7 +507,9 @@ std::vector<std::string> Instance::outputs() const {
   std::vector<std::string> names;
   for (const auto& t : list_) {
     if (t->role == Role::input) continue;
-    names.push_back(t->name == "initial_state" ? "final_state" : t->name);
+    names.push_back(t->name == "initial_state"        ? "final_state"
+                    : t->name == "conv.initial_state" ? "conv.final_state"
+                                                      : t->name);
   }
   return names;
 }
@@ -467,7 +566,9 @@ void Instance::set_values(std::string_view name, const std::vector<double>& list
 }
 
 const std::vector<int64_t>& Instance::written_slots(std::string_view name) const {
-  return name == "ckpt_states" ? ckpt_written_ : pool_written_;
+  return name == "ckpt_states"       ? ckpt_written_
+         : name.starts_with("conv.") ? windows_written_
+                                     : pool_written_;
 }
 
 std::string Instance::damage() const {
@@ -489,8 +590,7 @@ std::string Instance::damage() const {
       continue;
     }
     // What may be written: all elements, or those of the written slots.
-    const bool by_slot =
-        t->name == "state_pool" || t->name == "write_pool" || t->name == "ckpt_states";
+    const bool by_slot = is_by_slot(t->name);
     const int64_t numel = t->view.numel();
     const auto element = static_cast<size_t>(size_of(dtype_of(t->view)));
     if (!by_slot && static_cast<size_t>(numel) * element == size) continue;
@@ -514,9 +614,10 @@ std::string Instance::damage() const {
 
 std::vector<std::pair<int64_t, int64_t>> Instance::zero_ranges(std::string_view name) const {
   std::vector<std::pair<int64_t, int64_t>> ranges;
-  constexpr std::array kNotByToken = {"final_state", "state_pool", "write_pool", "ckpt_states",
-                                      "dA_log",      "ddt_bias",   "dweight",    "d_initial_state",
-                                      "dbias",       "record"};
+  constexpr std::array kNotByToken = {
+      "final_state",      "state_pool",      "write_pool",     "ckpt_states", "dA_log",
+      "ddt_bias",         "dweight",         "dbias",          "record",      "d_initial_state",
+      "conv.final_state", "conv.state_pool", "conv.write_pool"};
   const bool by_token =
       std::find(kNotByToken.begin(), kNotByToken.end(), name) == kNotByToken.end();
   if (!has(name) || !by_token) return ranges;

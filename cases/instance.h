@@ -59,6 +59,9 @@ class Buffer {
 
 enum class Role { input, output, inout };
 
+// Whether an output is written in some slots alone: a pool, checkpoints.
+bool is_by_slot(std::string_view name);
+
 struct Tensor {
   std::string name;  // as in the operation's struct
   Role role = Role::input;
@@ -106,6 +109,15 @@ class Instance {
   // The same values in fp64, contiguous: what the oracle (implementation `reference`) gets; or in
   // fp32. States of 16 bits stay what they are in decode, which rounds them after every token.
   static Instance widened(const Instance& other, DType type = DType::f64);
+
+  // A part of a step as a case of its own: conv, decode or rmsnorm with the step's inputs, and with
+  // rows to come for what lies in between. Contiguous.
+  Instance part_of_step(Op part) const;
+  // Of its decode: q, k and v, from the values of conv's out.
+  void set_step_rows(const std::vector<double>& qkv);
+
+  // To where the calls of an instance that was made on the host shall run.
+  void move_to(const Place& place);
 
   // Large cases of the GPU: rows and states exist there only, repeated from a few MB that are drawn
   // on the host, with another odd period for every tensor, so that no two chunks see the same rows.
@@ -182,7 +194,7 @@ class Instance {
   // Row-major index ranges [first, second) of an output that must be exactly 0: padding rows and
   // skipped sequences.
   std::vector<std::pair<int64_t, int64_t>> zero_ranges(std::string_view name) const;
-  // Slots of state_pool or ckpt_states that the call writes.
+  // Slots of a pool or of ckpt_states that the call writes.
   const std::vector<int64_t>& written_slots(std::string_view name) const;
   bool is_written(const Tensor& t, int64_t index) const;
   // Slots of the pool per sequence; -1 as in the call. Empty without a pool.
@@ -210,6 +222,7 @@ class Instance {
   void gather(const Slice& slice, Tensor& part, const Instance& parts) const;
   void generate();
   Tensor& add(std::string name, Role role, DType dtype, std::vector<int64_t> shape, bool rows);
+  void add_copy(const std::string& name, const Tensor& from, DType as);
   Tensor& find(std::string_view name);
   void bind(size_t copy = 0);
   void to_device();
@@ -227,6 +240,8 @@ class Instance {
   void add_states();
   void add_checkpoints();
   void generate_sequence_op();
+  void add_rule_inputs();
+  void add_record();
   std::vector<int64_t> state_shape() const;
   std::vector<int64_t> states_shape(int64_t count) const;
   void add_pool();
@@ -241,6 +256,9 @@ class Instance {
   void add_block_gradients();
   void add_square_gradient();
   void generate_conv();
+  void generate_step();
+  void add_taps(const std::string& prefix);
+  void add_windows();
   void generate_move();
   void generate_commit();
   void draw_pool(Tensor& pool, int64_t heads, int64_t first_head) const;
@@ -258,6 +276,8 @@ class Instance {
   Buffer forward_o_, forward_workspace_, saved_;  // of a backward case's forward call
   std::vector<std::byte> saved_before_;           // as forward left it
   std::vector<int64_t> read_slots_, write_slots_, pool_written_, ckpt_written_;
+  // Of a step's conv, a slot each: what it reads, what it writes, and those in order.
+  std::vector<int64_t> window_read_, window_write_, windows_written_;
   std::vector<int64_t> token_slots_, accepted_;
   int64_t token_columns_ = 0;
 };

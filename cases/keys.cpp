@@ -85,6 +85,7 @@ constexpr std::array kGateValues = {"random", "slow", "softplus", "mixed", "zero
 constexpr std::array kKeyValues = {"random", "repeated", "correlated", "zero"};
 constexpr std::array kSaves = {"none", "states", "all"};
 constexpr std::array kActivations = {"none", "silu", "sigmoid"};
+constexpr std::array kNorms = {"off", "none", "silu", "sigmoid"};
 constexpr std::array kSplits = {"auto", "off", "by_length"};
 
 template <auto Field, const auto& kNames>
@@ -298,37 +299,41 @@ std::string is_bounded(C c) { return need(c.form == GateForm::bounded, "form=bou
 std::string has_ckpt(C c) { return need(!c.ckpt.empty(), "ckpt"); }
 std::string no_gradient(C c) { return need(!c.is_gradient(), "an operation that is no gradient"); }
 
-constexpr auto kSequenceOp = only<Op::forward, Op::decode, Op::backward>;
+constexpr auto kSequenceOp = only<Op::forward, Op::decode, Op::backward, Op::step>;
 constexpr auto kStateOp =
-    only<Op::forward, Op::decode, Op::backward, Op::conv, Op::move, Op::commit>;
-constexpr auto kInitialOp = only<Op::forward, Op::decode, Op::backward, Op::conv>;
+    only<Op::forward, Op::decode, Op::backward, Op::conv, Op::move, Op::commit, Op::step>;
+constexpr auto kInitialOp = only<Op::forward, Op::decode, Op::backward, Op::conv, Op::step>;
 constexpr auto kForward = only<Op::forward>;
 constexpr auto kSplitOp = only<Op::forward, Op::backward>;
-constexpr auto kDecode = only<Op::decode>;
+constexpr auto kDecode = only<Op::decode, Op::step>;
 constexpr auto kBackward = only<Op::backward>;
 std::string by_tokens(C c) {
-  return need(c.op == Op::decode || c.save == Save::none, "decode, or backward with save=none");
+  return need(c.is_decode() || c.save == Save::none, "decode, or backward with save=none");
 }
-constexpr auto kByTokens = both<only<Op::decode, Op::backward>, by_tokens>;
+constexpr auto kByTokens = both<only<Op::decode, Op::backward, Op::step>, by_tokens>;
 constexpr auto kConv = only<Op::conv>;
-constexpr auto kNorm = only<Op::rmsnorm>;
+constexpr auto kConvOrStep = only<Op::conv, Op::step>;
+constexpr auto kStep = only<Op::step>;
 constexpr auto kMove = only<Op::move>;
 constexpr auto kLayersOp = only<Op::move, Op::commit>;
-constexpr auto kKeptOp = both<only<Op::forward, Op::decode, Op::conv>, no_gradient>;
-constexpr auto kTwoPoolsOp = both<only<Op::forward, Op::decode, Op::conv, Op::move>, no_gradient>;
-constexpr auto kFlagOp = both<only<Op::forward, Op::decode, Op::conv, Op::commit>, no_gradient>;
+constexpr auto kKeptOp = both<only<Op::forward, Op::decode, Op::conv, Op::step>, no_gradient>;
+constexpr auto kTwoPoolsOp =
+    both<only<Op::forward, Op::decode, Op::conv, Op::move, Op::step>, no_gradient>;
+constexpr auto kFlagOp =
+    both<only<Op::forward, Op::decode, Op::conv, Op::commit, Op::step>, no_gradient>;
 constexpr auto kPoolOp =
-    both<only<Op::forward, Op::decode, Op::conv, Op::move, Op::commit>, no_gradient>;
+    both<only<Op::forward, Op::decode, Op::conv, Op::move, Op::commit, Op::step>, no_gradient>;
 constexpr auto kGateOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt,
-                              Op::scores, Op::scores_inverse, Op::wy>;
-constexpr auto kGateKindOp = only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate,
-                                  Op::kkt, Op::scores, Op::scores_inverse, Op::wy, Op::commit>;
+                              Op::scores, Op::scores_inverse, Op::wy, Op::step>;
+constexpr auto kGateKindOp =
+    only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::kkt, Op::scores,
+         Op::scores_inverse, Op::wy, Op::commit, Op::step>;
 constexpr auto kFormOp =
-    both<only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate>, a_gate>;
+    both<only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::gate, Op::step>, a_gate>;
 constexpr auto kKeyHeadOp = only<Op::forward, Op::decode, Op::backward, Op::l2norm, Op::kkt,
-                                 Op::scores, Op::scores_inverse, Op::wy, Op::rmsnorm>;
+                                 Op::scores, Op::scores_inverse, Op::wy, Op::rmsnorm, Op::step>;
 constexpr auto kBetaOp =
-    only<Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::wy>;
+    only<Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::wy, Op::step>;
 
 std::string value_heads(C c) {
   return need(!is_any(c.op, {Op::l2norm, Op::rmsnorm, Op::conv}),
@@ -339,10 +344,15 @@ std::string key_width(C c) {
   return need(!is_any(c.op, {Op::cumsum, Op::gate}) || c.gate == Gate::channel, "gate=channel");
 }
 std::string an_activation(C c) {
-  return need(c.op == Op::conv || (c.op == Op::rmsnorm && c.z), "conv or rmsnorm with z");
+  return need(c.op == Op::conv || c.op == Op::step || (c.op == Op::rmsnorm && c.z),
+              "conv, step or rmsnorm with z");
 }
 std::string a_weight(C c) {
-  return need(c.op == Op::conv || (c.op == Op::rmsnorm && c.weight), "conv or rmsnorm");
+  return need(c.op == Op::conv || c.op == Op::step || (c.op == Op::rmsnorm && c.weight),
+              "conv, step or rmsnorm");
+}
+std::string a_norm(C c) {
+  return need(c.op == Op::rmsnorm || c.has_norm(), "rmsnorm, or step with a norm");
 }
 std::string value_width(C c) { return need(c.op != Op::wy || c.u, "u among parts"); }
 std::string rows_dtype(C c) {
@@ -350,9 +360,9 @@ std::string rows_dtype(C c) {
               "another operation than cumsum, gate, move and commit");
 }
 std::string own_outputs(C c) {
-  return need(
-      c.is_block() || (c.op == Op::conv && c.gradient) || (c.op == Op::move && c.write_pool),
-      "a building block, conv_backward or move with writepool=1");
+  return need(c.is_block() || (c.op == Op::conv && c.gradient) ||
+                  (c.op == Op::move && c.write_pool) || c.has_norm(),
+              "a building block, conv_backward, move with writepool=1 or step with a norm");
 }
 // Whether a state of sdtype is given or asked for.
 bool has_states(C c) {
@@ -371,7 +381,7 @@ std::string any_lists(C c) { return c.from.empty() ? index_lists(c) : ""; }
 std::string two_lists(C c) {
   const bool has_one = c.pool == Pool::none || c.pool == Pool::inplace ||
                        c.pool == Pool::writelist || c.pool == Pool::drafts;
-  return need(!has_one || (c.pool == Pool::drafts && c.op != Op::decode),
+  return need(!has_one || (c.pool == Pool::drafts && !c.is_decode()),
               "a pool without lists, or with two");
 }
 std::string half_states(C c) {
@@ -381,7 +391,7 @@ std::string half_states(C c) {
 std::string other_pool(C c) { return need(c.write_pool, "writepool=1"); }
 std::string drafts(C c) {
   const bool may_branch = c.pool == Pool::drafts || (c.record && c.pool == Pool::inplace);
-  return need(c.op == Op::commit || (c.op == Op::decode && may_branch),
+  return need(c.op == Op::commit || (c.is_decode() && may_branch),
               "commit, or decode with pool=drafts, or with record=1 and pool=inplace");
 }
 std::string initial_state(C c) { return need(c.init || c.pool != Pool::none, "init=1 or a pool"); }
@@ -397,8 +407,9 @@ std::string inverse_gradient(C c) {
   return need(c.op == Op::inverse && c.gradient, "inverse_backward as the operation");
 }
 std::string with_keys(C c) {
-  return need(!is_any(c.op, {Op::cumsum, Op::gate, Op::rmsnorm, Op::conv, Op::move, Op::commit}),
-              "an operation with keys");
+  return need(
+      !is_any(c.op, {Op::cumsum, Op::gate, Op::rmsnorm, Op::conv, Op::move, Op::commit, Op::step}),
+      "an operation with keys");
 }
 std::string no_dense(C c) { return need(c.packed, "no dense"); }
 std::string no_seqs(C c) { return need(!c.packed, "no seqs"); }
@@ -425,7 +436,8 @@ constexpr Key kKeys[] = {
     {"K", whole<&Case::K, 1, 1 << 16>(), "64",
      "key width (rmsnorm, l2norm: of a row; inverse: of the keys that A is made of)", key_width},
     {"V", whole<&Case::V, 1, 1 << 20>(), "64", "value width",
-     both<only<Op::forward, Op::decode, Op::backward, Op::wy, Op::move, Op::commit>, value_width>},
+     both<only<Op::forward, Op::decode, Op::backward, Op::wy, Op::move, Op::commit, Op::step>,
+          value_width>},
     {"layers", whole<&Case::layers, 0, 1 << 20>(), "0",
      "move, commit: layers of the pools (0: without that dimension)", kLayersOp},
     {"rhead", whole<&Case::read_head, 0, 1 << 20>(), "0",
@@ -433,38 +445,46 @@ constexpr Key kKeys[] = {
     {"whead", whole<&Case::write_head, 0, 1 << 20>(), "0",
      "move: the first of those that are written, likewise", kMove},
     {"D", whole<&Case::D, 1, 1 << 20>(), "64", "conv: channels", kConv},
-    {"W", whole<&Case::W, 1, 8>(), "4", "conv: taps", kConv},
-    {"S", whole<&Case::S, 1, 64>(), "W - 1, at least 1", "conv: inputs in a state",
-     both<kConv, any_state>},
+    {"W", whole<&Case::W, 1, 8>(), "4", "conv, step: taps", kConvOrStep},
+    {"S", whole<&Case::S, 1, 64>(), "W - 1, at least 1", "conv, step: inputs in a state of conv",
+     both<kConvOrStep, any_state>},
     {"dtype", float_dtype<&Case::dtype>(), "f32",
-     "of q k v o; of a building block's x q k v a; of conv's x and out", rows_dtype},
+     "of q k v o; of a building block's x q k v a; of conv's x and out; of step's x and z",
+     rows_dtype},
     {"gdtype", float_dtype<&Case::gdtype>(), "f32", "of g and gv", both<kGateOp, a_gate>},
     {"betadtype", float_dtype<&Case::betadtype>(), "f32", "of beta", both<kBetaOp, a_beta>},
     {"pdtype", float_dtype<&Case::pdtype>(), "f32", "of A_log and dt_bias", both<kFormOp, a_form>},
-    {"wdtype", float_dtype<&Case::wdtype>(), "f32", "conv, rmsnorm: of weight and bias", a_weight},
+    {"wdtype", float_dtype<&Case::wdtype>(), "f32", "conv, rmsnorm, step: of weights and bias",
+     a_weight},
     {"sdtype", float_dtype<&Case::sdtype>(), "f32",
      "of initial and final state, or the pool (f16: conv)", both<kStateOp, a_state>},
     {"cdtype", float_dtype<&Case::cdtype>(), "f32", "of the checkpoints", both<kKeptOp, has_ckpt>},
     {"odtype", float_dtype<&Case::odtype>(), "f32",
      "of a building block's outputs or gradients; conv_backward: all but dx; move: of the pool "
-     "that is written",
+     "that is written; step: of out",
      own_outputs},
+    {"windows", float_dtype<&Case::windows>(), "dtype's", "step: of the states of its conv", kStep},
     {"beta", one_of<&Case::beta, kBetas>(), "value",
      "absent (1), as given, through a sigmoid, twice that (blocks: none|value; inverse: its data)",
-     only<Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::inverse, Op::wy>},
+     only<Op::forward, Op::decode, Op::backward, Op::kkt, Op::scores_inverse, Op::inverse, Op::wy,
+          Op::step>},
     {"betavec", flag<&Case::betavec>(), "0",
      "decode, and backward with save=none: beta per value column", both<kByTokens, a_beta>},
     {"gv", flag<&Case::gv>(), "0", "decode, and backward with save=none: a value-wise log decay",
      kByTokens},
     {"l2norm", flag<&Case::l2norm>(), "0", "q and k are normalised inside", kSequenceOp},
     {"scale", kScale, "default", "K^-1/2 unless given (cumsum: 1)",
-     only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::scores, Op::scores_inverse>},
+     only<Op::forward, Op::decode, Op::backward, Op::cumsum, Op::scores, Op::scores_inverse,
+          Op::step>},
     {"act", one_of<&Case::activation, kActivations>(), "none",
-     "what the sums of conv go through, or z of rmsnorm (which alone has sigmoid)", an_activation},
-    {"z", flag<&Case::z>(), "1", "rmsnorm: a gate is given", kNorm},
-    {"weight", flag<&Case::weight>(), "1", "rmsnorm: a weight is given", kNorm},
-    {"eps", kEps, "default", "rmsnorm: what is added to the mean square", kNorm},
-    {"bias", flag<&Case::bias>(), "1", "conv: a bias is given", kConv},
+     "what the sums of conv (or step's) go through, or z of rmsnorm (which alone has sigmoid)",
+     an_activation},
+    {"norm", one_of<&Case::norm, kNorms>(), "off", "step: no norm, or what its z goes through",
+     kStep},
+    {"z", flag<&Case::z>(), "1", "rmsnorm, step: a gate is given", a_norm},
+    {"weight", flag<&Case::weight>(), "1", "rmsnorm, step: a weight is given", a_norm},
+    {"eps", kEps, "default", "rmsnorm, step: what is added to the mean square", a_norm},
+    {"bias", flag<&Case::bias>(), "1", "conv, step: a bias is given", kConvOrStep},
     {"state", one_of<&Case::state, kStates>(), "kv",
      "states K-first or V-first; conv: [D,S] or [S,D] in memory", both<kStateOp, any_state>},
     {"init", flag<&Case::init>(), "0",
@@ -547,6 +567,7 @@ constexpr Operation kOperations[] = {{Op::forward, false},
                                      {Op::conv, false},
                                      {Op::move, false},
                                      {Op::commit, false},
+                                     {Op::step, false},
                                      {Op::cumsum, true},
                                      {Op::gate, true},
                                      {Op::l2norm, true},

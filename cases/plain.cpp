@@ -335,6 +335,9 @@ Values sequences(const Instance& instance) {
   return all;
 }
 }  // namespace
+
+Values decode(const Instance& instance) { return sequences(instance); }
+
 }  // namespace plain
 
 Values plain_chunked(const Instance& instance) {
@@ -349,6 +352,8 @@ Values plain_chunked(const Instance& instance) {
       return c.gradient ? plain::conv_gradient(instance) : plain::conv(instance);
     case Op::rmsnorm:
       return plain::norm(instance);
+    case Op::step:
+      return plain::step(instance);
     case Op::move:
       return plain::move(instance);
     case Op::commit:

@@ -222,6 +222,8 @@ Values norm(const Instance& instance);
 Values move(const Instance& instance);
 Values commit(const Instance& instance);
 Values conv(const Instance& instance);
+Values decode(const Instance& instance);
+Values step(const Instance& instance);
 Values conv_gradient(const Instance& instance);
 
 }  // namespace deltic::cases::plain

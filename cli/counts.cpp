@@ -11,15 +11,32 @@ using cases::Case;
 
 namespace {
 
-double conv_bytes(const Case& c) {
-  const double D = static_cast<double>(c.D), N = static_cast<double>(c.num_sequences());
+// The states of conv, in and out.
+double window_bytes(const Case& c, DType type) {
+  const double D = static_cast<double>(c.channels()), N = static_cast<double>(c.num_sequences());
   const bool pool = c.pool != cases::Pool::none;
   const int reads = (pool ? c.pool != cases::Pool::start : c.init) ? 1 : 0;
   const int writes =
       (pool ? c.pool != cases::Pool::peek : c.final_state != cases::Final::none) ? 1 : 0;
-  return 2 * static_cast<double>(c.num_real_tokens()) * D *
-             static_cast<double>(cases::size_of(c.dtype)) +
-         N * D * static_cast<double>(c.S * cases::size_of(c.sdtype)) * (reads + writes);
+  return N * D * static_cast<double>(c.S * cases::size_of(type)) * (reads + writes);
+}
+double conv_bytes(const Case& c) {
+  return 2 * static_cast<double>(c.num_real_tokens() * c.D * cases::size_of(c.dtype)) +
+         window_bytes(c, c.sdtype);
+}
+
+Case decode_of(const Case& step) {
+  Case c = step;
+  c.op = Op::decode;
+  return c;
+}
+// As decode, whose q, k and v are x and whose o is the result; windows; z.
+double step_bytes(const Case& c) {
+  const double values = static_cast<double>(c.num_real_tokens() * c.HV * c.V);
+  const auto in = static_cast<double>(cases::size_of(c.dtype));
+  const double out = static_cast<double>(cases::size_of(c.odtype)) - in;
+  return count_bytes(decode_of(c)) + window_bytes(c, c.windows) +
+         (c.has_norm() ? values * (out + (c.z ? in : 0)) : 0);
 }
 
 // A number read and a number written of every state; nothing is read where zeros are written.
@@ -56,6 +73,10 @@ double count_flops(const Case& c) {
       return rows * (C * (3 * K + 2 * V + C / 3) + 6 * K * V);
     case Op::decode:
       return rows * 7 * K * V;
+    case Op::step:
+      return count_flops(decode_of(c)) +
+             static_cast<double>(c.num_real_tokens() * c.channels() * 2 * c.W) +
+             (c.has_norm() ? rows * 6 * V : 0);
     case Op::backward: {
       const double again = C * (3 * K + V + C / 3) + 4 * K * V;
       const double once = C * (6 * K + 4 * V + 2 * C / 3) + 12 * K * V;
@@ -92,6 +113,7 @@ double count_flops(const Case& c) {
 double count_bytes(const Case& c) {
   if (c.gradient) return cases::Instance::shapes_of(c).tensor_bytes();
   if (c.op == Op::conv) return conv_bytes(c);
+  if (c.op == Op::step) return step_bytes(c);
   if (c.op == Op::move) return move_bytes(c);
   if (c.op == Op::commit) return commit_bytes(c);
   const auto size = [](DType t) { return static_cast<double>(cases::size_of(t)); };

@@ -96,6 +96,27 @@ std::vector<SuiteRow> gpu_suites() {
         std::string("GDN B=64 ") + (type[0] == 'f' ? "fp32" : type) + " V-first 8 tokens, not kept",
         "decode dense=64x8 gate=head H=16 HV=32 init=1 final=0 sdtype=" + std::string(type) + step);
   }
+  // step: what a layer does between its projections, and its decode alone.
+  for (const char* gate : {"head", "channel"}) {
+    const bool is_gdn = gate[0] == 'h';
+    for (const int batch : {1, 64, 256}) {
+      for (const int tokens : {1, 4}) {
+        for (const char* type : {"f32", "bf16"}) {
+          const std::string rule =
+              " dense=" + text(batch) + "x" + text(tokens) + " gate=" + gate +
+              " H=16 HV=32 pool=identity betadtype=bf16 gdtype=bf16 sdtype=" + type + step;
+          add("step",
+              std::string(is_gdn ? "GDN" : "KDA") + " B=" + text(batch) + " T=" + text(tokens) +
+                  (type[0] == 'f' ? " fp32" : " bf16"),
+              std::string("step W=4 bias=0 act=silu wdtype=bf16 odtype=bf16 norm=") +
+                  (is_gdn ? "silu" : "sigmoid") + rule);
+          rows.back().baseline = Baseline::ours;
+          rows.back().other = cases::parse("decode" + rule);
+          rows.back().other_name = "decode alone";
+        }
+      }
+    }
+  }
   // places: states in slots half as long again, every other one from the last, and in order.
   for (const char* type : {"f32", "bf16"}) {
     const std::string line = "decode dense=256x1 gate=head H=16 HV=32 sdtype=" + std::string(type);

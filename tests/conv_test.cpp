@@ -838,8 +838,9 @@ TEST(ConvErrors, ActivationIsConvsAlone) {
     l2norm({.activation = Activation::silu}, {.x = x.view(), .out = out.view()});
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(),
-                 "l2norm: activation: expected none (conv and rmsnorm alone have one), got 1");
+    EXPECT_STREQ(
+        e.what(),
+        "l2norm: activation: expected none (conv, rmsnorm and step alone have one), got 1");
   }
 }
 

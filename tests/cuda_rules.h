@@ -24,9 +24,9 @@ inline bool sm90_backward_takes(const cases::Case& c) {
          c.strided != cases::Layout::wide;
 }
 
-// cuda.general: everything but the convolution, the gated norm and moves.
+// cuda.general: everything but the convolution, the gated norm, moves and steps.
 inline bool cuda_general_takes(const cases::Case& c) {
-  return c.op != Op::conv && c.op != Op::rmsnorm && c.op != Op::move;
+  return c.op != Op::conv && c.op != Op::rmsnorm && c.op != Op::move && c.op != Op::step;
 }
 
 // cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
@@ -51,6 +51,9 @@ inline bool cuda_norm_takes(const cases::Case& c) { return c.op == Op::rmsnorm; 
 // cuda.move: the move, all of it.
 inline bool cuda_move_takes(const cases::Case& c) { return c.op == Op::move; }
 
+// cuda.parts: steps, all of them.
+inline bool cuda_parts_takes(const cases::Case& c) { return c.op == Op::step; }
+
 struct CudaRule {
   std::string_view impl;
   bool (*takes)(const cases::Case&);
@@ -61,6 +64,7 @@ inline constexpr CudaRule kCudaRules[] = {{"cuda.sm90.forward", sm90_forward_tak
                                           {"cuda.conv", cuda_conv_takes},
                                           {"cuda.norm", cuda_norm_takes},
                                           {"cuda.move", cuda_move_takes},
+                                          {"cuda.parts", cuda_parts_takes},
                                           {"cuda.general", cuda_general_takes}};
 
 }  // namespace deltic::test

@@ -6,6 +6,8 @@
 
 #include <cstring>
 #include <iterator>
+#include <list>
+#include <mutex>
 
 namespace deltic::test::fake {
 
@@ -59,6 +61,23 @@ CUresult CUDAAPI get_current(CUcontext* context) {
 CUresult CUDAAPI get_id(CUcontext context, unsigned long long* id) {
   count("cuCtxGetId");
   *id = machine().contexts[index(context)].id;
+  return CUDA_SUCCESS;
+}
+// A handle is of one context: its id and the kernel.
+struct Function {
+  uint64_t context;
+  const void* kernel;
+};
+CUresult CUDAAPI launch_by_handle(const CUlaunchConfig* config, CUfunction function, void**,
+                                  void**) {
+  const auto* f = reinterpret_cast<const Function*>(function);
+  const bool is_of_current = f->context == machine().contexts[size_t(machine().current)].id;
+  if (!machine().takes_launches || !is_of_current) {
+    count("cuLaunchKernelEx refused");
+    return CUDA_ERROR_INVALID_HANDLE;
+  }
+  seen().grids.push_back(config->gridDimX), seen().kernels.push_back(f->kernel);
+  seen().launched.push_back(f->kernel);
   return CUDA_SUCCESS;
 }
 // The address first, as another function replaces it; then all that the map was made from.
@@ -118,13 +137,22 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = static_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3 grid, dim3, void**, size_t, cudaStream_t) {
-  seen().grids.push_back(grid.x);
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3, void**, size_t, cudaStream_t) {
+  seen().grids.push_back(grid.x), seen().launched.push_back(kernel);
   return cudaSuccess;
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void*, void**) {
-  seen().grids.push_back(config->gridDim.x);
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void**) {
+  seen().grids.push_back(config->gridDim.x), seen().launched.push_back(kernel);
   return cudaSuccess;
+}
+
+cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* kernel) {
+  static std::mutex mutex;
+  static std::list<Function> all;  // handles stay
+  const std::lock_guard<std::mutex> lock(mutex);
+  all.push_back({machine().contexts[size_t(machine().current)].id, kernel});
+  *function = reinterpret_cast<cudaFunction_t>(&all.back());
+  return count("cudaGetFuncBySymbol");
 }
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
@@ -177,6 +205,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, 
       {"cuGreenCtxGetDevResource", reinterpret_cast<void*>(get_green_resource)},
       {"cuCtxGetCurrent", reinterpret_cast<void*>(get_current)},
       {"cuCtxGetId", reinterpret_cast<void*>(get_id)},
+      {"cuLaunchKernelEx", reinterpret_cast<void*>(launch_by_handle)},
       {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(encode)},
       {"cuTensorMapReplaceAddress", reinterpret_cast<void*>(replace_address)}};
   const auto found = functions.find(name);

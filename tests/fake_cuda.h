@@ -23,15 +23,18 @@ struct Stream {
 struct Machine {
   std::vector<Context> contexts, greens;
   std::vector<Stream> streams;
-  int current = 0;  // the context of every thread
+  int current = 0;             // the context of every thread
+  bool takes_launches = true;  // the driver's function, else the runtime's alone
 };
 Machine& machine();
 void* stream(size_t index);
 
 // Of this thread, since the last time that they were cleared.
 struct Seen {
-  std::map<std::string, int> calls;  // by the name of the function
-  std::vector<unsigned> grids;       // CTAs in x of every launch
+  std::map<std::string, int> calls;   // by the name of the function
+  std::vector<unsigned> grids;        // CTAs in x of every launch
+  std::vector<const void*> kernels;   // of launches by their handle
+  std::vector<const void*> launched;  // the kernel of every launch
 };
 Seen& seen();
 

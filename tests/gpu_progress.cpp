@@ -17,6 +17,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <random>
 #include <span>
@@ -318,25 +319,33 @@ SmSet some_sms(int count, std::mt19937& random) {
   }
   return set;
 }
-// A word in the host's memory that kernels write.
-class HostFlag {
+// A word per SM in the host's memory that kernels write.
+class HostFlags {
  public:
-  HostFlag() {
-    check(cudaHostAlloc(reinterpret_cast<void**>(&flag_), sizeof(int), cudaHostAllocMapped),
+  HostFlags() {
+    constexpr size_t kBytes = SmSet::kMost * sizeof(int);
+    check(cudaHostAlloc(reinterpret_cast<void**>(&flags_), kBytes, cudaHostAllocMapped),
           "cudaHostAlloc");
-    *flag_ = 0;
+    std::memset(flags_, 0, kBytes);
   }
-  ~HostFlag() { static_cast<void>(cudaFreeHost(flag_)); }
-  HostFlag(const HostFlag&) = delete;
-  HostFlag& operator=(const HostFlag&) = delete;
-  int* get() const { return flag_; }
-  void wait() const {
-    for (const double begin = seconds(); *const_cast<volatile int*>(flag_) == 0;)
-      if (seconds() - begin > 5) throw Failure("the kernel that holds SMs has not started in 5 s");
+  ~HostFlags() { static_cast<void>(cudaFreeHost(flags_)); }
+  HostFlags(const HostFlags&) = delete;
+  HostFlags& operator=(const HostFlags&) = delete;
+  int* get() const { return flags_; }
+  // Until so many SMs are held.
+  void wait(int count) const {
+    const volatile int* flags = flags_;
+    for (const double begin = seconds();;) {
+      int held = 0;
+      for (int i = 0; i < SmSet::kMost; ++i) held += flags[i] != 0;
+      if (held == count) return;
+      if (held > count || seconds() - begin > 0.5)
+        throw Failure(text("%d SMs are held, not %d", held, count));
+    }
   }
 
  private:
-  int* flag_ = nullptr;
+  int* flags_ = nullptr;
 };
 
 // --- green contexts ------------------------------------------------------------------------------
@@ -454,11 +463,6 @@ class Child {
  private:
   pid_t pid_ = -1;
 };
-void expect_success(const Child& child, const std::string& what) {
-  if (const int code = child.wait(); code != 0)
-    throw Failure(what + text(" ended with code %d", code));
-}
-
 // The child's side: `calls N`, `capture MODE INDEX`.
 int run_calls(int count) {
   Stream stream;
@@ -475,31 +479,45 @@ constexpr struct {
 } kModes[] = {{"global", cudaStreamCaptureModeGlobal},
               {"thread", cudaStreamCaptureModeThreadLocal},
               {"relaxed", cudaStreamCaptureModeRelaxed}};
-// The process has run nothing of the library before: code is loaded while the stream captures.
+// What a process captures as its first call: all small operations, and those in segments.
+std::vector<Operation> captured() {
+  std::vector<Operation> all(std::begin(kSmall), std::end(kSmall));
+  all.insert(all.end(), std::begin(kSegments), std::end(kSegments));
+  return all;
+}
+// The process has asked the library for nothing before, not even for the size of a workspace: SMs
+// are counted and code is loaded while the stream captures. Gradients from inputs alone: what
+// forward keeps would be a call of its own.
 int run_capture(const std::string& name, const Operation& op) {
-  Stream stream;
-  Work work(op);
-  work.use(stream);
+  constexpr size_t kRoom = size_t{1} << 30;
+  cases::Case c = cases::parse(op.line);
+  c.save = Save::none;
+  Instance instance(c, true, {.device = DeviceType::cuda});
+  const Stream stream;
+  const auto memory = device::allocate(kRoom);
   const auto mode = std::find_if(std::begin(kModes), std::end(kModes),
                                  [&](const auto& m) { return name == m.name; });
   check(cudaStreamBeginCapture(stream, mode->mode), "cudaStreamBeginCapture");
-  work.call();
+  const Options options = instance.options({.impl = op.impl});
+  const size_t bytes = instance.call_of().workspace_bytes(options, stream);
+  if (bytes > kRoom) throw Failure(text("a workspace of %zu bytes", bytes));
+  instance.call_of().run(options, {memory.get(), bytes}, stream);
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
   check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
   check(cudaGraphInstantiate(&exec, graph, 0), "cudaGraphInstantiate");
   for (int i = 0; i < 2; ++i) {
-    work.instance().reset();
+    instance.reset();
     check(cudaGraphLaunch(exec, stream), "cudaGraphLaunch");
     wait_for(stream);
-    check_values(work.instance(), op);
+    check_values(instance, op);
   }
   return 0;
 }
 int run_child(const std::vector<std::string>& arguments) {
   try {
     if (arguments.at(0) == "calls") return run_calls(std::stoi(arguments.at(1)));
-    return run_capture(arguments.at(1), kSmall[std::stoul(arguments.at(2))]);
+    return run_capture(arguments.at(1), captured().at(std::stoul(arguments.at(2))));
   } catch (const std::exception& e) {
     std::printf("  %s: %s\n", arguments.at(0).c_str(), e.what());
     return 1;
@@ -615,12 +633,12 @@ std::string held_sms(const Settings& settings, int count) {
   for (Work& work : lane(0)) all.push_back(&work);
   for (Work& work : segments) all.push_back(&work);
   for (Work* work : all) warm_up(*work, stream);
-  const HostFlag started;
+  const HostFlags started;
   check(hold_sms(some_sms(count, random), num_sms(), static_cast<int64_t>(hold * 1e9),
                  started.get(), held),
         "hold_sms");
   const double begin = seconds();
-  started.wait();
+  started.wait(count);
   std::string times;
   for (Work* work : all) {
     double launched = 0;
@@ -637,7 +655,8 @@ std::string one_sm(const Settings& settings) { return held_sms(settings, 1); }
 std::string most_sms(const Settings& settings) { return held_sms(settings, num_sms() * 3 / 4); }
 std::string all_but_three(const Settings& settings) { return held_sms(settings, num_sms() - 3); }
 
-// Calls in random order on streams of mixed priority, beside kernels that hold up to `most_sms`.
+// Operations by turns, each call on a random one of streams of mixed priority, beside kernels that
+// hold up to `most_sms`.
 struct Crowd {
   std::span<const Operation> operations;
   int calls;
@@ -678,10 +697,9 @@ std::string many_calls(const Settings& settings) {
 }
 // Every gradient a thousand times, the same bits each time.
 std::string many_gradients(const Settings& settings) {
-  const auto first = std::find_if(std::begin(kSmall), std::end(kSmall), [](const Operation& op) {
-    return std::string(op.line).starts_with("backward");
-  });
-  const std::span<const Operation> gradients(first, std::end(kSmall));  // they are last
+  std::vector<Operation> gradients;
+  std::copy_if(std::begin(kSmall), std::end(kSmall), std::back_inserter(gradients),
+               [](const Operation& op) { return std::string(op.line).starts_with("backward"); });
   const int each = settings.quick ? 250 : 1000;
   return crowd({gradients, each * static_cast<int>(gradients.size()), 3, 10, num_sms() - 3});
 }
@@ -716,17 +734,30 @@ std::string graphs(const Settings& settings) {
               took / replays * 1e3);
 }
 
-// Every small operation in a process of its own, the modes by turns.
-std::string first_in_capture(const Settings&) {
-  std::string names;
-  for (size_t op = 0; op < std::size(kSmall); ++op) {
-    const char* mode = kModes[op % std::size(kModes)].name;
-    const Child child({"--child", "capture", mode, std::to_string(op)});
-    expect_success(child, std::string(kSmall[op].name) + ": the process that captures in mode " +
-                              std::string(mode));
-    names += (names.empty() ? "" : ", ") + std::string(mode) + " (" + kSmall[op].name + ")";
+// Every operation in every mode, in a process of its own; those of an operation at once. Quick: the
+// modes by turns.
+std::string first_in_capture(const Settings& settings) {
+  const std::vector<Operation> operations = captured();
+  size_t processes = 0;
+  for (size_t op = 0; op < operations.size(); ++op) {
+    std::vector<std::pair<const char*, Child>> children;
+    for (size_t i = 0; i < std::size(kModes); ++i) {
+      if (settings.quick && i != op % std::size(kModes)) continue;
+      const char* mode = kModes[i].name;
+      children.emplace_back(
+          mode, std::vector<std::string>{"--child", "capture", mode, std::to_string(op)});
+    }
+    processes += children.size();
+    std::string failed;
+    for (const auto& [mode, child] : children) {
+      if (const int code = child.wait(); code != 0)
+        failed += text(", in mode %s with code %d", mode, code);
+    }
+    if (!failed.empty())
+      throw Failure(std::string(operations[op].name) + ": processes ended" + failed);
   }
-  return names;
+  return text("%zu processes, %zu operations, %zu modes%s", processes, operations.size(),
+              std::size(kModes), settings.quick ? " by turns" : "");
 }
 
 constexpr int kCallsOfAChild = 300;
@@ -797,7 +828,7 @@ constexpr struct {
     {"calls, ten thousand", many_calls, 40},
     {"gradients, a thousand", many_gradients, 30},
     {"graphs", graphs, 20},
-    {"capture, first call", first_in_capture, 60},
+    {"capture, first call", first_in_capture, 90},
     {"processes, two", two_processes, 40},
     {"processes, MPS", mps, 60},
 };

@@ -15,7 +15,7 @@ __global__ void hold(const __grid_constant__ SmSet set, int64_t nanoseconds, int
   asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
   if (sm / 64 >= SmSet::kWords || (set.words[sm / 64] >> (sm % 64) & 1) == 0) return;
   if (started != nullptr) {
-    *reinterpret_cast<volatile int*>(started) = 1;
+    reinterpret_cast<volatile int*>(started)[sm] = 1;
     __threadfence_system();
   }
   for (const uint64_t begin = now_ns(); now_ns() - begin < uint64_t(nanoseconds);) __nanosleep(200);

@@ -10,12 +10,12 @@ namespace deltic::test {
 
 // Which SMs a kernel holds: bit i % 64 of word i / 64 is SM i.
 struct SmSet {
-  static constexpr int kWords = 4;
+  static constexpr int kWords = 4, kMost = 64 * kWords;
   uint64_t words[kWords]{};
 };
 
 // One CTA per SM that takes it whole (all of its shared memory). Those on SMs of the set stay for
-// `nanoseconds`, the others leave at once. The first to stay writes 1 to `started`, in memory of
+// `nanoseconds`, the others leave at once. Who stays on SM i writes 1 to started[i], in memory of
 // the host, if that is not null.
 cudaError_t hold_sms(const SmSet& set, int num_sms, int64_t nanoseconds, int* started,
                      cudaStream_t stream);

@@ -12,6 +12,7 @@
 #include "cases/call.h"
 #include "cases/device.h"
 #include "cases/scalar.h"
+#include "step_parts.h"
 #include "support.h"
 
 namespace deltic::test {
@@ -98,7 +99,6 @@ std::vector<Kind> kinds(const std::vector<std::string>& impls) {
     // Hopper's kernels are not in every build.
     if (impl.starts_with("cuda.sm90.") && !runs_on_gpu(Op::forward, impl)) continue;
     for (DType state : {DType::f32, DType::bf16, DType::f16}) {
-      if (state == DType::f16 && impl == "cuda.sm90.forward") continue;  // refused there
       for (StateLayout layout : {StateLayout::kv, StateLayout::vk}) {
         all.push_back({impl, state, layout, false}), all.push_back({impl, state, layout, true});
       }
@@ -451,6 +451,33 @@ TEST_F(GpuServing, PromptsLeaveStatesAndCheckpointsInThePool) {
     EXPECT_TRUE(std::all_of(zeros, zeros + 130 * HV * V * 2, [](uint8_t x) { return x == 0; }));
     EXPECT_EQ(pool.part(0), slot_0);
     EXPECT_EQ(pool.part(9), slot_9);
+  }
+}
+
+// A step, in one kernel or in parts, has the bits of the three calls.
+TEST_F(GpuServing, StepHasTheBitsOfItsParts) {
+  for (const char* lines :
+       {"step gate={head,channel} form=softplus dense=5x{1,4,8} H=2 HV=4 K=128 V=128 l2norm=1 "
+        "beta=sigmoid act=silu norm={silu,sigmoid} dtype=bf16 wdtype=bf16 odtype=bf16 "
+        "sdtype={f32,bf16} state={kv,vk} pool=inplace",
+        "step gate={head,channel} form=softplus dense=5x{1,4,8} H=2 HV=4 K=128 V=128 l2norm=1 "
+        "beta=sigmoid act=silu norm=off dtype=bf16 wdtype=bf16 sdtype={f32,bf16} state={kv,vk} "
+        "pool=inplace",
+        "step gate={none,head,channel} dense=6x{1,2} H={1,2,4} HV=4 K={64,128} V=64 l2norm=1 "
+        "act=silu norm=silu dtype={bf16,f16} pool={mixed,move} null=1 hasinit={0,1}",
+        "step gate={head,channel} seqs=2,4,1,3,1 pad=2 H=2 HV=4 K=64 V=64 l2norm=1 act=silu "
+        "norm=silu pool={tokens,drafts} state={kv,vk} dtype={f32,bf16}",
+        "step gate=channel dense=4x5 H=2 HV=4 K=128 V=128 l2norm=1 act=silu norm=sigmoid "
+        "dtype=bf16 pool={drafts,inplace} record={0,1} state=vk",
+        "step gate=head dense=3x2 H=2 HV=4 K=128 V=64 W={2,4} S=7 bias={0,1} act=silu norm=silu "
+        "l2norm=1 dtype=bf16 windows={f32,bf16} pool=inplace strided={0,pages} state={kv,vk}"}) {
+    for (const std::string& line : cases::expand(lines)) {
+      const cases::Case c = cases::parse(line);
+      for (const Choice& choice : cases::Instance::shapes_of(c, DeviceType::cuda).explain()) {
+        if (choice.accepts) expect_bits_of_parts(c, choice.name, "", DeviceType::cuda);
+        if (HasFailure()) return;
+      }
+    }
   }
 }
 

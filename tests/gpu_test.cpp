@@ -16,6 +16,7 @@
 #include "cases/check.h"
 #include "cuda_rules.h"
 #include "draft_bits.h"
+#include "gpu_support.h"
 #include "not_finite.h"
 #include "support.h"
 #include "two_forms.h"
@@ -25,43 +26,7 @@ namespace {
 
 using cases::Case;
 using cases::Instance;
-using cases::Place;
 namespace device = cases::device;
-
-constexpr Place kGpu{.device = DeviceType::cuda};
-
-class Gpu : public testing::Test {
- protected:
-  void SetUp() override {
-    const std::string missing = device::missing();
-    if (!missing.empty()) GTEST_SKIP() << missing;
-  }
-};
-
-// The implementations on the GPU that take a case.
-std::vector<std::string> takers(const Case& c) {
-  std::vector<std::string> names;
-  for (const Choice& choice : Instance::shapes_of(c, DeviceType::cuda).explain()) {
-    if (choice.accepts) names.push_back(choice.name);
-  }
-  return names;
-}
-
-// Widths and options of every kind of kernel, in few lines.
-const char* const kLines[] = {
-    "forward gate=channel form=bounded seqs=130,0,64,257 H=2 K=128 V=128 dtype=bf16 gdtype=bf16 "
-    "beta=sigmoid l2norm=1 init=1 state=vk split=off",
-    "forward gate=head seqs=130,0,64,257 H=2 HV=4 K=128 V=128 dtype=bf16 init=1 split=off",
-    "forward gate=none seqs=130,0,64,257 H=2 K=64 V=64 dtype=f16 split=off",
-    "forward gate=channel form=softplus gates=softplus seqs=100,1,70 H=2 HV=4 K=96 V=72 "
-    "dtype=f32 init=1 split=off",
-    "decode gate=head seqs=1,3,2 H=2 HV=4 K=128 V=128 dtype=bf16 init=1",
-    "decode gate=channel seqs=1,0,9 H=2 HV=4 K=64 V=72 dtype=f32 init=1 state=vk sdtype=bf16",
-    "conv seqs=130,0,64,257 D=1032 W=4 dtype=bf16 init=1 act=silu",
-    "conv seqs=1,0,9,3 D=33 W=5 dtype=f32 init=1",
-};
-// The tensor that every token has a row of.
-std::string out_of(const Case& c) { return c.op == Op::conv ? "out" : "o"; }
 
 struct Shard {
   std::string file;
@@ -110,7 +75,8 @@ TEST_F(Gpu, EveryOperationHasAnImplementation) {
         "kkt gate=head seqs=64", "scores gate=channel seqs=64", "inverse seqs=64",
         "wy gate=head seqs=64", "scores_inverse gate=channel seqs=64", "backward gate=head seqs=64",
         "conv seqs=64", "conv_backward seqs=64", "rmsnorm seqs=64", "rmsnorm_backward seqs=64",
-        "move dense=2x1", "commit dense=2x4", "decode record=1 dense=2x4"}) {
+        "move dense=2x1", "commit dense=2x4", "decode record=1 dense=2x4",
+        "step dense=2x1 norm=silu"}) {
     EXPECT_FALSE(takers(cases::parse(line)).empty()) << line;
   }
 }
@@ -204,141 +170,6 @@ TEST_F(Gpu, CommitHasTheBitsOfDecode) {
         }
       }
     }
-  }
-}
-
-const std::vector<std::string> kRows = {"q", "k", "v", "beta", "g", "x"};
-int64_t per_token(const Instance& i, const std::string& name) {
-  return i.tensor(name).view.numel() / i.tensor(name).view.shape[1];
-}
-// Tokens [begin, begin + count) of a packed instance.
-template <class List>
-List slice(const List& all, int64_t unit, int64_t begin, int64_t count) {
-  return List(all.begin() + begin * unit, all.begin() + (begin + count) * unit);
-}
-
-TEST_F(Gpu, ASequenceDoesNotSeeItsNeighbours) {
-  for (const char* line : kLines) {
-    const Case c = cases::parse(line);
-    for (const std::string& impl : takers(c)) {
-      Instance all(c, true, kGpu);
-      all.run({.impl = impl});
-      int64_t begin = 0;
-      for (int64_t n = 0; n < c.num_sequences(); ++n) {
-        const int64_t length = c.sequence_length(n);
-        Case alone = c;
-        alone.seqs = {length};
-        Instance one(alone, true, kGpu);
-        for (const std::string& name : kRows) {
-          if (!all.has(name)) continue;
-          one.set_values(name, slice(all.values(name), per_token(all, name), begin, length));
-        }
-        if (all.has("initial_state")) {
-          const auto states = all.values("initial_state");
-          const auto size = static_cast<int64_t>(states.size()) / c.num_sequences();
-          one.set_values("initial_state", slice(states, size, n, 1));
-        }
-        one.run({.impl = impl});
-        const std::string out = out_of(c);
-        const int64_t unit = per_token(all, out) * cases::size_of(c.dtype);
-        EXPECT_TRUE(one.bytes(out) == slice(all.bytes(out), unit, begin, length))
-            << impl << ": sequence " << n << "\n  " << line;
-        begin += length;
-      }
-    }
-  }
-}
-
-// Other inputs from token `from` of the T dimension on.
-void halve_rows(Instance& b, int64_t from) {
-  for (const std::string& name : kRows) {
-    if (!b.has(name)) continue;
-    auto values = b.values(name);
-    for (auto i = static_cast<size_t>(from * per_token(b, name)); i < values.size(); ++i)
-      values[i] *= 0.5;
-    b.set_values(name, values);
-  }
-}
-
-TEST_F(Gpu, LaterTokensChangeNoBit) {
-  for (const char* line : kLines) {
-    const Case c = cases::parse(line);
-    const int64_t tokens = c.num_real_tokens();
-    for (const std::string& impl : takers(c)) {
-      Instance a(c, true, kGpu), b(c, true, kGpu);
-      // In the last sequence, from a token inside of a chunk on.
-      const int64_t last = c.sequence_length(c.num_sequences() - 1),
-                    from = tokens - last + last / 3;
-      halve_rows(b, from);
-      a.run({.impl = impl});
-      b.run({.impl = impl});
-      const std::string out = out_of(c);
-      const int64_t unit = per_token(a, out) * cases::size_of(c.dtype);
-      EXPECT_TRUE(slice(a.bytes(out), unit, 0, from) == slice(b.bytes(out), unit, 0, from))
-          << impl << "\n  " << line;
-      EXPECT_FALSE(a.bytes(out) == b.bytes(out)) << impl << "\n  " << line;
-    }
-  }
-}
-
-// A dense case in one call, and token by token from state to state.
-void expect_tokens_one_by_one(const Case& c, const std::string& impl) {
-  SCOPED_TRACE(impl + "\n  " + cases::canonical(c));
-  Case step = c;
-  step.length = 1;
-  Instance whole(c, true, kGpu), one(step, true, kGpu);
-  auto state = whole.values("initial_state");
-  whole.run({.impl = impl});
-  const std::string out = out_of(c);
-  const auto o = whole.bytes(out);
-  // Row t of every sequence; size: elements or bytes of a row.
-  const auto rows_of = [&](const auto& all, int64_t size, int64_t t) {
-    auto rows = slice(all, size, t, 1);
-    for (int64_t n = 1; n < c.batch; ++n) {
-      const auto row = slice(all, size, n * c.length + t, 1);
-      rows.insert(rows.end(), row.begin(), row.end());
-    }
-    return rows;
-  };
-  for (int64_t t = 0; t < c.length; ++t) {
-    for (const std::string& name : kRows) {
-      if (!whole.has(name)) continue;
-      one.set_values(name, rows_of(whole.values(name), per_token(whole, name) / c.batch, t));
-    }
-    one.set_values("initial_state", state);
-    one.run({.impl = impl});
-    state = one.values("final_state");
-    const int64_t bytes = per_token(whole, out) / c.batch * cases::size_of(c.dtype);
-    EXPECT_TRUE(one.bytes(out) == rows_of(o, bytes, t)) << out << " of token " << t;
-  }
-  EXPECT_TRUE(state == whole.values("final_state"));
-}
-
-// T tokens in one call have the bits of T calls: fp32 states by themselves, those of 16 bits
-// because they are rounded after every token.
-TEST_F(Gpu, TokensAtOnceAreTokensOneByOne) {
-  std::set<std::string> names;
-  for (const char* gate : {"gate=none", "gate=head form=softplus gates=softplus",
-                           "gate=channel form=bounded gdtype=bf16"}) {
-    for (const char* widths : {"K=128 V=128", "K=64 V=72", "K=96 V=40"}) {
-      for (const char* states :
-           {"state=kv", "state=vk", "state=kv sdtype=bf16", "state=vk sdtype=bf16",
-            "state=kv sdtype=f16", "state=vk sdtype=f16"}) {
-        const Case c = cases::parse(
-            std::string("decode dense=2x11 H=2 HV=4 dtype=bf16 beta=sigmoid l2norm=1 init=1 ") +
-            gate + " " + widths + " " + states);
-        for (const std::string& impl : takers(c)) {
-          expect_tokens_one_by_one(c, impl);
-          names.insert(impl);
-        }
-      }
-    }
-  }
-  EXPECT_TRUE(names.contains("cuda.decode") && names.contains("cuda.general"));
-  // Forty tokens go by runs, one by whole sequences; the state has the inputs' own dtype.
-  for (const char* line : {"conv dense=2x40 D=1032 W=4 dtype=bf16 init=1 act=silu",
-                           "conv dense=3x40 D=33 W=6 S=7 dtype=f32 init=1 state=vk"}) {
-    expect_tokens_one_by_one(cases::parse(line), "cuda.conv");
   }
 }
 
@@ -585,15 +416,6 @@ TEST_F(Gpu, AGraphIsReplayedWithOtherLengths) {
   }
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
-
 TEST_F(Gpu, ErrorsLeaveTheGpuUsable) {
   const Case c = cases::parse("forward gate=head seqs=64,10 H=2 K=128 V=128 dtype=bf16");
   Instance instance(c, true, kGpu);
@@ -631,23 +453,6 @@ TEST_F(Gpu, ErrorsLeaveTheGpuUsable) {
   EXPECT_EQ(error_of([&] { forward({}, good, workspace); }), "");
   device::synchronize();
 }
-
-// Gradients: widths, gates and forms of every kind.
-const char* const kBackwardLines[] = {
-    "backward gate=channel form=softplus gates=softplus seqs=130,0,64,457 pad=9 H=2 K=128 V=128 "
-    "dtype=bf16 beta=sigmoid l2norm=1 init=1",
-    "backward gate=head seqs=130,0,64,457 H=2 HV=4 K=64 V=96 dtype=f32 init=1",
-    "backward gate=none seqs=300,1 H=2 K=160 V=40 dtype=f16",
-    "backward gate=head form=softplus gates=softplus seqs=130,0,64,457 H=2 HV=4 K=64 V=128 "
-    "dtype=f16 init=1",
-    "backward gate=none seqs=65,300 H=2 HV=4 K=128 V=64 dtype=bf16 l2norm=1",
-    // In segments.
-    "backward gate=head gates=slow seqs=400,0,65,700 H=2 HV=4 K=64 V=64 dtype=bf16 init=1 "
-    "split=128",
-    "backward gate=channel gates=slow seqs=300,700 H=2 K=128 V=128 dtype=bf16 l2norm=1 init=1 "
-    "split=192",
-    "backward gate=none seqs=65,500 H=1 HV=2 K=64 V=128 dtype=f16 split=128",
-};
 
 // Of building blocks: every operation, gates of every kind.
 const char* const kBlockGradientLines[] = {
@@ -725,25 +530,6 @@ void expect_sequences_apart(const char* const (&lines)[N]) {
 TEST_F(Gpu, GradientsOfASequenceDoNotSeeItsNeighbours) {
   expect_sequences_apart(kBackwardLines);
   expect_sequences_apart(kBlockGradientLines);
-}
-
-// dq of a token is a matter of what came before it.
-TEST_F(Gpu, LaterTokensChangeNoBitOfDq) {
-  for (const char* line : kBackwardLines) {
-    const Case c = cases::parse(line);
-    const int64_t from =
-        c.sequence_begin(c.num_sequences() - 1) + c.sequence_length(c.num_sequences() - 1) / 3;
-    for (const std::string& impl : takers(c)) {
-      Instance a(c, true, kGpu), b(c, true, kGpu);
-      halve_rows(b, from);
-      a.run({.impl = impl});
-      b.run({.impl = impl});
-      const int64_t unit = per_token(a, "dq") * cases::size_of(c.dtype);
-      EXPECT_TRUE(slice(a.bytes("dq"), unit, 0, from) == slice(b.bytes("dq"), unit, 0, from))
-          << impl << "\n  " << line;
-      EXPECT_FALSE(a.bytes("dq") == b.bytes("dq")) << impl << "\n  " << line;
-    }
-  }
 }
 
 TEST_F(Gpu, AHostCopyOfTheLengthsIsChecked) {

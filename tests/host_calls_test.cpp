@@ -5,10 +5,12 @@
 #include <atomic>
 #include <cstring>
 #include <iterator>
+#include <set>
 #include <thread>
 #include <vector>
 
 #include "cuda/tensor_map.h"
+#include "decode_sizes.h"
 #include "deltic/deltic.h"
 #include "fake_cuda.h"
 
@@ -71,7 +73,7 @@ TEST(HostCalls, AForwardAsksForItsMapsAndLaunches) {
   EXPECT_EQ(
       seen.calls,
       (Counts{
-          {"cuCtxGetCurrent", 1}, {"cuCtxGetId", 2}, {"cuStreamGetCtx", 1}, {"cudaGetDevice", 1}}));
+          {"cuCtxGetCurrent", 1}, {"cuCtxGetId", 1}, {"cuStreamGetCtx", 1}, {"cudaGetDevice", 1}}));
   EXPECT_EQ(seen.grids, (std::vector<unsigned>{1, 132}));  // plan and kernel
   fake::seen() = {};
   sample.bytes(nullptr);
@@ -133,8 +135,75 @@ TEST(HostCalls, ADecodeIsOneLaunch) {
   const Sample sample(1, true);
   sample.run(nullptr);
   const fake::Seen& seen = sample.run(nullptr);
-  EXPECT_EQ(seen.calls, (Counts{{"cudaGetDevice", 1}, {"cudaGetLastError", 1}}));
+  EXPECT_EQ(seen.calls, (Counts{{"cuCtxGetCurrent", 1},
+                                {"cuCtxGetId", 1},
+                                {"cudaGetDevice", 1},
+                                {"cudaGetLastError", 1}}));
   EXPECT_EQ(seen.grids.size(), 1u);
+}
+
+// The kernel that a decode runs on 132 SMs; null where the build has it not.
+const void* kernel_of(const ServedDecode& x, int32_t state, bool is_v_first, bool is_per_channel) {
+  constexpr int64_t kKeys = 128, kValues = 8;
+  Sample sample(1, true);
+  deltic_tensors& t = sample.tensors;
+  int64_t B = x.sequences, T = x.tokens;
+  if (x.is_packed) {
+    B = 1, T = 0;
+    for (int64_t n = 0; n < x.sequences; ++n) T += x.length_of(n);
+    t.cu_seqlens = tensor(DELTIC_I32, {x.sequences + 1});
+  }
+  t.q = tensor(DELTIC_BF16, {B, T, 1, kKeys}), t.k = tensor(DELTIC_BF16, {B, T, 1, kKeys});
+  t.v = tensor(DELTIC_BF16, {B, T, x.heads, kValues}),
+  t.o = tensor(DELTIC_BF16, {B, T, x.heads, kValues});
+  t.g = is_per_channel ? tensor(DELTIC_BF16, {B, T, x.heads, kKeys})
+                       : tensor(DELTIC_BF16, {B, T, x.heads});
+  t.beta = tensor(DELTIC_BF16, {B, T, x.heads});
+  t.state_pool = {};
+  sample.options.state_layout = is_v_first ? DELTIC_STATE_VK : DELTIC_STATE_KV;
+  const auto states = [&] {
+    return is_v_first ? tensor(state, {x.sequences, x.heads, kValues, kKeys})
+                      : tensor(state, {x.sequences, x.heads, kKeys, kValues});
+  };
+  t.initial_state = states();
+  if (x.is_kept) t.final_state = states();
+  sample.options.impl = "cuda.decode";
+  const deltic_workspace workspace{};
+  fake::seen() = {};
+  const deltic_status status = deltic_decode(&sample.options, &t, &workspace, nullptr);
+  if (status == DELTIC_UNSUPPORTED) return nullptr;
+  EXPECT_EQ(status, DELTIC_OK) << deltic_last_error();
+  EXPECT_EQ(fake::seen().launched.size(), 1u);
+  return fake::seen().launched.empty() ? nullptr : fake::seen().launched[0];
+}
+
+// What the tests of bits on a GPU go through is every kernel that there is for such states.
+TEST(HostCalls, ServersDecodesReachKernelsOfTheirOwn) {
+  const ServedDecode& tokens = kServedDecodes[0];
+  const ServedDecode& waves = kServedDecodes[1];
+  const ServedDecode& packed = kServedDecodes[2];
+  const ServedDecode& unkept = kServedDecodes[3];
+  for (const bool per_channel : {false, true}) {
+    const auto kernels = [&](int32_t state, bool is_v_first,
+                             std::initializer_list<const ServedDecode*> sizes) {
+      std::set<const void*> all;
+      for (const ServedDecode* x : sizes) all.insert(kernel_of(*x, state, is_v_first, per_channel));
+      return all;
+    };
+    for (const int32_t half : {DELTIC_BF16, DELTIC_F16}) {
+      const auto v_first =
+          kernels(half, true, {&tokens, &waves, &packed, &kFewTokens, &kServedStep, &kManyStep});
+      EXPECT_TRUE(v_first.size() == 6 || (half == DELTIC_F16 && v_first.contains(nullptr)));
+      const auto k_first = kernels(half, false, {&tokens, &kServedStep, &kFewStep});
+      EXPECT_TRUE(k_first.size() == 3 || k_first.contains(nullptr));
+    }
+    const auto v_first =
+        kernels(DELTIC_F32, true, {&tokens, &unkept, &kFewTokens, &kServedStep, &kManyStep});
+    // With decays per channel a token of many is for warps that work alone, too.
+    EXPECT_TRUE(v_first.size() == (per_channel ? 4u : 5u) || v_first.contains(nullptr));
+    const auto k_first = kernels(DELTIC_F32, false, {&tokens, &kServedStep});
+    EXPECT_TRUE(k_first.size() == 2 || k_first.contains(nullptr));
+  }
 }
 
 // KDA in bf16, gradients of all inputs.
@@ -176,10 +245,11 @@ struct BackwardSample {
 TEST(HostCalls, ABackwardOfManyHeadsRunsInRounds) {
   using Grids = std::vector<unsigned>;
   BackwardSample many(8192, 96), half(8192, 48), few(8192, 32);
-  // Prepare, chains (128 columns to a CTA, or 64), gradients.
-  EXPECT_EQ(few.run().grids, (Grids{128 * 32, 4 * 32, 132}));
-  EXPECT_EQ(half.run().grids, (Grids{128 * 48, 2 * 48, 132}));
-  EXPECT_EQ(many.run().grids, (Grids{128 * 48, 2 * 48, 132, 128 * 48, 2 * 48, 132}));
+  // Prepare; chains, backwards of 64 columns, forwards of 128 (32 CTAs of one chain, 36 that share
+  // 48); gradients.
+  EXPECT_EQ(few.run().grids, (Grids{128 * 32, 2 * 32 + 32, 132}));
+  EXPECT_EQ(half.run().grids, (Grids{128 * 48, 2 * 48 + 36, 132}));
+  EXPECT_EQ(many.run().grids, (Grids{128 * 48, 2 * 48 + 36, 132, 128 * 48, 2 * 48 + 36, 132}));
   EXPECT_EQ(many.bytes(), half.bytes());
   EXPECT_LT(many.bytes(), uint64_t{1} << 30 | uint64_t{1} << 26);
   EXPECT_NE(many.call(many.bytes() - 1), DELTIC_OK);
@@ -260,6 +330,41 @@ TEST_F(OnStreams, AHandleOfAnotherContextIsAskedAgain) {
   EXPECT_EQ(sample.run(fake::stream(1)).grids.back(), 64u);
   fake::machine().greens[0].sms = 32;
   EXPECT_EQ(sample.run(fake::stream(1)).grids.back(), 32u);
+}
+
+// Kernels by their handles: as many as there are, and of the context that is current.
+TEST_F(OnStreams, AKernelIsLaunchedByItsHandleInTheCurrentContext) {
+  const Sample sample(128), step(1, true);
+  for (int round = 0; round < 2; ++round) {
+    for (const int context : {0, 1}) {
+      fake::machine().current = context;
+      for (const Sample* s : {&sample, &step}) {
+        const fake::Seen& seen = s->run(fake::stream(context == 0 ? 0 : 2));
+        EXPECT_EQ(seen.kernels.size(), seen.grids.size());
+        EXPECT_EQ(seen.calls.count("cuLaunchKernelEx refused"), 0u);
+        const bool is_asked = seen.calls.count("cudaGetFuncBySymbol") > 0;
+        EXPECT_FALSE(round > 0 && is_asked);
+      }
+    }
+  }
+  fake::machine().current = 0;
+  const std::vector<const void*> kernels = sample.run(nullptr).kernels;
+  ASSERT_EQ(kernels.size(), 2u);
+  EXPECT_NE(kernels[0], kernels[1]);
+  // The same context's handle, another context: kernels have other handles there.
+  fake::machine().contexts[0].id = 14;
+  const fake::Seen& seen = sample.run(nullptr);
+  EXPECT_EQ(seen.kernels, kernels);
+  EXPECT_EQ(seen.calls.at("cudaGetFuncBySymbol"), 2);
+  EXPECT_EQ(seen.calls.count("cuLaunchKernelEx refused"), 0u);
+}
+TEST_F(OnStreams, ALaunchThatTheDriverRefusesIsTheRuntimes) {
+  const Sample sample(128);
+  fake::machine().takes_launches = false;
+  const fake::Seen& seen = sample.run(nullptr);
+  EXPECT_EQ(seen.calls.at("cuLaunchKernelEx refused"), 2);
+  EXPECT_EQ(seen.grids, (std::vector<unsigned>{1, 132}));
+  EXPECT_TRUE(seen.kernels.empty());
 }
 
 TEST_F(OnStreams, ManyShapesHaveThePlansOfEachAlone) {

@@ -219,7 +219,7 @@ TEST(Norm, WrongCallsAreNamed) {
     l2norm({.eps = 1.0f}, {.x = rows(x), .out = rows(out)});
     ADD_FAILURE() << "no error";
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "l2norm: eps: expected none (rmsnorm alone has one), got 1");
+    EXPECT_STREQ(e.what(), "l2norm: eps: expected none (rmsnorm and step alone have one), got 1");
   }
 }
 

@@ -533,6 +533,14 @@ TEST_F(Program, ExplainsTheDivisionOfWork) {
   // A length that cuts nothing is no cut.
   const std::string none = divisions(channel + "seqs=1024,1024,1024,1024 H=16 split=2048");
   EXPECT_EQ(first_row(none).find("  whole sequences"), 0u) << none;
+  // Gates per head: fused where jobs fill the GPU, in roles where they do not.
+  const std::string head = "forward gate=head K=128 V=128 dtype=bf16 ";
+  const std::string fused = divisions(head + "dense=8x1024 H=16 HV=32");
+  EXPECT_EQ(first_row(fused).find("  fused: "), 0u) << fused;
+  EXPECT_NE(fused.find("  whole sequences"), std::string::npos) << fused;
+  const std::string roles = divisions(head + "dense=1x8192 H=16 HV=64");
+  EXPECT_EQ(first_row(roles).find("  whole sequences"), 0u) << roles;
+  EXPECT_NE(roles.find("  fused: "), std::string::npos) << roles;
   // Calls that it does not take, such as too many tokens, have the sentence why, which is neither
   // the machine's nor the build's; others have no division.
   const std::pair<std::string, const char*> refused[] = {
@@ -677,6 +685,7 @@ TEST_F(Program, ListsTheSuitesOfAGpu) {
                                                {"kda_forward_softplus", 6},
                                                {"options", 6},
                                                {"places", 2},
+                                               {"step", 24},
                                                {"train", 19}};
   EXPECT_EQ(rows, expected);
   // Rows that no suite has are counted, with the reason.

@@ -100,5 +100,24 @@ TEST(Structs, AGradientSeesACompleteForwardCall) {
   EXPECT_EQ(given.tensors.forward->later, 0);
 }
 
+TEST(Structs, AStepSeesCompleteParts) {
+  deltic_conv_tensors conv{};
+  conv.size = Versioned<deltic_conv_tensors>::kFirstSize;
+  conv.x.rank = 3;
+  deltic_tensors decode{};
+  decode.size = Versioned<deltic_tensors>::kFirstSize;
+  decode.positions.rank = 1;  // behind the caller's struct
+  const deltic_step_tensors step{sizeof step, &conv, &decode, nullptr};
+  const GivenTensors<deltic_step_tensors> given("step", &step);
+  ASSERT_EQ(given.tensors.conv, &given.conv);
+  ASSERT_EQ(given.tensors.decode, &given.decode);
+  EXPECT_EQ(given.tensors.norm, nullptr);
+  EXPECT_EQ(given.tensors.conv->x.rank, 3);
+  EXPECT_EQ(given.tensors.conv->size, sizeof conv);
+  EXPECT_EQ(given.tensors.decode->positions.rank, 0);
+  const deltic_step_tensors without{sizeof step, nullptr, &decode, nullptr};
+  EXPECT_THROW(GivenTensors<deltic_step_tensors>("step", &without), Failure);
+}
+
 }  // namespace
 }  // namespace deltic

@@ -42,7 +42,7 @@ FOREIGN = {
     "ATen/": {"bindings"},
     "c10/": {"bindings"},
     "Python.h": set(),
-    "cuda": {"src/cuda", "bindings", "cases", "cli"},
+    "cuda": {"src/cuda", "bindings", "cases", "cli", "examples"},
     "hwy/": {"src/cpu"},
     "CLI/": {"cli"},
     "nlohmann/": {"cli"},

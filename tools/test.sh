@@ -149,8 +149,13 @@ consumer() {
       $("${pkg_config[@]}" --cflags --libs deltic)
     # shellcheck disable=SC2046
     gcc -std=c11 "${strict[@]}" forward.c -o c_program $("${pkg_config[@]}" --cflags --libs deltic)
+    # Without the CUDA runtime, whatever CMake found above.
+    # shellcheck disable=SC2046
+    g++ -std=c++20 "${strict[@]}" serving_loop.cpp -o loop_program \
+      $("${pkg_config[@]}" --cflags --libs deltic)
     ./cpp_program
     ./c_program
+    ./loop_program
   )
   local status=$?
   rm -rf "$folder"

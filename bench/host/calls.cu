@@ -1,8 +1,9 @@
 // Host time of C calls on a GPU, of their parts and of the driver's launches alone: nanoseconds,
 // the best of many rounds. A round is a few calls on a stream with nothing on it, so that no launch
 // waits for a place in its queue. Of a call: its launches, each as an empty kernel with the same
-// attributes and as many bytes; the query, which is validation, dispatch and planning; and what is
-// left besides the launches. Tensors that lie elsewhere in every call have their own column.
+// attributes and as many bytes, by the driver's own function; the query, which is validation,
+// dispatch and planning; and what is left besides the launches. Tensors that lie elsewhere in every
+// call have their own column.
 //   nvcc -std=c++20 -O2 -Iinclude bench/host/calls.cu -o host_calls LIBDELTIC -lcuda
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -88,10 +89,42 @@ double launch(cudaStream_t stream, bool is_early, bool together, int ctas, int s
   return best([&] { check(cudaLaunchKernelEx(&config, nothing, params), "launch"); });
 }
 
+// The same launch by the driver's own function, of a kernel's handle (for any context) or that of a
+// function in the current one.
+double launch_by_driver(cudaStream_t stream, bool is_early, bool together, int ctas, int smem,
+                        bool of_context) {
+  CUlaunchAttribute attributes[2]{};
+  CUlaunchConfig config{};
+  config.gridDimX = unsigned(ctas), config.gridDimY = config.gridDimZ = 1;
+  config.blockDimX = 256, config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = unsigned(smem), config.hStream = stream, config.attrs = attributes;
+  if (is_early) {
+    attributes[config.numAttrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[config.numAttrs++].value.programmaticStreamSerializationAllowed = 1;
+  }
+  if (together) {
+    attributes[config.numAttrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attributes[config.numAttrs++].value.cooperative = 1;
+  }
+  cudaKernel_t kernel = nullptr;
+  cudaFunction_t function = nullptr;
+  check(cudaGetKernel(&kernel, reinterpret_cast<const void*>(nothing)), "kernel");
+  check(cudaGetFuncBySymbol(&function, reinterpret_cast<const void*>(nothing)), "function");
+  static Params params{};
+  void* arguments[] = {&params};
+  const auto f =
+      of_context ? reinterpret_cast<CUfunction>(function) : reinterpret_cast<CUfunction>(kernel);
+  return best([&] {
+    if (cuLaunchKernelEx(&config, f, arguments, nullptr) != CUDA_SUCCESS) std::abort();
+  });
+}
+
 // Nanoseconds of a call's launches alone: of forward the plan and the kernel, of decode one.
 double launches(const Row& row, int sms, cudaStream_t stream) {
-  if (row.is_decode) return launch(stream, true, false, 32, 16 * 1024);
-  return launch(stream, true, false, 2, 0) + launch(stream, true, true, sms, 200 * 1024);
+  if (row.is_decode) return launch_by_driver(stream, true, false, 32, 16 * 1024, true);
+  const bool together = sms <= 128;  // as schedule/attendance.h has it
+  return launch_by_driver(stream, true, false, 2, 0, true) +
+         launch_by_driver(stream, true, together, sms, 200 * 1024, true);
 }
 
 void measure(const Row& row, int sms, cudaStream_t stream) {
@@ -166,6 +199,15 @@ int main() {
   print("launch, early", launch(stream, true, false, 1, 0));
   print("launch, cooperative, all SMs", launch(stream, false, true, sms, 200 * 1024));
   print("launch, early and cooperative", launch(stream, true, true, sms, 200 * 1024));
+  print("driver's, early, of a kernel", launch_by_driver(stream, true, false, 1, 0, false));
+  print("driver's, early, of a function", launch_by_driver(stream, true, false, 1, 0, true));
+  print("driver's, early, coop., kernel",
+        launch_by_driver(stream, true, true, sms, 200 * 1024, false));
+  print("driver's, early, coop., function",
+        launch_by_driver(stream, true, true, sms, 200 * 1024, true));
+  print("driver's, early, all SMs, kernel",
+        launch_by_driver(stream, true, false, sms, 200 * 1024, false));
+  print("launch, early, all SMs", launch(stream, true, false, sms, 200 * 1024));
   print("cudaFuncSetAttribute", best([] {
           check(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                      220 * 1024),
@@ -187,6 +229,18 @@ int main() {
         }));
   CUcontext context = nullptr;
   cuCtxGetCurrent(&context);
+  print("cuCtxGetCurrent", best([] {
+          CUcontext current = nullptr;
+          cuCtxGetCurrent(&current);
+        }));
+  print("cuCtxGetId", best([&] {
+          unsigned long long id = 0;
+          cuCtxGetId(context, &id);
+        }));
+  print("getenv", best([] {
+          static const char* volatile name = "DELTIC_LOG";
+          static_cast<void>(std::getenv(name));
+        }));
   print("cuCtxGetDevResource", best([&] {
           CUdevResource resource{};
           cuCtxGetDevResource(context, &resource, CU_DEV_RESOURCE_TYPE_SM);

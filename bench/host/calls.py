@@ -47,9 +47,10 @@ def layers(ops):
     }
     direct = getattr(library, "DIRECT_DECODE", None)
     if direct is not None:
-        given = (q, k, v, beta, g, *[None] * 4, state, *[None] * 5)
-        found["direct decode, out"] = lambda: direct(*given, None, None, out, None, None, words)
-        found["direct decode"] = lambda: direct(*given, *[None] * 5, words)
+        given = (q, k, v, beta, g, *[None] * 4, state, *[None] * 7)
+        said = (None, None, "log_decay", "value", "vk", True, False, None)
+        found["direct decode, out"] = lambda: direct(*given, out, *said)
+        found["direct decode"] = lambda: direct(*given, None, *said)
     found["decode, out"] = lambda: deltic.decode(q, k, v, **options, state_pool=state, out=out)
     found["decode"] = lambda: deltic.decode(q, k, v, **options, state_pool=state)
     found["recurrent"] = lambda: deltic.recurrent(
@@ -60,10 +61,11 @@ def layers(ops):
     found["operator forward T=128"] = lambda: ops.forward.default(*sequence)
     direct_forward = getattr(library, "DIRECT_FORWARD", None)
     if direct_forward is not None:
-        args = (a, b, c, rate, decay, *[None] * 15, "as=delta_rule qk_l2norm")
-        found["direct forward T=128"] = lambda: direct_forward(*args)
-        given_out = (*args[:17], torch.empty_like(c), *args[18:])
-        found["direct forward T=128, out"] = lambda: direct_forward(*given_out)
+        args = (a, b, c, rate, decay, *[None] * 12)
+        form = (None, None, "log_decay", "value", "kv", True, False, None)
+        out_rows = torch.empty_like(c)
+        found["direct forward T=128"] = lambda: direct_forward(*args, None, *form)
+        found["direct forward T=128, out"] = lambda: direct_forward(*args, out_rows, *form)
     found["delta_rule T=128"] = lambda: deltic.delta_rule(
         a, b, c, g=decay, beta=rate, qk_l2norm=True
     )

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -51,8 +52,20 @@ constexpr std::pair<std::string_view, const char*> kArguments[] = {
     {"conv.state_pool", "state"},
     {"conv.write_pool", "write_state"},
     {"conv.read_index", "state_index"}};
+// Those of a step's parts; without a name of their own they are called as in the part's own call.
+constexpr std::pair<std::string_view, const char*> kStepArguments[] = {
+    {"conv.weight", "conv_weight"},    {"conv.bias", "conv_bias"},
+    {"conv.state_pool", "conv_state"}, {"conv.write_pool", "conv_write_state"},
+    {"conv.read_index", "conv_index"}, {"conv.write_index", "conv_write_index"},
+    {"norm.weight", "norm_weight"}};
 
 const char* argument_name(std::string_view op, const char* name) {
+  if (op.starts_with("step")) {
+    for (const auto& [known, ours] : kStepArguments) {
+      if (known == name) return ours;
+    }
+    if (const char* point = std::strchr(name, '.'); point != nullptr) name = point + 1;
+  }
   const std::string of_conv = op.starts_with("conv") ? std::string("conv.") + name : "";
   for (const auto& [known, ours] : kArguments) {
     if (known == name || known == of_conv) return ours;
@@ -76,7 +89,7 @@ bool names_operation(std::string_view word) {
 bool refuses_dtype(std::string_view operation, std::string_view argument, std::string_view rest) {
   const bool is_output =
       argument == "out" || argument == "w" || (operation == "scores_inverse" && argument == "a");
-  if (!is_output || t_operator.ends_with("out_")) return false;
+  if (!is_output || t_operator.ends_with("out_") || t_operator == "step_") return false;
   const size_t got = rest.rfind("got ");
   if (got == std::string_view::npos) return false;
   const std::string_view found = rest.substr(got + 4);
@@ -498,6 +511,10 @@ bool Options::take(std::string_view key, std::string_view value) {
     c.has_seed = 1;
     return number(c.seed);
   }
+  if (key == "norm") {
+    norm = true;
+    return choose(c.norm_activation, {"none", "silu", "sigmoid"});
+  }
   if (key == "final") return final_state = true;
   if (key == "split") {
     if (choose(c.split, {"auto", "off", "by_length"})) return true;
@@ -514,6 +531,14 @@ bool Options::take(std::string_view key, std::string_view value) {
     return true;
   }
   return false;
+}
+
+deltic_tensor without_groups(deltic_tensor weight) {
+  if (weight.rank != 3 || weight.shape[1] != 1) return weight;
+  weight.rank = 2;
+  weight.shape[1] = weight.shape[2];
+  weight.strides[1] = weight.strides[2];
+  return weight;
 }
 
 void plan_outputs(deltic_tensors& t, const deltic_options& options, bool final_state) {

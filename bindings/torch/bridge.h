@@ -79,6 +79,8 @@ void check_wanted(const char* op, int64_t want, int count);
 // Memory of torch's CUDA allocator for the current stream, without a tensor around it (which takes
 // 2 us); null where the device is not the current one, or torch refuses: a tensor then says why.
 void* allocate_raw(uint64_t bytes, const deltic_tensor& where);
+// Whether a CUDA tensor's device is torch's current one.
+bool is_current_device(const deltic_tensor& where);
 void free_raw(void* memory);
 
 // Scratch memory on the device of `where`, 64-byte aligned.
@@ -110,7 +112,8 @@ std::string shape_text(const deltic_tensor& t, const char* between = ", ");
 //
 //   gate=softplus|bounded  beta=sigmoid|2sigmoid  layout=vk  qk_l2norm  split=off|by_length|TOKENS
 //   chunk=16|32|64  reverse  final  save=states|all  impl=NAME
-//   activation=silu  null_slot=SLOT  form=recurrent  seed=NUMBER  as=FUNCTION
+//   activation=silu  null_slot=SLOT  form=recurrent  seed=NUMBER  norm=none|silu|sigmoid
+//   as=FUNCTION
 //
 // `as` is the function that somebody called, which errors then name, in compiled graphs too;
 // without it they name the operator. Threads are those torch would use (in a forked child the
@@ -118,6 +121,7 @@ std::string shape_text(const deltic_tensor& t, const char* between = ", ");
 struct Options {
   deltic_options c;
   bool final_state = false;  // forward and decode return the final state
+  bool norm = false;         // step has one
   std::string impl;          // c.impl points here
   std::string function;      // what errors name
 
@@ -161,6 +165,9 @@ struct Call {
   deltic_tensor packed(const char* name, const MaybeTensor& tensor, bool is_said);
   std::vector<Tensor> copies_;
 };
+
+// A weight of shape [D,1,W], as torch's convolutions have it, is one of [D,W].
+deltic_tensor without_groups(deltic_tensor weight);
 
 // o, where there is none yet, and the final state where asked for: as the initial state, else fp32.
 void plan_outputs(deltic_tensors& t, const deltic_options& options, bool final_state);

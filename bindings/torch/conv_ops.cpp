@@ -8,14 +8,6 @@
 namespace deltic::bridge {
 namespace {
 
-// A weight of shape [D,1,W], as torch's convolutions have it, is one of [D,W].
-deltic_tensor without_groups(deltic_tensor weight) {
-  if (weight.rank != 3 || weight.shape[1] != 1) return weight;
-  weight.rank = 2;
-  weight.shape[1] = weight.shape[2];
-  weight.strides[1] = weight.strides[2];
-  return weight;
-}
 // One token per sequence may come without a dimension of its own: [B,D] is [B,1,D].
 deltic_tensor with_tokens(deltic_tensor x) {
   if (x.rank != 2) return x;

@@ -50,12 +50,17 @@ void* stream_of(const deltic_tensor& where) {
   return stream;
 }
 
-void* allocate_raw(uint64_t bytes, const deltic_tensor& where) {
+bool is_current_device(const deltic_tensor& where) {
   const CudaFunctions& torch = functions();
   int32_t current = -1;
+  return torch.device != nullptr && torch.device(&current) == AOTI_TORCH_SUCCESS &&
+         current == where.device_index;
+}
+
+void* allocate_raw(uint64_t bytes, const deltic_tensor& where) {
+  const CudaFunctions& torch = functions();
   void* memory = nullptr;
-  const bool is_here = torch.has_memory() && torch.device(&current) == AOTI_TORCH_SUCCESS &&
-                       current == where.device_index;
+  const bool is_here = torch.has_memory() && is_current_device(where);
   if (!is_here || torch.allocate(bytes, &memory) != AOTI_TORCH_SUCCESS) return nullptr;
   return memory;
 }

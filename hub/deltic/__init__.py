@@ -17,6 +17,7 @@ from ._deltic import (
     rms_norm,
     scores,
     scores_inverse,
+    step,
     wy,
 )
 from ._deltic.fla.ops.gated_delta_rule import (
@@ -46,5 +47,6 @@ __all__ = [
     "rms_norm",
     "scores",
     "scores_inverse",
+    "step",
     "wy",
 ]

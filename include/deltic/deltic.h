@@ -35,7 +35,8 @@
  *    Values on a GPU are looked at in checked mode alone, see deltic_device_error; unchecked, wrong
  *    lengths and slots there give undefined results, but no access outside of the tensors.
  *  - Results: the same bits for any number of threads and in every run; a sequence's result does not
- *    depend on what else is in the batch; later tokens never change a bit of an earlier output.
+ *    depend on what else is in the batch, on a GPU with split off or by_length (auto looks at the
+ *    whole batch); later tokens never change a bit of an earlier output.
  *  - Growth: within one DELTIC_ABI_VERSION functions and enumerators (statuses too) are only added,
  *    and a struct that begins with `size` only gets fields at its end, whose zero means what was
  *    before. `size` is sizeof the struct in the caller's header: a program runs with an older or a
@@ -105,7 +106,8 @@ typedef enum deltic_op {
   DELTIC_RMSNORM = 12,        /* x / sqrt(mean x^2 + eps) * weight * activation(z) */
   DELTIC_MOVE = 13,           /* states from slots of one pool to slots of another */
   DELTIC_COMMIT = 14,         /* states to where accepted tokens left them, from decode's record */
-  DELTIC_NUM_OPS = 15         /* in this header; a newer library has more */
+  DELTIC_STEP = 15,   /* conv, decode and rmsnorm in one call: a layer between its projections */
+  DELTIC_NUM_OPS = 16 /* in this header; a newer library has more */
 } deltic_op;
 
 typedef enum deltic_gate_form {
@@ -206,6 +208,8 @@ typedef struct deltic_options {
   int32_t has_seed;
   int32_t reserved_seed; /* 0 */
   uint64_t seed;
+  int32_t norm_activation; /* deltic_activation, step: of its norm; `activation` is its conv's */
+  int32_t reserved_norm;   /* 0 */
 } deltic_options;
 
 /* Bytes that somebody else owns. 64-byte aligned, on the device of the tensors; null if bytes is 0.
@@ -232,8 +236,8 @@ typedef struct deltic_tensors {
    * o = 0. */
   deltic_tensor cu_seqlens;      /* [N+1] int32 or int64, on the device of q */
   deltic_tensor cu_seqlens_host; /* optional host copy of cu_seqlens */
-  /* States in and out, per sequence. A missing initial state is zero. decode rounds a bf16 state
-   * after every token: T tokens in one call have the bits of T calls. */
+  /* States in and out, per sequence. A missing initial state is zero. decode rounds a 16-bit
+   * state after every token: T tokens in one call have the bits of T calls. */
   deltic_tensor initial_state; /* [N,HV,K,V] or [N,HV,V,K]; fp32, bf16 or fp16 */
   deltic_tensor final_state;   /* out, likewise */
   /* Or a pool: sequence n starts from slot read_index[n] (-1: zero) and leaves its last state in
@@ -419,6 +423,28 @@ typedef struct deltic_conv_backward_tensors {
   deltic_tensor d_initial_state;
 } deltic_conv_backward_tensors;
 
+/* clang-format off */
+/* Tensors of a step, what a layer does in decode between its projections: conv of rows that hold
+ * q, k and v side by side, decode, and the gated norm of every value head. The results - out or o,
+ * states, windows - have the bits of the three calls with rows of x's dtype between them.
+ *
+ *   conv    as in a call of conv, without out and checkpoints. x is [B,T,D], D = 2*H*K + HV*V: H rows
+ *           of K numbers q, H of k, HV of V numbers v
+ *   decode  as in a call of decode, without q, k and v, and without o where there is a norm. States
+ *           are required, given or asked for: K, V and HV are theirs, and H follows from D
+ *   norm    as in a call of rmsnorm, without x: out [B,T,HV,V] [z weight]. Null: no norm, decode's o
+ *           is the result
+ *
+ * Lengths are conv's; decode and norm have the same tensor or none. options: those of decode, with
+ * `activation` of conv, `norm_activation` and `eps` of norm; a null slot is one in every list. */
+/* clang-format on */
+typedef struct deltic_step_tensors {
+  uint64_t size; /* sizeof(deltic_step_tensors) */
+  const deltic_conv_tensors* conv;
+  const deltic_tensors* decode;
+  const deltic_block_tensors* norm;
+} deltic_step_tensors;
+
 /* Tensors of a move: entry m copies slot read_index[m] of state_pool (-1: zeros) to slot
  * write_index[m] of write_pool (-1: the entry is nothing), of every layer the value heads
  * [read_head, read_head + num_heads) to those from write_head on; all else stays as it is. Within
@@ -501,7 +527,8 @@ DELTIC_API deltic_status deltic_set_log(deltic_log_fn fn, void* user);
 
 /* `size` is sizeof the struct: deltic_options_init(&options, sizeof options). So many bytes become
  * zero, then the field `size` is set; with a null pointer or fewer than 8 bytes nothing is. The
- * `forward` of a gradient's tensors is then null: point it to a struct with a size of its own. */
+ * `forward` of a gradient's tensors, and the parts of a step's, are then null: point them to
+ * structs with sizes of their own. */
 DELTIC_API void deltic_options_init(deltic_options* options, uint64_t size);
 DELTIC_API void deltic_tensors_init(deltic_tensors* tensors, uint64_t size);
 DELTIC_API void deltic_backward_tensors_init(deltic_backward_tensors* tensors, uint64_t size);
@@ -514,6 +541,7 @@ DELTIC_API void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* 
                                                   uint64_t size);
 DELTIC_API void deltic_move_tensors_init(deltic_move_tensors* tensors, uint64_t size);
 DELTIC_API void deltic_commit_tensors_init(deltic_commit_tensors* tensors, uint64_t size);
+DELTIC_API void deltic_step_tensors_init(deltic_step_tensors* tensors, uint64_t size);
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
@@ -569,6 +597,9 @@ DELTIC_API deltic_status deltic_move_explain(const deltic_options* options,
 DELTIC_API deltic_status deltic_commit_explain(const deltic_options* options,
                                                const deltic_commit_tensors* tensors,
                                                deltic_explain_fn fn, void* user);
+DELTIC_API deltic_status deltic_step_explain(const deltic_options* options,
+                                             const deltic_step_tensors* tensors,
+                                             deltic_explain_fn fn, void* user);
 
 /* The memory that backward needs, and forward keeps for it, under a deltic_save. What the tensors
  * have of `saved` does not matter; `plan` comes with its size. */
@@ -647,6 +678,13 @@ DELTIC_API deltic_status deltic_commit_workspace(const deltic_options* options,
 DELTIC_API deltic_status deltic_commit(const deltic_options* options,
                                        const deltic_commit_tensors* tensors,
                                        const deltic_workspace* workspace, void* stream);
+/* Convolution, decode and gated norm. */
+DELTIC_API deltic_status deltic_step_workspace(const deltic_options* options,
+                                               const deltic_step_tensors* tensors, void* stream,
+                                               uint64_t* bytes);
+DELTIC_API deltic_status deltic_step(const deltic_options* options,
+                                     const deltic_step_tensors* tensors,
+                                     const deltic_workspace* workspace, void* stream);
 
 /* Checked mode on a GPU. The host does not see the values of a call there, so checks run on the
  * stream before the work. If they find an error - lengths, slots, lists, an input that is not

@@ -55,7 +55,8 @@ enum class Op : int32_t {
   scores_inverse = DELTIC_SCORES_INVERSE,
   rmsnorm = DELTIC_RMSNORM,
   move = DELTIC_MOVE,
-  commit = DELTIC_COMMIT
+  commit = DELTIC_COMMIT,
+  step = DELTIC_STEP
 };
 enum class GateForm : int32_t {
   log_decay = DELTIC_GATE_LOG_DECAY,
@@ -196,13 +197,14 @@ struct Options {
   std::optional<float> lower_bound{};
   int32_t num_threads = 0;
   std::optional<bool> checked{};
-  Save save = Save::none;                    // forward only
-  std::string impl{};                        // empty: best first
-  Activation activation = Activation::none;  // conv and rmsnorm
-  std::optional<int32_t> null_slot{};        // slots up to this one are none
-  std::optional<float> eps{};                // rmsnorm only
-  Form form = Form::chunked;                 // forward
-  std::optional<uint64_t> seed{};            // decode: 16-bit states are rounded by chance
+  Save save = Save::none;                         // forward only
+  std::string impl{};                             // empty: best first
+  Activation activation = Activation::none;       // conv and rmsnorm; step: of its conv
+  std::optional<int32_t> null_slot{};             // slots up to this one are none
+  std::optional<float> eps{};                     // rmsnorm and step
+  Form form = Form::chunked;                      // forward
+  std::optional<uint64_t> seed{};                 // decode: 16-bit states are rounded by chance
+  Activation norm_activation = Activation::none;  // step: of its norm
 
   // Valid while this object lives (impl).
   deltic_options c() const {
@@ -232,6 +234,7 @@ struct Options {
     o.form = static_cast<int32_t>(form);
     o.has_seed = seed.has_value() ? 1 : 0;
     o.seed = seed.value_or(0);
+    o.norm_activation = static_cast<int32_t>(norm_activation);
     return o;
   }
 };
@@ -447,6 +450,26 @@ struct CommitTensors {
   }
 };
 
+// Tensors of a step, by the names that its parts have them under; see deltic_step_tensors.
+struct StepTensors {
+  ConvTensors conv{};   // no out
+  Tensors decode{};     // no q, k and v; with a norm no o
+  BlockTensors norm{};  // no x; without out there is no norm
+
+  // Points to `parts_c`, which receives the C form of the parts.
+  struct Parts {
+    deltic_conv_tensors conv;
+    deltic_tensors decode;
+    deltic_block_tensors norm;
+  };
+  deltic_step_tensors c(Parts& parts_c) const {
+    parts_c = {conv.c(), decode.c(), norm.c()};
+    const bool has_norm = norm.out || norm.z || norm.weight;
+    return {sizeof(deltic_step_tensors), &parts_c.conv, &parts_c.decode,
+            has_norm ? &parts_c.norm : nullptr};
+  }
+};
+
 // Scratch memory for run functions: 64-byte aligned, grows on demand, reusable from call to call.
 class Workspace {
  public:
@@ -477,6 +500,10 @@ void with_c(const Options& options, const T& tensors, const F& function) {
   if constexpr (requires { tensors.forward; }) {
     decltype(tensors.forward.c()) forward;
     const auto t = tensors.c(forward);
+    check(function(&o, &t));
+  } else if constexpr (requires { typename T::Parts; }) {
+    typename T::Parts parts;
+    const auto t = tensors.c(parts);
     check(function(&o, &t));
   } else {
     const auto t = tensors.c();
@@ -547,6 +574,11 @@ inline size_t commit_workspace_bytes(const Options& options, const CommitTensors
   return detail::bytes(deltic_commit_workspace, options, tensors, stream);
 }
 
+inline size_t step_workspace_bytes(const Options& options, const StepTensors& tensors,
+                                   void* stream = nullptr) {
+  return detail::bytes(deltic_step_workspace, options, tensors, stream);
+}
+
 inline void forward(const Options& options, const Tensors& tensors,
                     const deltic_workspace& workspace, void* stream = nullptr) {
   detail::call(deltic_forward, options, tensors, &workspace, stream);
@@ -583,6 +615,10 @@ inline void move(const Options& options, const MoveTensors& tensors,
 inline void commit(const Options& options, const CommitTensors& tensors,
                    const deltic_workspace& workspace, void* stream = nullptr) {
   detail::call(deltic_commit, options, tensors, &workspace, stream);
+}
+inline void step(const Options& options, const StepTensors& tensors,
+                 const deltic_workspace& workspace, void* stream = nullptr) {
+  detail::call(deltic_step, options, tensors, &workspace, stream);
 }
 
 // What checked mode found in the last call on a GPU with this workspace: waits for the stream, then
@@ -627,6 +663,10 @@ inline void move(const Options& options, const MoveTensors& tensors) {
 inline void commit(const Options& options, const CommitTensors& tensors) {
   const Workspace w(commit_workspace_bytes(options, tensors));
   commit(options, tensors, w.c());
+}
+inline void step(const Options& options, const StepTensors& tensors) {
+  const Workspace w(step_workspace_bytes(options, tensors));
+  step(options, tensors, w.c());
 }
 inline void cumsum(const Options& o, const BlockTensors& t) { block(Op::cumsum, o, t); }
 inline void gate(const Options& o, const BlockTensors& t) { block(Op::gate, o, t); }
@@ -742,6 +782,9 @@ inline std::vector<Choice> explain(const Options& options, const MoveTensors& te
 }
 inline std::vector<Choice> explain(const Options& options, const CommitTensors& tensors) {
   return detail::choices(deltic_commit_explain, options, tensors);
+}
+inline std::vector<Choice> explain(const Options& options, const StepTensors& tensors) {
+  return detail::choices(deltic_step_explain, options, tensors);
 }
 // What backward needs, and forward keeps for it, under a Save; see deltic_memory_plan.
 inline deltic_memory_plan backward_memory(const Options& options, const BackwardTensors& tensors,

@@ -22,6 +22,7 @@ from ._native import Checkpoints, decode, delta_rule, recurrent
 from ._norm import rms_norm
 from ._settings import get_num_threads, info, set_num_threads, show_config
 from ._states import commit, move_states
+from ._step import step
 
 if _TYPE_CHECKING:
     from ._explain import explain
@@ -52,6 +53,7 @@ __all__ = [
     "scores_inverse",
     "set_num_threads",
     "show_config",
+    "step",
     "wy",
 ]
 # Imported when somebody asks for them, and `explain` too: most programs need one of them, or none.

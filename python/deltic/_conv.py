@@ -60,7 +60,7 @@ _CONV = OPS.conv.default
 _CONV_ = OPS.conv_.default
 _CONV_OUT_ = OPS.conv_out_.default  # with everything that servers have
 _CONV_BACKWARD = OPS.conv_backward.default
-_ACTIVATIONS = {None: "", "silu": " activation=silu"}
+ACTIVATION_WORDS: dict[str | None, str] = {None: "", "silu": " activation=silu"}
 
 
 # ---- Fake implementations and gradients ---------------------------------------------------------
@@ -195,7 +195,7 @@ class _Options(TypedDict, total=False):
 
 def _words(function: str, activation: str | None, impl: str | None) -> str:
     try:
-        words = f"as={function}" + _ACTIVATIONS[activation]
+        words = f"as={function}" + ACTIVATION_WORDS[activation]
     except (KeyError, TypeError):
         raise ValueError(
             f"{function}: activation: expected None or 'silu', got {activation!r}"

@@ -102,9 +102,11 @@ class _Shapes:
         if is_packed:
             self.take("cu_seqlens_cpu", "N+1")
 
-    def slots_without_lists(self, name: str) -> None:
+    def slots_without_lists(
+        self, name: str, lists: tuple[str, str] = ("read_index", "write_index")
+    ) -> None:
         """Every sequence has a slot of a pool where no list says which."""
-        if name not in self.shapes or "read_index" in self.shapes or "write_index" in self.shapes:
+        if name not in self.shapes or any(index in self.shapes for index in lists):
             return
         found, wanted = self.shapes[name][0], self.sizes["N"]
         if _is_less(found, wanted):
@@ -131,6 +133,11 @@ def _check_sequences(c: _Shapes) -> None:
     c.take("q", "B,T,H,K")
     c.take("k", "B,T,H,K")
     c.take("v", "B,T,HV,V")
+    _check_rule(c)
+
+
+def _check_rule(c: _Shapes) -> None:
+    """What the delta rule takes beside q, k and v, whose sizes are known."""
     is_wide = not c.operator.startswith("forward") and len(c.shapes.get("beta", ())) == 4
     c.take("beta", "B,T,HV,V" if is_wide else "B,T,HV")
     c.gates()
@@ -170,7 +177,7 @@ def _check_sequences(c: _Shapes) -> None:
 
 def _check_lists(c: _Shapes) -> None:
     """Slots of sequences: lists, or tables with a column per token."""
-    is_decode = c.operator.startswith("decode")
+    is_decode = c.operator.startswith(("decode", "step"))
     c.take("has_initial_state", "N")
     if c.index("accepted"):
         c.take("accepted", "N")
@@ -265,6 +272,43 @@ def _check_norm(c: _Shapes) -> None:
     c.take("out", "B,T,H,D")
 
 
+def _take_windows(c: _Shapes, name: str, slots: str) -> None:
+    """States of the convolution."""
+    shape, taps = c.shapes.get(name), c.sizes["W"]
+    if shape is None:
+        return
+    if slots == "slots":
+        c.sizes["slots"] = shape[0]
+    if len(shape) == 3 and isinstance(taps, int) and _is_less(shape[2], max(taps - 1, 1)):
+        text = f"at least W - 1 = {taps - 1} inputs S per channel (and 1), got {shape[2]}"
+        c.refuse(name, text)
+    c.take(name, f"{slots},D,S")
+
+
+def _check_windows(
+    c: _Shapes, weights: tuple[str, str], lists: tuple[str, str], pools: tuple[str, str]
+) -> None:
+    """Rows, weights and bias of a convolution, lengths, its pools of windows with their lists."""
+    weight = c.shapes[weights[0]]
+    if len(weight) == 3 and weight[1] == 1:
+        del weight[1]
+    c.take("x", "B,T,D")
+    c.take(weights[0], "D,W")
+    c.take(weights[1], "D")
+    c.sequences()
+    c.take("has_initial_state", "N")
+    if c.index("accepted"):
+        c.take("accepted", "N")
+    for name in lists:
+        c.index(name)
+    for name in lists:
+        c.take(name, "N")
+    for name in pools:
+        _take_windows(c, name, "slots")
+    for name in pools:
+        c.slots_without_lists(name, lists)
+
+
 def _check_conv(c: _Shapes) -> None:
     """The convolution, whose weight may be [D,1,W], and in place x [B,D]."""
     out = c.shapes.get("out")
@@ -278,40 +322,39 @@ def _check_conv(c: _Shapes) -> None:
         for shape in (x, out):
             if shape is not None and len(shape) == 2:
                 shape.insert(1, 1)
-    weight = c.shapes["weight"]
-    if len(weight) == 3 and weight[1] == 1:
-        del weight[1]
-    c.take("x", "B,T,D")
-    c.take("weight", "D,W")
-    c.take("bias", "D")
-    c.sequences()
-
-    def take_states(name: str, slots: str) -> None:
-        shape, taps = c.shapes.get(name), c.sizes["W"]
-        if shape is None:
-            return
-        if slots == "slots":
-            c.sizes["slots"] = shape[0]
-        if len(shape) == 3 and isinstance(taps, int) and _is_less(shape[2], max(taps - 1, 1)):
-            text = f"at least W - 1 = {taps - 1} inputs S per channel (and 1), got {shape[2]}"
-            c.refuse(name, text)
-        c.take(name, f"{slots},D,S")
-
-    c.take("has_initial_state", "N")
-    if c.index("accepted"):
-        c.take("accepted", "N")
-    for name in ("read_index", "write_index"):
-        c.index(name)
-    for name in ("read_index", "write_index"):
-        c.take(name, "N")
-    for name in ("state_pool", "write_pool"):
-        take_states(name, "slots")
-    for name in ("state_pool", "write_pool"):
-        c.slots_without_lists(name)
-    take_states("initial_state", "N")
+    lists, pools = ("read_index", "write_index"), ("state_pool", "write_pool")
+    _check_windows(c, ("weight", "bias"), lists, pools)
+    _take_windows(c, "initial_state", "N")
     c.take("out", "B,T,D")
     c.take("d_out", "B,T,D")
-    take_states("d_final_state", "N")
+    _take_windows(c, "d_final_state", "N")
+
+
+def _check_step(c: _Shapes) -> None:
+    """The convolution, the delta rule on its rows, and the norm."""
+    lists, pools = ("conv_index", "conv_write_index"), ("conv_state", "conv_write_state")
+    _check_windows(c, ("conv_weight", "conv_bias"), lists, pools)
+    _bind_widths(c)
+    _check_rule(c)
+    c.take("z", "B,T,HV,V")
+    c.take("norm_weight", "V")
+
+
+def _bind_widths(c: _Shapes) -> None:
+    """HV, K and V of a step's states, and the H that x has channels for."""
+    shape, is_v_first = c.shapes["state_pool"], "layout=vk" in c.words
+    if len(shape) != 4:
+        c.refuse("state_pool", f"shape [slots,HV,{'V,K' if is_v_first else 'K,V'}], got {shape}")
+    _, heads, K, V = (*shape[:2], *shape[2:][:: -1 if is_v_first else 1])
+    channels = c.sizes["D"]
+    c.sizes.update(HV=heads, K=K, V=V)
+    if not all(isinstance(size, int) for size in (heads, K, V, channels)):
+        return
+    keys = channels - heads * V
+    H = keys // (2 * K) if min(heads, K, V) > 0 and keys > 0 and keys % (2 * K) == 0 else 0
+    if H == 0 or heads % H != 0:
+        text = f"D = 2*H*K + HV*V channels, H a divisor of HV, with HV = {heads}, K = {K} and "
+        c.refuse("x", f"{text}V = {V} of state_pool, got D = {channels}")
 
 
 def _check_pool(c: _Shapes, name: str, v_first: bool) -> tuple[list[Any], list[Any]]:
@@ -399,6 +442,7 @@ _CHECKS: dict[str, Callable[[_Shapes], None]] = {
     **dict.fromkeys(("rmsnorm", "rmsnorm_out_"), _check_norm),
     "move_": _check_move,
     "commit_": _check_commit,
+    "step_": _check_step,
     **dict.fromkeys(("conv", "conv_", "conv_out_", "conv_backward"), _check_conv),
 }
 

@@ -114,23 +114,30 @@ def direct_calls() -> tuple[Direct, Direct] | None:
     if said == "0" or "t" in sys.abiflags or not LIBRARY.deltic_torch_has_python():
         return None
     sample = torch.empty((2, 3), dtype=torch.bfloat16, device="cpu").T
+    # Where the functions are that compiled graphs make their tensors with.
+    made = getattr(getattr(c, "_dynamo", None), "guards", None)
     try:
         questions = (
             (c._is_any_autocast_enabled, False),
             (c._are_functorch_transforms_active, False),
             (c._is_torch_function_mode_enabled, False),
             (c._len_torch_dispatch_stack, 0),
-            (c._get_tracing_state, None),
+            (c._is_tracing, False),
         )
         facts = (
             (vars(forward_ad), "_current_level", -1),
             (vars(profiler), "_is_profiler_enabled", False),
         )
         handed = (
-            *(None, tensor, torch.nn.Parameter, float, tensor.__dlpack_c_exchange_api__),
-            *(questions, facts, torch.is_grad_enabled, False, "requires_grad", tensor.is_neg),
+            *(None, tensor, torch.nn.Parameter, float, str, tensor.__dlpack_c_exchange_api__),
+            *(questions, facts, torch.is_grad_enabled, True, False, "requires_grad", tensor.is_neg),
             *(torch.empty_like, {"memory_format": torch.contiguous_format}),
             *(tensor.new_empty, {"dtype": torch.float32}, {"dtype": torch.float64}),
+            *(
+                getattr(made, "_empty_strided_cuda", None),
+                getattr(made, "_empty_strided_cpu", None),
+            ),
+            (torch.float32, torch.bfloat16, torch.float16, torch.float64),
             *(c._increment_version, sample, sample.data_ptr()),
         )
     except AttributeError:  # a torch that has other names
@@ -142,8 +149,9 @@ def direct_calls() -> tuple[Direct, Direct] | None:
 
 
 # q, k, v, beta, g, gv, A_log, dt_bias, initial_state, state_pool, read_index, write_index,
-# write_pool, has_initial_state, accepted, cu_seqlens, cu_seqlens_cpu, out, scale, lower_bound and
-# the text of options, to (o, final state or None).
+# write_pool, has_initial_state, accepted, cu_seqlens, cu_seqlens_cpu, out, scale, lower_bound,
+# gate, beta_form, state_layout, qk_l2norm, output_final_state and impl, to (o, final state or
+# None).
 DIRECT_FORWARD, DIRECT_DECODE = direct_calls() or (None, None)
 
 

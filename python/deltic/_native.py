@@ -198,7 +198,7 @@ def is_eps(value: Any) -> bool:
 _KNOWN_WORDS: dict[tuple[Any, ...], str] = {}
 
 
-def _words(
+def option_words(
     op: str,
     gate: str,
     beta_form: str,
@@ -418,9 +418,6 @@ def delta_rule(
     is_plain = checkpoints is None and null_slot is None and form is None and recurrent_from is None
     is_plain = is_plain and split == "auto" and chunk_size is _CHUNK and recompute is True
     if is_plain and DIRECT_FORWARD is not None and not is_compiling():
-        words = _words(
-            "delta_rule", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl
-        )
         found = DIRECT_FORWARD(
             q,
             k,
@@ -442,7 +439,12 @@ def delta_rule(
             out,
             scale,
             lower_bound,
-            words,
+            gate,
+            beta_form,
+            state_layout,
+            qk_l2norm,
+            output_final_state,
+            impl,
         )
         if found is not None:
             return found
@@ -478,7 +480,9 @@ def delta_rule(
         )
     q, k, v = _autocast(q, k, v)
     check_numbers("delta_rule", scale, lower_bound)
-    words = _words("delta_rule", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl)
+    words = option_words(
+        "delta_rule", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl
+    )
     if split != "auto":
         words += (
             word_for("delta_rule", "split", split, _SPLITS)
@@ -705,9 +709,6 @@ def recurrent(
     (torch.Size([2, 3, 1, 16]), torch.Size([2, 1, 16, 16]))
     """
     if DIRECT_DECODE is not None and not is_compiling():
-        words = _words(
-            "recurrent", gate, beta_form, qk_l2norm, state_layout, output_final_state, impl
-        )
         found = DIRECT_DECODE(
             q,
             k,
@@ -729,7 +730,12 @@ def recurrent(
             out,
             scale,
             lower_bound,
-            words,
+            gate,
+            beta_form,
+            state_layout,
+            qk_l2norm,
+            output_final_state,
+            impl,
         )
         if found is not None:
             return found
@@ -755,7 +761,7 @@ def _by_token(
     q, k, v, *others = rows
     rows = (*_autocast(q, k, v), *others)
     check_numbers(function, *numbers)
-    words = _words(function, *options)
+    words = option_words(function, *options)
     trains = needs_grad(rows)
     has_initial_state, out = servers
     if has_initial_state is not None or out is not None:
@@ -844,7 +850,6 @@ def decode(
     >>> o.shape, [slot for slot in range(8) if pool[slot].any()]
     (torch.Size([3, 1, 2, 64]), [0, 2, 5])
     """
-    words = _words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
     is_plain = record is None and parents is None and null_slot is None and seed is None
     is_plain = is_plain and positions is None and state_pool is not None
     if is_plain and DIRECT_DECODE is not None and not is_compiling():
@@ -869,10 +874,16 @@ def decode(
             out,
             scale,
             lower_bound,
-            words,
+            gate,
+            beta_form,
+            state_layout,
+            qk_l2norm,
+            False,
+            impl,
         )
         if found is not None:
             return found[0]
+    words = option_words("decode", gate, beta_form, qk_l2norm, state_layout, False, impl)
     q, k, v = _autocast(q, k, v)
     rows = (q, k, v, beta, g, gv, A_log, dt_bias)
     if needs_grad((*rows, state_pool)):

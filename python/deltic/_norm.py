@@ -118,6 +118,18 @@ def _check_rows(argument: str, x: Tensor) -> None:
         raise ValueError(f"rms_norm: {argument}: expected shape [..., D], got []")
 
 
+def check_eps(function: str, eps: Any) -> None:
+    """Raises the error for what is no finite number of at least 0, or none that fp32 holds."""
+    if is_eps(eps):
+        return
+    is_number = isinstance(eps, Real) and not isinstance(eps, bool)
+    kind = ValueError if is_number else TypeError
+    found = "a tensor" if isinstance(eps, Tensor) else got(eps)
+    if is_number and not isinstance(eps, int):
+        found = got(float(eps))
+    raise kind(f"{function}: eps: expected a finite number of at least 0, got {found}")
+
+
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -181,13 +193,7 @@ def plain_rms_norm(
             raise ValueError(
                 f"rms_norm: z: expected x's shape {list(x.shape)}, got {list(z.shape)}"
             )
-    if not is_eps(eps):
-        is_number = isinstance(eps, Real) and not isinstance(eps, bool)
-        kind = ValueError if is_number else TypeError
-        found = "a tensor" if isinstance(eps, Tensor) else got(eps)
-        if is_number and not isinstance(eps, int):
-            found = got(float(eps))
-        raise kind(f"rms_norm: eps: expected a finite number of at least 0, got {found}")
+    check_eps("rms_norm", eps)
     words = "as=rms_norm" + (word if z is not None else "")
     if impl is not None:
         words += name_word("rms_norm", impl)

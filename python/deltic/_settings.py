@@ -136,7 +136,8 @@ def show_config(mode: str = "stdout") -> dict[str, dict[str, str]] | None:
         name: why for by_name in implementations.values() for name, why in by_name.items() if why
     }
     compiled = list(dict.fromkeys(name for names in implementations.values() for name in names))
-    on_cpu = [name for name in compiled if name.startswith("cpu.")]
+    # A step in parts has no code of its own.
+    on_cpu = [x for x in compiled if x.startswith("cpu.") and x != "cpu.parts"]
     gpus = {key: value for key, value in facts.items() if key.startswith("gpu.")}
     sections = {
         "build": {

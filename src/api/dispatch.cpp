@@ -1,10 +1,10 @@
 // Choosing an implementation.
 #include "api/dispatch.h"
 
-#include <cstdlib>
 #include <string_view>
 
 #include "api/settings.h"
+#include "api/work.h"
 #include "core/check.h"
 #include "core/error.h"
 #include "cpu/cpu.h"
@@ -81,16 +81,29 @@ const Implementation* from_environment(deltic_op op, deltic_device_type device,
 
 }  // namespace
 
+namespace {
+
+// Those of a backend; behind them what a step is made of, where the backend has it, and the oracle.
+ImplementationList of_backend(deltic_op op, deltic_device_type device) {
+  return device == DELTIC_CUDA ? gpu::implementations(op) : cpu::implementations(op);
+}
+bool has_parts(deltic_op op, deltic_device_type device) {
+  return op == DELTIC_STEP && !of_backend(DELTIC_DECODE, device).empty();
+}
+
+}  // namespace
+
 int implementation_count(deltic_op op, deltic_device_type device) {
-  return device == DELTIC_CPU ? static_cast<int>(cpu::implementations(op).size()) + 1
-                              : static_cast<int>(gpu::implementations(op).size());
+  return static_cast<int>(of_backend(op, device).size()) + (has_parts(op, device) ? 1 : 0) +
+         (device == DELTIC_CPU ? 1 : 0);
 }
 
 const Implementation& implementation_at(deltic_op op, deltic_device_type device, int index) {
-  if (device == DELTIC_CUDA) return gpu::implementations(op)[static_cast<size_t>(index)];
-  const ImplementationList list = cpu::implementations(op);
-  return index < static_cast<int>(list.size()) ? list[static_cast<size_t>(index)]
-                                               : reference::implementation(op);
+  const ImplementationList list = of_backend(op, device);
+  const auto at = static_cast<size_t>(index);
+  if (at < list.size()) return list[at];
+  return at == list.size() && has_parts(op, device) ? in_parts(device)
+                                                    : reference::implementation(op);
 }
 
 const Implementation* named_behind(deltic_op op, deltic_device_type device, const char* option) {
@@ -119,7 +132,7 @@ const Implementation* named_implementation(deltic_op op, deltic_device_type devi
     }
     return i;
   }
-  const char* text = std::getenv("DELTIC_IMPL");
+  const char* text = environment().impl;
   return text == nullptr ? nullptr : from_environment(op, device, text);
 }
 

@@ -57,6 +57,7 @@ void deltic_conv_tensors_init(deltic_conv_tensors* tensors, uint64_t size) { ini
 void deltic_commit_tensors_init(deltic_commit_tensors* tensors, uint64_t size) {
   init(tensors, size);
 }
+void deltic_step_tensors_init(deltic_step_tensors* tensors, uint64_t size) { init(tensors, size); }
 void deltic_move_tensors_init(deltic_move_tensors* tensors, uint64_t size) { init(tensors, size); }
 void deltic_conv_backward_tensors_init(deltic_conv_backward_tensors* tensors, uint64_t size) {
   init(tensors, size);

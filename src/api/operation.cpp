@@ -12,6 +12,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/sizes.h"
+#include "core/step.h"
 #include "core/structs.h"
 #include "cpu/cpu.h"
 #include "cuda/cuda.h"
@@ -39,12 +40,26 @@ Runs tensors_of(const deltic_move_tensors& t) { return {run(t.state_pool, t.writ
 Runs tensors_of(const deltic_conv_tensors& t) { return {run(t.x, t.ckpt_states)}; }
 Runs tensors_of(const deltic_conv_backward_tensors& t) { return {run(t.d_out, t.d_initial_state)}; }
 
+// f of the struct and of those that it points to.
+template <class Tensors, class F>
+void for_each_struct(const Tensors& t, const F& f) {
+  if constexpr (std::is_same_v<Tensors, deltic_step_tensors>) {
+    f(*t.conv), f(*t.decode);
+    if (t.norm != nullptr) f(*t.norm);
+  } else {
+    f(t);
+    if constexpr (requires { t.forward; }) f(*t.forward);
+  }
+}
+
 // The device of the first tensor, which the others must share: who can be named depends on it, and
 // the checks on who was named.
 template <class Tensors>
 deltic_device_type device_in(const Tensors& tensors) {
   if constexpr (requires { tensors.forward; }) {
     return device_in(*tensors.forward);
+  } else if constexpr (requires { tensors.conv; }) {
+    return device_in(*tensors.conv);
   } else {
     const std::span<const deltic_tensor> first = tensors_of(tensors)[0];
     for (const deltic_tensor& t : first) {
@@ -66,13 +81,32 @@ CheckContext context_of(deltic_op op, deltic_op listed, const Implementation* na
           .checked = default_checked(name_of(op))};
 }
 
+// A step's calls are its own problem's neighbours.
+template <class Tensors>
+struct Parts {
+  Problem check(deltic_op op, const deltic_options& options, const Tensors& tensors,
+                const CheckContext& context) {
+    return check_call(op, options, tensors, context);
+  }
+};
+template <>
+struct Parts<deltic_step_tensors> {
+  StepProblem of{};
+  Problem check(deltic_op op, const deltic_options& options, const deltic_step_tensors& tensors,
+                const CheckContext& context) {
+    return check_call(op, options, tensors, context, of);
+  }
+};
+
 template <class Tensors>
 struct Call {
+  const EnvironmentOfCall environment;
   const deltic_options options;
   const GivenTensors<Tensors> given;
   const deltic_op listed;  // whose implementations can be named: of a forward that is recurrent
                            // from its first token on they are decode's
   const Implementation* const named;
+  Parts<Tensors> parts;
   Problem problem;
 
   Call(deltic_op op, const deltic_options* caller_options, const Tensors* caller_tensors,
@@ -84,11 +118,14 @@ struct Call {
                    ? DELTIC_DECODE
                    : op),
         named(named_implementation(listed, device_in(given.tensors), options.impl, op)),
-        problem(check_call(op, options, given.tensors, context_of(op, listed, named, query))) {
+        problem(parts.check(op, options, given.tensors, context_of(op, listed, named, query))) {
     problem.stream = stream;
     if (is_forked_child()) problem.threads = 1;
-    // Of packed ones the lengths are looked at.
-    if (!has_tokens_or_states(problem) && !problem.packed) problem.N = 0;
+    for_each_part(problem, [&](Problem& p) {
+      p.stream = stream, p.threads = problem.threads;
+      // Of packed ones the lengths are looked at.
+      if (!has_tokens_or_states(p) && !p.packed) p.N = 0;
+    });
   }
   Work work() const { return choose_work(problem, named, options.impl); }
 };
@@ -135,13 +172,45 @@ auto sized(const Problem& p, const char* what, const Body& body) {
   }
 }
 
+// Whether f holds for a part of a step, or for another call.
+template <class F>
+bool any_part(const Problem& p, const F& f) {
+  bool any = false;
+  for_each_part(p, [&](const Problem& part) { any = any || f(part); });
+  return any;
+}
+
 // Checks of values run before the work, in the same memory.
 uint64_t needed_bytes(const Problem& p, const Work& chosen, bool works) {
   return sized(p, "workspace", [&]() -> uint64_t {
     const size_t work = works ? chosen.bytes(p) : 0;
-    if (p.device == DELTIC_CPU) return std::max<uint64_t>(work, value_scratch_bytes(p));
-    return static_cast<uint64_t>(checked_sum(work, p.checked ? gpu::check_bytes(p) : 0));
+    uint64_t one_by_one = 0;
+    int64_t together = 0;
+    for_each_part(p, [&](const Problem& part) {
+      if (p.device == DELTIC_CPU) {
+        one_by_one = std::max<uint64_t>(one_by_one, value_scratch_bytes(part));
+      } else if (p.checked) {
+        together = checked_sum(together, gpu::check_bytes(part));
+      }
+    });
+    if (p.device == DELTIC_CPU) return std::max<uint64_t>(work, one_by_one);
+    return static_cast<uint64_t>(checked_sum(work, together));
   });
+}
+
+// Checked mode on a GPU, of every part in memory of its own, before any of them works. Returns how
+// much of the memory they have.
+size_t check_parts_on_device(Problem& p, std::span<std::byte> memory, void* stream) {
+  size_t used = 0;
+  for_each_part(p, [&](const Problem& part) {
+    const size_t bytes = gpu::check_bytes(part);
+    gpu::check_on_device(part, memory.subspan(used, bytes), stream,
+                         used > 0 ? memory.data() : nullptr);
+    used += bytes;
+  });
+  p.record = reinterpret_cast<const uint64_t*>(memory.data());
+  for_each_part(p, [&](Problem& part) { part.record = p.record; });
+  return used;
 }
 
 SavedSizes saved_sizes(const Problem& p, deltic_save save) {
@@ -181,7 +250,7 @@ void workspace_query(deltic_op op, const deltic_options* options, const Tensors*
   if (bytes == nullptr) {
     fail(DELTIC_INVALID_ARGUMENT, name_of(op), ": bytes: expected a pointer, got null");
   }
-  *bytes = needed_bytes(call.problem, call.work(), has_work(call.problem));
+  *bytes = needed_bytes(call.problem, call.work(), any_part(call.problem, has_work));
 }
 
 void saved_query(const deltic_options* options, const deltic_tensors* tensors, uint64_t* bytes) {
@@ -223,40 +292,37 @@ void run_operation(deltic_op op, const deltic_options* options, const Tensors* t
     scope.emplace(p.device_index);  // a stream may be the current device's default one
   }
   const Work chosen = call.work();
-  const bool works = has_work(p);
+  const bool works = any_part(p, has_work);
   const uint64_t needed = needed_bytes(p, chosen, works);
   const deltic_workspace given = workspace != nullptr ? *workspace : deltic_workspace{nullptr, 0};
   check_buffer(op, "workspace", given, needed);
   const Tensors& own = call.given.tensors;
   if (needed > 0) {
-    check_alone(op, "workspace", given, needed, tensors_of(own));
-    if constexpr (requires { own.forward; }) {
-      check_alone(op, "workspace", given, needed, tensors_of(*own.forward));
-    }
+    for_each_struct(own, [&](const auto& tensors_of_one) {
+      check_alone(op, "workspace", given, needed, tensors_of(tensors_of_one));
+    });
   }
-  check_saved(p, own, given, needed);
+  if constexpr (!std::is_same_v<Tensors, deltic_step_tensors>) check_saved(p, own, given, needed);
   const std::span<std::byte> memory(static_cast<std::byte*>(given.data), needed);
   if (p.device == DELTIC_CUDA) {
-    check_host_lengths(p);
-    if (!p.checked) {
-      if (works) chosen.run(p, memory, stream);
-      return;
-    }
-    const size_t check_bytes = gpu::check_bytes(p);
-    Problem checked = p;
-    checked.record = gpu::check_on_device(p, memory.first(check_bytes), stream);
-    if (works) chosen.run(checked, memory.subspan(check_bytes), stream);
+    for_each_part(p, check_host_lengths);
+    const size_t checks = p.checked ? check_parts_on_device(p, memory, stream) : 0;
+    if (works) chosen.run(p, memory.subspan(checks), stream);
     return;
   }
-  check_values(p, memory);
-  if (!works || !lists_leave_work(p)) return;
-  if (p.checked) check_finite(p);
+  for_each_part(p, [&](const Problem& part) { check_values(part, memory); });
+  if (!works || !any_part(p, lists_leave_work)) return;
+  if (p.checked) for_each_part(p, check_finite);
   const int threads = p.threads;
-  p.threads = threads_to_be_had(p.threads);
+  const auto set_threads = [&](int number) {
+    p.threads = number;
+    for_each_part(p, [&](Problem& part) { part.threads = number; });
+  };
+  set_threads(threads_to_be_had(threads));
   // The workspace was sized for more. Fewer may cut the work otherwise and need more of it; one
   // never does.
   while (p.threads > 1 && p.threads < threads && needed_bytes(p, chosen, true) > needed)
-    --p.threads;
+    set_threads(p.threads - 1);
   chosen.run(p, memory, stream);
 }
 
@@ -279,7 +345,7 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
   std::string behind, nobody;
   if (has_two_forms(call.problem)) {
     try {
-      behind = name_behind(call.problem, call.named, call.options.impl);
+      behind = text_behind(call.problem, call.named, call.options.impl);
     } catch (const Failure& failure) {
       if (failure.status() != DELTIC_UNSUPPORTED) throw;
       nobody = failure.what();
@@ -310,7 +376,9 @@ void explain_operation(deltic_op op, const deltic_options* options, const Tensor
   if (chosen >= 0) {
     std::string why =
         call.named != nullptr ? "named by the caller" : "the first in the list that takes the call";
-    if (!behind.empty()) why += cat("; ", behind, " runs the tokens from recurrent_from on");
+    if (&implementation_at(p.op, p.device, chosen) == &in_parts(p.device))
+      behind = text_behind(p, call.named, call.options.impl);
+    if (!behind.empty()) why += "; " + behind;
     say(chosen, why.c_str());
   }
   for (int i = 0; i < count; ++i) {
@@ -415,6 +483,13 @@ template void workspace_query(deltic_op, const deltic_options*, const deltic_com
 template void run_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
                             const deltic_workspace*, void*);
 template void explain_operation(deltic_op, const deltic_options*, const deltic_commit_tensors*,
+                                deltic_explain_fn, void*);
+
+template void workspace_query(deltic_op, const deltic_options*, const deltic_step_tensors*, void*,
+                              uint64_t*);
+template void run_operation(deltic_op, const deltic_options*, const deltic_step_tensors*,
+                            const deltic_workspace*, void*);
+template void explain_operation(deltic_op, const deltic_options*, const deltic_step_tensors*,
                                 deltic_explain_fn, void*);
 
 }  // namespace deltic

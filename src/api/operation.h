@@ -92,4 +92,11 @@ extern template void run_operation(deltic_op, const deltic_options*, const delti
 extern template void explain_operation(deltic_op, const deltic_options*,
                                        const deltic_commit_tensors*, deltic_explain_fn, void*);
 
+extern template void workspace_query(deltic_op, const deltic_options*, const deltic_step_tensors*,
+                                     void*, uint64_t*);
+extern template void run_operation(deltic_op, const deltic_options*, const deltic_step_tensors*,
+                                   const deltic_workspace*, void*);
+extern template void explain_operation(deltic_op, const deltic_options*, const deltic_step_tensors*,
+                                       deltic_explain_fn, void*);
+
 }  // namespace deltic

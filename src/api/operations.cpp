@@ -181,3 +181,16 @@ deltic_status deltic_commit_explain(const deltic_options* options,
                                     void* user) {
   return guard([&] { explain_operation(DELTIC_COMMIT, options, tensors, fn, user); });
 }
+deltic_status deltic_step_workspace(const deltic_options* options,
+                                    const deltic_step_tensors* tensors, void* stream,
+                                    uint64_t* bytes) {
+  return guard([&] { workspace_query(DELTIC_STEP, options, tensors, stream, bytes); });
+}
+deltic_status deltic_step(const deltic_options* options, const deltic_step_tensors* tensors,
+                          const deltic_workspace* workspace, void* stream) {
+  return guard([&] { run_operation(DELTIC_STEP, options, tensors, workspace, stream); });
+}
+deltic_status deltic_step_explain(const deltic_options* options, const deltic_step_tensors* tensors,
+                                  deltic_explain_fn fn, void* user) {
+  return guard([&] { explain_operation(DELTIC_STEP, options, tensors, fn, user); });
+}

@@ -6,10 +6,13 @@
 namespace deltic {
 
 const char* name_of(deltic_op op) {
-  constexpr const char* names[] = {"forward", "decode",         "cumsum",  "gate", "l2norm",
-                                   "kkt",     "scores",         "inverse", "wy",   "backward",
-                                   "conv",    "scores_inverse", "rmsnorm", "move", "commit"};
+  constexpr const char* names[] = {
+      "forward", "decode",   "cumsum", "gate",           "l2norm",  "kkt",  "scores", "inverse",
+      "wy",      "backward", "conv",   "scores_inverse", "rmsnorm", "move", "commit", "step"};
   return names[op];
+}
+const char* part_prefix(deltic_op op) {
+  return op == DELTIC_CONV ? "conv." : op == DELTIC_DECODE ? "decode." : "norm.";
 }
 
 namespace {

@@ -9,17 +9,21 @@
 namespace deltic {
 
 const char* name_of(deltic_op op);
+// How the arguments of a part of a step begin: `conv.`, `decode.` or `norm.`.
+const char* part_prefix(deltic_op op);
 constexpr bool is_block(deltic_op op) {
   return (op >= DELTIC_CUMSUM && op <= DELTIC_WY) || op == DELTIC_SCORES_INVERSE ||
          op == DELTIC_RMSNORM;
 }
 
 // What the caller knows besides the call itself.
+class StepMemory;
 struct CheckContext {
-  bool query = false;      // data pointers may be null, values are not read
-  bool allow_f64 = false;  // the oracle was named
-  int32_t threads = 1;     // default number of threads
-  bool checked = false;    // default of checked mode
+  bool query = false;          // data pointers may be null, values are not read
+  bool allow_f64 = false;      // the oracle was named
+  int32_t threads = 1;         // default number of threads
+  bool checked = false;        // default of checked mode
+  StepMemory* step = nullptr;  // of a part of a step: what the parts share
 };
 
 // Shapes, dtypes, strides, devices, alignment, aliasing, option conflicts. Throws Failure. Of
@@ -43,6 +47,10 @@ Problem check_call(deltic_op op, const deltic_options& options, const deltic_mov
 
 Problem check_call(deltic_op op, const deltic_options& options,
                    const deltic_commit_tensors& tensors, const CheckContext& context);
+
+// The umbrella of a step, and its parts, whose rows in between have no memory yet.
+Problem check_call(deltic_op op, const deltic_options& options, const deltic_step_tensors& tensors,
+                   const CheckContext& context, StepProblem& parts);
 
 // Whether a view shares a byte with memory [data, data + bytes).
 bool overlaps(const deltic_tensor& t, const void* data, uint64_t bytes);

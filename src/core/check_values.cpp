@@ -16,7 +16,8 @@ struct SlotWrite {
   }
 };
 
-[[noreturn]] void bad(const Problem& p, const Finding& f) {
+[[noreturn]] void bad(const Problem& p, Finding f) {
+  f.in_step = p.in_step;
   fail(DELTIC_INVALID_ARGUMENT, text_of(p.op, f));
 }
 
@@ -378,7 +379,8 @@ CheckedInputs checked_inputs(const Problem& p) {
   const int64_t gate_or_norm_width = is_row ? p.K : gate_width;
   const auto rows = [&](const Rows& x, Argument name, int64_t heads, int64_t width,
                         int32_t read_to = -1) {
-    if (x) all.rows[all.num_rows++] = {x, name, heads, width, read_to};
+    // Rows between the parts of a step are nowhere yet.
+    if (x && x.data != nullptr) all.rows[all.num_rows++] = {x, name, heads, width, read_to};
   };
   rows(p.q, Argument::q, p.H, p.K);
   rows(p.k, Argument::k, p.H, p.K);

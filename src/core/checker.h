@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/error.h"
 #include "core/sizes.h"
+#include "core/step_memory.h"
 
 namespace deltic {
 
@@ -33,12 +34,14 @@ class Checker {
  public:
   Checker(deltic_op op, const CheckContext& context, Problem& p) : p_(p), context_(context) {
     p_.op = op;
-    op_ = name_of(op);
+    p_.in_step = context.step != nullptr;
+    op_ = name_of(p_.in_step ? DELTIC_STEP : op);
+    prefix_ = p_.in_step ? part_prefix(op) : "";
   }
 
   template <class... Parts>
   [[noreturn]] void bad(const char* argument, const Parts&... parts) const {
-    fail(DELTIC_INVALID_ARGUMENT, op_, ": ", argument, ": ", parts...);
+    fail(DELTIC_INVALID_ARGUMENT, op_, ": ", prefix_, argument, ": ", parts...);
   }
 
   void options(const deltic_options& o) {
@@ -103,15 +106,24 @@ class Checker {
     p_.save = static_cast<deltic_save>(o.save);
     one_of("activation", o.activation, DELTIC_ACTIVATION_SIGMOID,
            "none (0), silu (1) or sigmoid (2)");
-    const bool is_norm = p_.op == DELTIC_RMSNORM;
-    if (o.activation != DELTIC_ACTIVATION_NONE && p_.op != DELTIC_CONV && !is_norm) {
-      bad("activation", "expected none (conv and rmsnorm alone have one), got ", o.activation);
+    const bool is_norm = p_.op == DELTIC_RMSNORM, is_step = p_.op == DELTIC_STEP;
+    if (o.activation != DELTIC_ACTIVATION_NONE && p_.op != DELTIC_CONV && !is_norm && !is_step) {
+      bad("activation", "expected none (conv, rmsnorm and step alone have one), got ",
+          o.activation);
     }
+    one_of("norm_activation", o.norm_activation, DELTIC_ACTIVATION_SIGMOID,
+           "none (0), silu (1) or sigmoid (2)");
+    if (o.norm_activation != DELTIC_ACTIVATION_NONE && !is_step) {
+      bad("norm_activation", "expected none (step alone has one), got ", o.norm_activation);
+    }
+    if (o.reserved_norm != 0) bad("reserved_norm", "expected 0, got ", o.reserved_norm);
     if (o.activation == DELTIC_ACTIVATION_SIGMOID && !is_norm) {
       bad("activation", "expected none (0) or silu (1), got ", o.activation);
     }
     one_of("has_eps", o.has_eps, 1, "0 or 1");
-    if (o.has_eps && !is_norm) bad("eps", "expected none (rmsnorm alone has one), got ", o.eps);
+    if (o.has_eps && !is_norm && !is_step) {
+      bad("eps", "expected none (rmsnorm and step alone have one), got ", o.eps);
+    }
     if (o.has_eps && !(std::isfinite(o.eps) && o.eps >= 0)) {
       bad("eps", "expected a finite number of at least 0, got ", o.eps);
     }
@@ -119,7 +131,7 @@ class Checker {
     one_of("has_seed", o.has_seed, 1, "0 or 1");
     if (o.reserved_seed != 0) bad("reserved_seed", "expected 0, got ", o.reserved_seed);
     if (!o.has_seed && o.seed != 0) bad("seed", "expected 0 without has_seed, got ", o.seed);
-    if (o.has_seed && p_.op != DELTIC_DECODE) {
+    if (o.has_seed && p_.op != DELTIC_DECODE && !is_step) {
       bad("seed", "expected none (decode alone rounds states after every token), got ", o.seed);
     }
     p_.has_seed = o.has_seed != 0, p_.seed = o.seed;
@@ -182,7 +194,7 @@ class Checker {
         has_device_ = true;
         p_.device = static_cast<deltic_device_type>(t.device_type);
         p_.device_index = t.device_index;
-        device_of_ = name;
+        device_of_ = is_between(t) ? "conv.x" : name;
       } else if (t.device_type != p_.device || t.device_index != p_.device_index) {
         bad(name, "expected device ", device_name(p_.device), ":", p_.device_index, " as ",
             device_of_, ", got ", device_name(t.device_type), ":", t.device_index);
@@ -597,15 +609,9 @@ class Checker {
                        per_channel ? "HV*K" : "HV");
   }
 
-  // From a view's first byte to behind its last; none: it has no bytes.
-  struct Range {
-    intptr_t begin = 0, end = 0;
-
-    explicit operator bool() const { return begin != end; }
-    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
-  };
+  using Range = MemoryRange;
   static Range range_of(const deltic_tensor& t) {
-    if (t.rank == 0 || t.data == nullptr || is_empty(t)) return {};
+    if (t.rank == 0 || t.data == nullptr || is_empty(t) || is_between(t)) return {};
     const auto begin = reinterpret_cast<intptr_t>(t.data);
     return {begin, begin + span_inside(t, std::numeric_limits<int64_t>::max())};
   }
@@ -651,11 +657,12 @@ class Checker {
   void output(const deltic_tensor& t, const char* name) {
     if (const Range range = alone(t, name, true, nullptr)) {
       outputs_[num_outputs_++] = {{&t, name}, range};
+      remember(t, name, range, true);
     }
   }
   // `same_as`: the output that may be this very tensor (a state updated in place).
   void input(const deltic_tensor& t, const char* name, const char* same_as = nullptr) const {
-    alone(t, name, false, same_as);
+    if (const Range range = alone(t, name, false, same_as)) remember(t, name, range, false);
   }
   Range alone(const deltic_tensor& t, const char* name, bool is_output, const char* same_as) const {
     if (context_.query) return {};
@@ -667,7 +674,7 @@ class Checker {
       if (same_as != nullptr && std::strcmp(out.name, same_as) == 0) continue;
       if (overlap(*out.tensor, t)) {
         bad(is_output ? name : out.name, "expected memory of its own, got an overlap with ",
-            is_output ? out.name : name);
+            prefix_, is_output ? out.name : name);
       }
     }
     return range;
@@ -680,8 +687,14 @@ class Checker {
     if (value < 0 || value > last) bad(name, "expected ", what, ", got ", value);
   }
 
+  // Tensors of a step's part are beside those of the others too.
+  void remember(const deltic_tensor& t, const char* name, const Range& range,
+                bool is_output) const {
+    if (context_.step != nullptr) context_.step->add({&t, prefix_, name, range, is_output});
+  }
+
   Problem& p_;  // in the making
-  const char* op_ = "";
+  const char *op_ = "", *prefix_ = "";
   bool has_scale_ = false;
 
  private:

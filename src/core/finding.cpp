@@ -119,7 +119,9 @@ std::string expected(deltic_op op, const Finding& f) {
 }  // namespace
 
 std::string text_of(deltic_op op, const Finding& f) {
-  return cat(deltic::name_of(op), ": ", name_of(f.argument), ": expected ", expected(op, f));
+  const char* who = deltic::name_of(f.in_step ? DELTIC_STEP : op);
+  return cat(who, ": ", f.in_step ? part_prefix(op) : "", name_of(f.argument), ": expected ",
+             expected(op, f));
 }
 
 }  // namespace deltic

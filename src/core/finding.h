@@ -71,6 +71,7 @@ struct Finding {
   Argument argument = Argument::q;
   int64_t sequence = -1, token = -1, head = -1, channel = -1;  // where; -1: not of such a one
   int64_t layer = -1;
+  bool in_step = false;  // of the operation as a part of a step
   int64_t got = 0, other = 0, limit = 0, at = 0;
   double value = 0;
 };

@@ -93,8 +93,12 @@ struct Span {
   int64_t batch, begin, length;  // row of the B dimension, first token, tokens
 };
 
+struct StepProblem;  // core/step.h
+
 struct Problem {
   deltic_op op = DELTIC_FORWARD;
+  StepProblem* step = nullptr;  // of a step: the calls that it is made of
+  bool in_step = false;         // one of those: arguments are named after it
   deltic_device_type device = DELTIC_CPU;
   int32_t device_index = 0;
   int64_t B = 0, T = 0, N = 0, H = 0, HV = 0, K = 0, V = 0;  // N * HV * K * V: at most 2^56

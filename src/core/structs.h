@@ -38,6 +38,7 @@ DELTIC_VERSIONED(conv_backward_tensors, 736, d_initial_state);
 DELTIC_VERSIONED(memory_plan, 48, workspace_bytes);
 DELTIC_VERSIONED(move_tensors, 520, reserved);
 DELTIC_VERSIONED(commit_tensors, 848, parents);
+DELTIC_VERSIONED(step_tensors, 32, norm);
 #undef DELTIC_VERSIONED
 
 // These two are inside of the others and have no size: they stay as they are.
@@ -76,8 +77,10 @@ Struct read_struct(const char* op, const char* argument, const Struct* given) {
   if (given == nullptr) {
     fail(DELTIC_INVALID_ARGUMENT, op, ": ", argument, ": expected a struct, got a null pointer");
   }
+  const uint64_t size = checked_size(op, argument, *given);
+  if (size == sizeof(Struct)) return *given;  // mostly: 3 KB of tensors are written once
   Struct s{};
-  std::memcpy(&s, given, std::min<uint64_t>(checked_size(op, argument, *given), sizeof(Struct)));
+  std::memcpy(&s, given, std::min<uint64_t>(size, sizeof(Struct)));
   s.size = sizeof(Struct);
   return s;
 }
@@ -111,6 +114,26 @@ struct GivenTensors<Tensors> {
       : tensors(read_struct(op, "tensors", given)),
         forward(read_struct(op, "forward", tensors.forward)) {
     tensors.forward = &forward;
+  }
+  GivenTensors(const GivenTensors&) = delete;
+  GivenTensors& operator=(const GivenTensors&) = delete;
+};
+// Those of a step point to copies of its parts'; without a norm to none.
+template <>
+struct GivenTensors<deltic_step_tensors> {
+  deltic_step_tensors tensors;
+  deltic_conv_tensors conv;
+  deltic_tensors decode;
+  deltic_block_tensors norm;
+
+  GivenTensors(const char* op, const deltic_step_tensors* given)
+      : tensors(read_struct(op, "tensors", given)),
+        conv(read_struct(op, "conv", tensors.conv)),
+        decode(read_struct(op, "decode", tensors.decode)),
+        norm(tensors.norm != nullptr ? read_struct(op, "norm", tensors.norm)
+                                     : deltic_block_tensors{}) {
+    tensors.conv = &conv, tensors.decode = &decode;
+    if (tensors.norm != nullptr) tensors.norm = &norm;
   }
   GivenTensors(const GivenTensors&) = delete;
   GivenTensors& operator=(const GivenTensors&) = delete;

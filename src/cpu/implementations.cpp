@@ -56,6 +56,7 @@ struct Lists {
     of[DELTIC_MOVE].add(move_doors(), refuse_fp64);
     of[DELTIC_COMMIT].add(commit_doors(), refuse_fp64);
     for (int i = 0; i < DELTIC_NUM_OPS; ++i) {
+      if (i == DELTIC_STEP) continue;  // runs those of its parts
       const bool goes_by_chunks = is_block(static_cast<deltic_op>(i)) && i != DELTIC_RMSNORM;
       if (goes_by_chunks) of[i].add(block_doors(), refuse_fp64);
       of[i].add(plain(static_cast<deltic_op>(i)));

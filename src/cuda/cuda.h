@@ -40,9 +40,12 @@ inline int num_sms(const Problem& p) {
 void check_device(const char* op, int32_t device_index);
 
 // Checked mode. The checks run on the stream, before the work and in the first check_bytes(p) of
-// the workspace; what they return is Problem::record.
+// the workspace, which begins with Problem::record.
 size_t check_bytes(const Problem& p);
-const uint64_t* check_on_device(const Problem& p, std::span<std::byte> memory, void* stream);
+// first: null, or the memory of a check before it on the stream, which gets the finding if that one
+// has found nothing: of a step's parts the first one's record is that of all.
+void check_on_device(const Problem& p, std::span<std::byte> memory, void* stream,
+                     std::byte* first = nullptr);
 // Waits for the stream; fails as the last checked call on this workspace should have.
 void fail_as_found(const deltic_buffer& workspace, void* stream);
 

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -114,7 +115,7 @@ Function driver_function(const char* name, unsigned version) {
              ? reinterpret_cast<Function>(f)
              : nullptr;
 }
-// What says how many SMs a stream's context has.
+// What says whose context it is and how many SMs it has, and what launches in it.
 struct ContextFunctions {
   using OfStream = CUresult(CUDAAPI*)(CUstream, CUcontext*, CUgreenCtx*);
   using OfContext = CUresult(CUDAAPI*)(CUcontext, CUdevResource*, CUdevResourceType);
@@ -124,8 +125,10 @@ struct ContextFunctions {
   OfStream of_stream = driver_function<OfStream>("cuStreamGetCtx", 12050);
   OfContext of_context = driver_function<OfContext>("cuCtxGetDevResource", 12040);
   OfGreen of_green = driver_function<OfGreen>("cuGreenCtxGetDevResource", 12040);
+  using Start = CUresult(CUDAAPI*)(const CUlaunchConfig*, CUfunction, void**, void**);
   Current current = driver_function<Current>("cuCtxGetCurrent", 4000);
   Id id = driver_function<Id>("cuCtxGetId", 12000);
+  Start start = driver_function<Start>("cuLaunchKernelEx", 11060);
 
   // No two contexts of a process have the same, unlike handles; 0: unknown.
   uint64_t id_of(CUcontext context) const {
@@ -138,6 +141,36 @@ struct ContextFunctions {
 const ContextFunctions& context_functions() {
   static const ContextFunctions functions;
   return functions;
+}
+
+// The current context of this thread, asked for once in a call: nobody changes it meanwhile.
+struct CurrentContext {
+  CUcontext context = nullptr;
+  uint64_t id = 0;  // 0: unknown
+};
+struct CallState {
+  bool is_inside = false, is_asked = false;
+  CurrentContext current;
+};
+thread_local CallState t_call;
+
+CurrentContext current_context() {
+  CallState& call = t_call;
+  if (call.is_inside && call.is_asked) return call.current;
+  const ContextFunctions& driver = context_functions();
+  CurrentContext found;
+  const bool is_known = driver.current != nullptr && driver.current(&found.context) == CUDA_SUCCESS;
+  found.id = is_known ? driver.id_of(found.context) : 0;
+  call.current = found, call.is_asked = true;
+  return found;
+}
+// Of a stream's context, which mostly is the current one.
+uint64_t id_of(CUcontext context) {
+  if (t_call.is_inside) {
+    const CurrentContext current = current_context();
+    if (current.id != 0 && current.context == context) return current.id;
+  }
+  return context_functions().id_of(context);
 }
 
 }  // namespace
@@ -231,7 +264,7 @@ int num_sms(int32_t device_index, void* stream) {
     int sms = 0;
   };
   static thread_local Answer last;
-  const uint64_t id = green == nullptr ? driver.id_of(context) : 0;
+  const uint64_t id = green == nullptr ? id_of(context) : 0;
   if (id != 0 && last.context == id && last.device == device_index) return last.sms;
   const CUresult error = green != nullptr
                              ? driver.of_green(green, &resource, CU_DEV_RESOURCE_TYPE_SM)
@@ -243,15 +276,73 @@ int num_sms(int32_t device_index, void* stream) {
 }
 
 void SharedMemory::allow(const void* kernel, size_t bytes, const char* what) {
-  const ContextFunctions& driver = context_functions();
-  CUcontext context = nullptr;
-  const bool is_known = driver.current != nullptr && driver.current(&context) == CUDA_SUCCESS;
-  const uint64_t id = is_known ? driver.id_of(context) : 0;
+  const uint64_t id = current_context().id;
   if (id != 0 && context_.load(std::memory_order_acquire) == id) return;
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   static_cast<int>(bytes)),
              what);
   context_.store(id, std::memory_order_release);
+}
+
+namespace {
+
+// A kernel's handle in the current context, which lives as long as that; null: there is none.
+CUfunction function_of(const void* kernel) {
+  constexpr size_t kKept = 64;  // a program calls a few
+  struct Known {
+    const void* kernel = nullptr;
+    uint64_t context = 0;
+    CUfunction function = nullptr;
+  };
+  static thread_local std::array<Known, kKept> known;
+  const uint64_t context = current_context().id;
+  if (context == 0) return nullptr;
+  Known& k = known[(reinterpret_cast<uintptr_t>(kernel) / 16 + context) % kKept];
+  if (k.kernel == kernel && k.context == context) return k.function;
+  cudaFunction_t found = nullptr;
+  if (cudaGetFuncBySymbol(&found, kernel) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return nullptr;
+  }
+  k = {kernel, context, found};
+  return found;
+}
+
+cudaError_t launch_by_runtime(const Launch& launch, const void* kernel, void** arguments) {
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = launch.is_early;
+  attributes[1].id = cudaLaunchAttributeCooperative;
+  attributes[1].val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = launch.grid, config.blockDim = dim3(launch.threads);
+  config.dynamicSmemBytes = launch.smem;
+  config.stream = launch.stream, config.attrs = attributes;
+  config.numAttrs = launch.is_together ? 2 : 1;
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+
+}  // namespace
+
+cudaError_t launch_kernel(const Launch& launch, const void* kernel, void** arguments) {
+  const ContextFunctions& driver = context_functions();
+  const CUfunction function = driver.start != nullptr ? function_of(kernel) : nullptr;
+  if (function == nullptr) return launch_by_runtime(launch, kernel, arguments);
+  CUlaunchAttribute attributes[2]{};
+  attributes[0].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+  attributes[0].value.programmaticStreamSerializationAllowed = launch.is_early;
+  attributes[1].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+  attributes[1].value.cooperative = 1;
+  CUlaunchConfig config{};
+  config.gridDimX = launch.grid.x, config.gridDimY = launch.grid.y;
+  config.gridDimZ = launch.grid.z;
+  config.blockDimX = launch.threads, config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = launch.smem;
+  config.hStream = launch.stream, config.attrs = attributes;
+  config.numAttrs = launch.is_together ? 2 : 1;
+  if (driver.start(&config, function, arguments, nullptr) == CUDA_SUCCESS) return cudaSuccess;
+  // Such as a stream of another context; what it is the runtime says, or does.
+  return launch_by_runtime(launch, kernel, arguments);
 }
 
 void check_device(const char* op, int32_t device_index) {
@@ -268,12 +359,15 @@ void check_device(const char* op, int32_t device_index) {
 DeviceScope::DeviceScope(int32_t device_index) {
   int current = 0;
   check_cuda(cudaGetDevice(&current), "cudaGetDevice");
-  if (current == device_index) return;
-  check_cuda(cudaSetDevice(device_index), "cudaSetDevice");
-  previous_ = current;
+  if (current != device_index) {
+    check_cuda(cudaSetDevice(device_index), "cudaSetDevice");
+    previous_ = current;
+  }
+  t_call = {}, t_call.is_inside = true;
 }
 
 DeviceScope::~DeviceScope() {
+  t_call.is_inside = false;
   if (previous_ >= 0) static_cast<void>(cudaSetDevice(previous_));
 }
 

@@ -35,4 +35,8 @@ void run_move(const Problem& p, std::byte* workspace);
 size_t commit_bytes(const Problem& p);
 void run_commit(const Problem& p, std::byte* workspace);
 
+// The parts of a step one after the other, the rows in between in x's dtype: fp64 where x is.
+size_t step_bytes(const Problem& p);
+void run_step(const Problem& p, std::byte* workspace);
+
 }  // namespace deltic::reference

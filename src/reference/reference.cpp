@@ -28,6 +28,8 @@ Entry entry(const Problem& p) {
       return {move_bytes, run_move};
     case DELTIC_COMMIT:
       return {commit_bytes, run_commit};
+    case DELTIC_STEP:
+      return {step_bytes, run_step};
     default:
       return p.is_gradient ? Entry{block_gradients_bytes, run_block_gradients}
                            : Entry{blocks_bytes, run_blocks};

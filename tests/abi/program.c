@@ -301,6 +301,40 @@ static void run_commit(void) {
   EXPECT_GUARD(commit_tensors);
   free(w.data), free(q), free(v), free(o), free(pool), free(after), free(record);
 }
+
+/* One token without states before it: o is (q k^T) v of what the convolution makes of x. */
+static void run_step(void) {
+  enum { kChannels = 2 * H * K + D };
+  float *x = numbers(kChannels, 1.0f), *weight = numbers(kChannels * W, 0.5f);
+  float *after = numbers(D * K, 0.0f), *out = numbers(D, 0.0f);
+  static const int64_t kToken[] = {1, 1, H, K}, kRow[] = {1, 1, kChannels}, kAll[] = {kChannels, W};
+  uint64_t bytes = 0;
+  GUARDED(options);
+  GUARDED(conv_tensors);
+  GUARDED(tensors);
+  GUARDED(block_tensors);
+  GUARDED(step_tensors);
+  options.s.activation = DELTIC_ACTIVATION_SILU;
+  conv_tensors.s.x = view(x, 3, kRow), conv_tensors.s.weight = view(weight, 2, kAll);
+  tensors.s.final_state = view(after, 4, kState);
+  block_tensors.s.out = view(out, 4, kToken);
+  step_tensors.s.conv = &conv_tensors.s, step_tensors.s.decode = &tensors.s;
+  step_tensors.s.norm = &block_tensors.s;
+  EXPECT_OK(deltic_step_workspace(&options.s, &step_tensors.s, NULL, &bytes));
+  deltic_workspace w = workspace(bytes);
+  EXPECT_OK(deltic_step(&options.s, &step_tensors.s, &w, NULL));
+  EXPECT(out[0] != 0 && out[D - 1] != 0);
+  WITH_FIELD(step_tensors.s, deltic_step(&options.s, &step_tensors.s, &w, NULL),
+             "step: tensors.size: ");
+  WITH_FIELD(conv_tensors.s, deltic_step(&options.s, &step_tensors.s, &w, NULL),
+             "step: conv.size: ");
+  WITH_FIELD(tensors.s, deltic_step(&options.s, &step_tensors.s, &w, NULL), "step: decode.size: ");
+  WITH_FIELD(block_tensors.s, deltic_step(&options.s, &step_tensors.s, &w, NULL),
+             "step: norm.size: ");
+  EXPECT_GUARD(step_tensors);
+  EXPECT_GUARD(options);
+  free(w.data), free(x), free(weight), free(after), free(out);
+}
 #endif
 
 /* Sizes that are none, and null. */
@@ -332,6 +366,7 @@ int main(int count, char** arguments) {
 #ifdef DELTIC_TEST_AFTER_0_2
   run_move();
   run_commit();
+  run_step();
 #endif
   return failures == 0 ? 0 : 1;
 }

@@ -991,6 +991,85 @@ void fuzz_states(Bytes& b, bool is_commit) {
       });
 }
 
+// A step: conv, decode and the norm, of widths that fit one another.
+void fuzz_step(Bytes& b) {
+  Sizes s = draw_sizes(b);
+  deltic_options options = draw_options(b, s);
+  if (b.below(4) != 0) options.impl = nullptr;
+  deltic_tensors t = draw_inputs(b, options, true, s);
+  const int32_t dtype = t.q.dtype;
+  t.q = t.k = t.v = {};
+  deltic_conv_tensors f;
+  deltic_conv_tensors_init(&f, sizeof f);
+  f.cu_seqlens = t.cu_seqlens, f.cu_seqlens_host = t.cu_seqlens_host;
+  if (b.below(8) != 0) t.cu_seqlens = t.cu_seqlens_host = {};
+  int64_t keys = 0, values = 0;
+  if (__builtin_mul_overflow(s.H, plus(s.K, s.K), &keys)) keys = s.K;
+  if (__builtin_mul_overflow(s.HV, s.V, &values)) values = s.V;
+  const int64_t D = plus(plus(keys, values), b.below(16) == 0 ? b.odd_number() : 0);
+  const int64_t W = 1 + b.below(8), S = W + b.below(3);
+  f.x = contiguous(dtype, {s.B, s.T, D});
+  f.weight = contiguous(float_dtype(b), {D, W});
+  if (b.below(2) == 0) f.bias = contiguous(float_dtype(b), {D});
+  options.activation = static_cast<int32_t>(b.below(32) == 0 ? b.odd_number() : b.below(2));
+  const auto windows = [&](int64_t slots) {
+    return contiguous(b.below(2) == 0 ? dtype : DELTIC_F32, {slots, D, S});
+  };
+  const auto states = [&](int64_t slots) { return draw_states(b, options, s, slots, false); };
+  if (b.below(2) == 0) {
+    const int64_t slots = plus(s.N, b.below(8));
+    t.state_pool = states(slots), f.state_pool = windows(slots);
+    if (b.below(2) == 0) t.read_index = f.read_index = contiguous(index_dtype(b), {s.N});
+    if (b.below(2) == 0) t.write_index = f.write_index = contiguous(index_dtype(b), {s.N});
+  } else {
+    if (b.below(2) == 0) t.initial_state = states(s.N), f.initial_state = windows(s.N);
+    if (b.below(8) != 0) t.final_state = states(s.N), f.final_state = windows(s.N);
+  }
+  deltic_block_tensors n;
+  deltic_block_tensors_init(&n, sizeof n);
+  deltic_step_tensors x;
+  deltic_step_tensors_init(&x, sizeof x);
+  x.conv = &f, x.decode = &t;
+  const auto rows = [&](int32_t type) { return contiguous(type, {s.B, s.T, s.HV, s.V}); };
+  if (b.below(4) != 0) {
+    x.norm = &n;
+    n.out = rows(float_dtype(b));
+    if (b.below(2) == 0) n.weight = contiguous(float_dtype(b), {s.V});
+    if (b.below(2) == 0) n.z = rows(float_dtype(b));
+    if (n.z.rank != 0) options.norm_activation = static_cast<int32_t>(b.below(3));
+    if (b.below(8) == 0) options.norm_activation = static_cast<int32_t>(b.odd_number());
+  } else {
+    t.o = rows(dtype);
+  }
+  std::vector<Field> fields = fields_of(t);
+  for (deltic_tensor* y = &f.x; y <= &f.out; ++y) {
+    fields.push_back({y, y == &f.cu_seqlens || y == &f.cu_seqlens_host || y == &f.read_index ||
+                             y == &f.write_index});
+  }
+  for (deltic_tensor* y = &n.q; y <= &n.weight; ++y) fields.push_back({y, false});
+  spoil_some(b, fields);
+  if (b.below(4) == 1) draw_servers_lists(b, options, s, t, fields);
+  if (b.below(4) == 1) draw_servers_lists(b, options, s, f, fields);
+  if (b.below(32) == 0) x.norm = nullptr;
+  if (b.below(64) == 0) x.conv = nullptr;
+  if (b.below(64) == 0) x.decode = nullptr;
+  for (uint64_t* size : {&f.size, &t.size, &n.size}) {
+    if (b.below(64) == 0) *size = static_cast<uint64_t>(b.below(200));
+  }
+  const deltic_options* given = &options;
+  call(
+      b, x, fields, s, f.cu_seqlens_host.rank != 0,
+      [&](const deltic_step_tensors* y, uint64_t* bytes) {
+        return deltic_step_workspace(given, y, nullptr, bytes);
+      },
+      [&](const deltic_step_tensors* y, int* chosen) {
+        return deltic_step_explain(given, y, on_choice, chosen);
+      },
+      [&](const deltic_step_tensors* y, const deltic_workspace* w) {
+        return deltic_step(given, y, w, nullptr);
+      });
+}
+
 }  // namespace
 
 void fuzz_descriptors(const uint8_t* data, size_t size) {
@@ -998,10 +1077,12 @@ void fuzz_descriptors(const uint8_t* data, size_t size) {
   // Numbers as they were with 13 operations, so that stored inputs mean what they meant; some ops
   // have two.
   constexpr int32_t kOps[] = {
-      0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 1, DELTIC_MOVE, DELTIC_COMMIT};
-  static_assert(DELTIC_NUM_OPS == 15, "a new operation is drawn too");
-  const auto op = static_cast<deltic_op>(kOps[bytes.below(17)]);
-  if (op == DELTIC_MOVE || op == DELTIC_COMMIT) {
+      0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0, 1, DELTIC_MOVE, DELTIC_COMMIT, DELTIC_STEP};
+  static_assert(DELTIC_NUM_OPS == 16, "a new operation is drawn too");
+  const auto op = static_cast<deltic_op>(kOps[bytes.below(18)]);
+  if (op == DELTIC_STEP) {
+    fuzz_step(bytes);
+  } else if (op == DELTIC_MOVE || op == DELTIC_COMMIT) {
     fuzz_states(bytes, op == DELTIC_COMMIT);
   } else if (op == DELTIC_FORWARD || op == DELTIC_DECODE) {
     fuzz_sequence_op(bytes, op);

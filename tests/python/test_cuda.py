@@ -652,25 +652,37 @@ def test_another_device():
 # Costs
 
 
-def test_a_call_is_cheap():
-    """The host's share of an eager call, the GPU not waited for."""
-    case = make(B=1, T=1, K=128, V=128, H=2, HV=4, dtype=torch.bfloat16, state=False)
+# us beyond those of torch's own add_. Measured were 9.6 for decode and 13.2 for forward in all.
+CHEAP = {"decode": 15, "forward": 20}
+
+
+@pytest.mark.parametrize("name", CHEAP)
+def test_a_call_is_cheap(name, capsys):
+    """The host's share of an eager call, the GPU not waited for, beside that of torch's add_."""
+    tokens = {"decode": 1, "forward": 128}[name]
+    case = make(B=1, T=tokens, K=128, V=128, H=2, HV=4, dtype=torch.bfloat16, state=False)
     pool = torch.zeros(4, 4, 128, 128, device=DEVICE)
     tensors = moved(case)
-    index = torch.tensor([1], device=DEVICE)
+    index, x = torch.tensor([1], device=DEVICE), torch.zeros(64, device=DEVICE)
+    calls = {
+        "decode": lambda: deltic.decode(**tensors, state_pool=pool, read_index=index),
+        "forward": lambda: deltic.delta_rule(**tensors, qk_l2norm=True),
+    }
 
-    def microseconds():
+    def microseconds(call):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(200):
-            deltic.decode(**tensors, state_pool=pool, read_index=index)
+            call()
         return (time.perf_counter() - begin) / 200 * 1e6
 
     with torch.inference_mode():
-        microseconds()
-        best = min(microseconds() for _ in range(10))
-    print(f"decode, host time per call: {best:.1f} us")
-    assert best < 60
+        both = [calls[name], lambda: x.add_(1)]
+        runs = [[microseconds(call) for call in both] for _ in range(11)]
+    ours, add = (min(times) for times in zip(*runs, strict=True))
+    with capsys.disabled():
+        print(f"{name}, host time per call: {ours:.1f} us, add_: {add:.1f} us")
+    assert ours <= add + CHEAP[name]
 
 
 def test_checked_mode_raises(monkeypatch):

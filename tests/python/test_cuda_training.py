@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from deltic._library import HAS_CUDA_BACKWARD, saved_bytes
 from deltic.layers import DeltaNet, GatedDeltaNet, KimiDeltaAttention
-from support import BUDGET, Case, check_against_oracle, error, make, python
+from support import BUDGET, Case, check_against_oracle, error, magnitudes, make, python
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -93,27 +93,55 @@ def test_gradients(shape, lengths):
     check_against_oracle(Case(tensors, {**case.options, "qk_l2norm": True}))
 
 
-@shapes
-def test_finite_differences(shape):
-    """The gradient along a direction against differences of the oracle, both from fp32 inputs."""
-    case = make(B=1, T=70, **{"H": 1, "HV": 2, "K": 16, "V": 16, **shape})
-    found = gradients(deltic.delta_rule, inputs(case), **case.options)
+def expect_differences(case: Case, budget: dict[str, float], **options) -> None:
+    """The gradient along a direction, half its own, against differences of the oracle in fp64.
+
+    A gradient whose error is within its budget may have all of it along the direction, no more.
+    """
+    leaves = inputs(case)
+    found = gradients(deltic.delta_rule, leaves, **case.options, **options)
     generator = torch.Generator().manual_seed(3)
-    step = 1e-5
+    step, sizes = 1e-5, magnitudes(case, found["g"].cpu().double()) if "g" in found else {}
     for name, x in case.tensors.items():
+        if not x.is_floating_point():
+            continue
+        gradient = found[name].cpu().double()
         direction = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        direction = direction / direction.norm() + gradient / gradient.norm()
 
         def value(by, name=name, direction=direction):
             wide = {n: y.double() for n, y in case.tensors.items()}
             wide[name] = wide[name] + by * direction
+            given = {**case.options, **options, "split": "auto", "impl": "reference"}
             with torch.no_grad():
-                o, _ = deltic.delta_rule(**wide, **case.options, impl="reference")
+                o, _ = deltic.delta_rule(**wide, **given)
             return (o * weights(found["o"]).cpu().double()).sum().item()
 
         expected = (value(step) - value(-step)) / (2 * step)
-        along = (found[name].cpu().double() * direction).sum().item()
-        scale = found[name].cpu().double().norm().item() * direction.norm().item()
-        assert abs(along - expected) <= 1e-4 * scale, name
+        along = (gradient * direction).sum().item()
+        size = torch.maximum(gradient.abs(), sizes.get(f"d_{name}", torch.zeros(())))
+        kind = {"beta": "beta", "g": "g", "A_log": "params", "dt_bias": "params"}.get(name, "rows")
+        allowed = budget[kind] * size.norm().item() * direction.norm().item()
+        assert abs(along - expected) <= allowed, name
+
+
+@shapes
+def test_finite_differences(shape):
+    case = make(B=1, T=70, **{"H": 1, "HV": 2, "K": 16, "V": 16, **shape})
+    expect_differences(case, BUDGET[torch.float32])
+
+
+@shapes
+@pytest.mark.parametrize("split", ["off", 64], ids=["whole", "segments"])
+def test_finite_differences_in_16_bits(shape, split, monkeypatch):
+    """The same of rounded inputs with K = V = 64, which tensor cores take on Hopper."""
+    if HAS_GPU and torch.cuda.get_device_capability()[0] == 9:
+        monkeypatch.setenv("DELTIC_IMPL", "forward:cuda.sm90.forward,backward:cuda.sm90.backward")
+    elif split != "off":
+        pytest.skip("no segments here")
+    wide = {"H": 2, "HV": 2, "K": 64, "V": 64, "dtype": torch.bfloat16}
+    case = make(B=1, T=200, **{**shape, **wide})
+    expect_differences(case, BUDGET[torch.bfloat16], qk_l2norm=True, split=split)
 
 
 @shapes
@@ -478,6 +506,78 @@ def test_opcheck_the_others():
     opcheck(OPS.rmsnorm.default, (y, z, scale, 1e-5, "activation=silu"))
 
 
+def test_opcheck_of_states_in_place():
+    """What changes pools: commit, move, the convolution; and a record."""
+    size = (WIDE["K"], WIDE["V"])
+    torch.manual_seed(1)
+    pool = torch.randn(4, 2, *size, device=DEVICE)
+    slots, accepted = (torch.tensor(x, device=DEVICE) for x in ([2, 0, 3], [1, 2, 0]))
+    case = make(B=3, T=5, **SHAPES["channel"], **WIDE)
+    given = rows(case, False)
+    record = torch.empty(3, 5, 2, 2 * size[0] + size[1], device=DEVICE)
+    opcheck(
+        OPS.decode_record_.default, (*given, *NONE * 2, pool, slots, *NONE * 3, record, *NONE * 3)
+    )
+    names = ("q", "k", "v", "beta", "g")
+    with torch.no_grad():
+        deltic.decode(
+            **dict(zip(names, given, strict=True)), state_pool=pool, read_index=slots, record=record
+        )
+    opcheck(OPS.commit_.default, (pool, record, accepted, slots, *NONE * 3))
+    opcheck(OPS.move_.default, (pool, torch.randn_like(pool), slots, slots))
+    x, weight = torch.randn(2, 7, 24, device=DEVICE), torch.randn(24, 4, device=DEVICE)
+    windows, index = torch.randn(4, 24, 4, device=DEVICE), torch.tensor([3, 0], device=DEVICE)
+    opcheck(OPS.conv_.default, (x, weight, None, windows, index, *NONE * 3))
+    opcheck(OPS.conv_.default, (x[:, 0], weight, None, windows, index, *NONE * 3))
+
+
+def test_opcheck_of_two_forms():
+    case = make(T=70, **SHAPES["head"], **WIDE)
+    from_ = torch.tensor([64, 10], device=DEVICE)
+    opcheck(
+        OPS.forward_save.default, (*rows(case), *NONE * 9, from_, *NONE * 2, "final form=recurrent")
+    )
+
+
+# A model of transformers
+
+
+def test_a_step_of_transformers(monkeypatch):
+    """A step in bf16 with heads of 64: the gradient is no further from that of the fallback in fp32
+    than the fallback's own in bf16, half as much allowed on top, and training goes on from it."""
+    models = pytest.importorskip("test_transformers")
+    name = "qwen3_5"
+    sizes = {f"linear_{part}_head_dim": 64 for part in ("key", "value")}
+    config, model, values = models.SMALL[name]
+    monkeypatch.setitem(models.SMALL, name, (config, model, {**values, **sizes}))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # the fallback's convolution
+    ids = models.tokens(2, 150).to(DEVICE)
+
+    def step(model):
+        """The loss and the gradient, all of it in one row."""
+        model.train()
+        model.zero_grad()
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        grads = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+        assert len(grads) > 40 and all(x.any() for x in grads.values())
+        return loss.item(), torch.cat([x.flatten().double() for x in grads.values()])
+
+    rounded = models.build(name, torch.bfloat16).to(DEVICE)
+    exact = models.build(name).to(DEVICE)
+    exact.load_state_dict(rounded.state_dict())
+    with models.fallback(name):
+        loss, reference = step(exact)
+        _, theirs = step(rounded)
+        with models.integration.enable(name):
+            found, ours = step(rounded)
+            assert not torch.equal(ours, theirs), "the two ran on the same functions"
+            assert abs(found - loss) < 0.01 * loss
+            assert error(ours, reference) < 1.5 * error(theirs, reference)
+            torch.optim.SGD(rounded.parameters(), lr=0.05).step()
+            assert step(rounded)[0] < found
+
+
 # Bits
 
 
@@ -602,23 +702,36 @@ def test_a_step_keeps_its_inputs_alone():
 
 
 FIRST_STEP = """
-import time, torch, deltic
+import sys, time, torch, deltic
 q, k, v = (torch.randn(1, 2048, 8, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
            for _ in range(3))
-g, beta = (-torch.rand(1, 2048, 8, 128, device="cuda")).requires_grad_(), None
+g = (-torch.rand(1, 2048, 8, 128, device="cuda")).requires_grad_()
 torch.cuda.synchronize()
+imported = set(sys.modules)
 start = time.perf_counter()
 o, _ = deltic.delta_rule(q, k, v, g=g, qk_l2norm=True)
-o.backward(torch.ones_like(o))
+BACKWARD
 torch.cuda.synchronize()
-print(1e3 * (time.perf_counter() - start))
+print(1e3 * (time.perf_counter() - start), *sorted(set(sys.modules) - imported))
 """
 
 
 @needs_gpu
-def test_the_first_step_of_a_process(capsys):
-    """torch imported and the context made; the kernels are loaded by these calls."""
-    milliseconds = float(python(FIRST_STEP, **{"CUDA_MODULE_LOADING": "LAZY", **os.environ}))
+@pytest.mark.parametrize("start", ["loss", "gradient"])
+def test_the_first_step_of_a_process(start, capsys):
+    """torch imported and the context made; the kernels are loaded by these calls.
+
+    From a loss, as a training has it, nothing else is there before. Where it is given a gradient,
+    ``Tensor.backward`` itself imports torch.fx.experimental.symbolic_shapes with all of sympy, 480
+    modules, whatever was computed (H200 machine without byte code of them: 2.1 s of 2.15; forward
+    and kernels of a step: 20 ms): here they are imported ahead.
+    """
+    code = FIRST_STEP.replace("BACKWARD", "o.float().mean().backward()")
+    if start == "gradient":
+        code = FIRST_STEP.replace("BACKWARD", "o.backward(torch.ones_like(o))")
+        code = "import torch.fx.experimental.symbolic_shapes\n" + code
+    found, *imported = python(code, **{"CUDA_MODULE_LOADING": "LAZY", **os.environ}).split()
     with capsys.disabled():
-        print(f"first training step: {milliseconds:.1f} ms")
-    assert milliseconds < 500
+        print(f"first training step from a {start}: {float(found):.1f} ms")
+    assert float(found) < 500
+    assert not {"sympy", "torch._dynamo", "torch._inductor"} & set(imported)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from support import ROOT
 
 EXAMPLES = ROOT / "examples" / "python"
@@ -58,8 +59,6 @@ def test_training_learns(trained):
 
 def test_training_is_repeatable(trained, tmp_path):
     """The numbers on the way, times aside, and the weights."""
-    import torch
-
     again = run("train_tiny_lm.py", *SMALL, "--out", tmp_path, "--no-plot")
     assert bits(again) == bits(trained[1]) and not (tmp_path / "loss.png").exists()
     weights = [
@@ -96,8 +95,6 @@ def test_the_check_of_generation_can_fail(trained, tmp_path):
 
 def ends_with(name, arguments, text, monkeypatch):
     """An example's main ends in a sentence and status 1, which is what exit makes of a text."""
-    import torch
-
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)  # this process's stay
     main = importlib.import_module(name.removesuffix(".py")).main
@@ -174,6 +171,45 @@ def test_what_is_no_checkpoint(tmp_path, monkeypatch):
 def test_serving_loop():
     text = run("serving_loop.py", "--requests", "5", "--tokens", "12", "--batch", "3")
     assert "60 tokens of 5 requests" in text and "served alone" in text
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_serving_loop_on_a_gpu(batch):
+    """Steps are replays of a graph: with other slots, rows of padding, a batch that never fills."""
+    given = ("--requests", "5", "--tokens", "24", "--batch", batch, "--device", "cuda")
+    text = run("serving_loop.py", *given)
+    assert "120 tokens of 5 requests" in text and "served alone" in text
+    assert "every step was a replay of one CUDA graph" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_serving_loop_without_a_gpu():
+    text = run("serving_loop.py", "--device", "cuda", status=2)
+    assert "error: argument --device: expected cpu where torch finds no GPU, got cuda" in text
+
+
+@pytest.mark.parametrize("spoiled", ["accepted", "table", "tokens"])
+def test_the_check_of_the_serving_loop_can_fail(spoiled, monkeypatch):
+    """A list of the step that is not as it should be changes what is said."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    loop = importlib.import_module("serving_loop")
+    decode, prompts = loop.Model.decode, [[1, 2, 3], [5, 6, 5, 6, 5]]
+
+    def spoil(self):
+        if spoiled == "accepted":
+            self.accepted.fill_(1)
+        elif spoiled == "table":
+            self.table.copy_(self.table.flip(1))
+        else:
+            self.tokens.add_(1).remainder_(loop.VOCABULARY)
+        decode(self)
+
+    with torch.no_grad():
+        alone = [loop.serve_alone(prompt, 16, "cpu")[:16] for prompt in prompts]
+        assert loop.serve(prompts, 16, 3, "cpu")[0] == alone
+        monkeypatch.setattr(loop.Model, "decode", spoil)
+        assert loop.serve(prompts, 16, 3, "cpu")[0] != alone
 
 
 def test_hugging_face_model():

@@ -346,17 +346,6 @@ def test_any_gradient_counts(name, monkeypatch):
     assert asked == [("meta", name is not None), ("meta", False)]
 
 
-def test_training_on_a_gpu_stays_with_fla():
-    """There the gradients are exact, but slower than its kernels."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    ours = next(iter(integration._PARAMETERS))
-    with FakeTensorMode(), torch.device("cuda"):
-        inputs = {name: torch.zeros(1, 4, 1, 16) for name in ("q", "k", "v")}
-        inputs["v"].requires_grad_()
-        assert "training on a GPU" in integration._refusal(ours, (), inputs)
-
-
 @pytest.mark.parametrize("name", ["chunk_delta_rule", "fused_recurrent_kda"])
 def test_compiled_calls_have_one_operator(name):
     """What is asked before a call is no part of a compiled graph, and nothing is warned of."""

@@ -45,6 +45,9 @@ ROWS = [
         others=[{"name": "cuDNN", "ms": 1.408, "ratio": 1.408 / 0.7}]),
     row("kda_forward_random", "8192 H=8 HV=8", 0.2, **against("FlashKDA", 1.6, 0.2)),
     row("kda_forward_slow", "8192 H=96 HV=96", 0.84, **against("FlashKDA", 1.4, 0.84)),
+    row("kda_forward_slow", "8192 H=8 HV=8", 0.4008, **against("FlashKDA", 1.6, 0.4008)),
+    row("gdn_forward", "8 x 1024 H=16 HV=32", 0.1255, **against("FlashInfer 0.7.2", 0.1, 0.1255)),
+    row("gdn_forward", "32768 H=2 HV=8", 0.239, **against("FlashInfer 0.7.2", 0.239, 0.239)),
     row("gdn_forward", "8192 H=16 HV=32", 0.25, **against("FlashInfer 0.7.2", 0.2, 0.25)),
     row("delta_forward", "8192 H=16 HV=32", 0.2, **against("GDN", 0.25, 0.2)),
     row("kda_backward", "8192 H=96 HV=96 slow", 4.0, **against("cuDNN", 3.75, 4.0)),
@@ -127,8 +130,12 @@ def test_the_summary(made):
         ("KDA forward, 2 rows", "4.00 times", "yes"),
         ("KDA forward, T=8192 H=96 ", "0.700 ms", "no"),
         ("KDA forward, T=8192 H=8 ", "0.200 ms", "no"),
-        ("the same rows with slow gates", "1.20 times", "no"),
-        ("GDN forward, 1 rows", "0.80; 0.80", "no"),
+        ("KDA forward, 1 rows, geometric mean over cuDNN", "2.01; 2.01", "yes"),
+        ("slow gates beside random, 1 rows whose random", "2.00 times", "yes"),
+        ("slow gates beside random, 1 rows whose do not", "1.20 times", "no"),
+        ("GDN forward, 3 rows", "0.86; 0.80", "no"),
+        ("GDN forward, 8 x 1024 H=16 HV=32", "0.126 ms", "no"),
+        ("GDN forward, 32768 H=2 HV=8", "0.239 ms", "yes"),
         ("DeltaNet forward beside our GDN", "0.80 times", "yes"),
         ("GDN forward, B=8 T=1024", "0.050 ms", "yes"),
         ("KDA, H=16, time per token", "1.00 times", "yes"),
@@ -152,6 +159,7 @@ def test_the_summary(made):
         found = cells(page, start)
         assert (found[1], found[-1]) == (measured, met), start
     assert cells(page, "KDA forward, T=8192 H=96 ")[2:5] == ["0.60 ms", "0.36 ms", "0.100 ms"]
+    assert cells(page, "GDN forward, 8 x 1024 H=16 HV=32")[2:4] == ["0.125 ms", ""]
 
 
 def test_the_suites(made):
@@ -248,7 +256,9 @@ def fake(tmp_path):
     out.mkdir()
 
     def run(program, text, *steps, code=1, **environment):
-        (build / program).write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\nexit {code}\n")
+        script = f'#!/bin/sh\necho "$*" >>"$0.told"\ncat <<\'END\'\n{text}\nEND\nexit {code}\n'
+        (build / program).parent.mkdir(exist_ok=True)
+        (build / program).write_text(script)
         (build / program).chmod(0o755)
         command = [BENCH / "gpu.sh", "--build", build, "--out", out, *steps]
         keep = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, **environment}
@@ -270,6 +280,76 @@ def test_failed_times_make_no_page(fake):
     assert lines[1].endswith(" s, deltic: --device: expected a GPU, got none")
     assert lines[2:] == ["table skipped: times failed"]
     assert sorted(x.name for x in out.iterdir()) == ["run.json", "times.log", "verify.log"]
+
+
+def test_verify_of_several_draws(fake):
+    run, out = fake
+    text = "FAIL cuda.move  move dense=3x1\n     state_pool: damaged\n3 passed, 1 failed, 2 skipped"
+    code, lines = run("deltic", text, "verify", DELTIC_GPU_SEEDS="4 6-8")
+    assert code == 1 and lines[:2] == text.splitlines()[:2]
+    assert lines[-1].split(None, 2) == [
+        "verify", "FAIL", "12 passed, 4 failed, 8 skipped, seeds 4 6 7 8"
+    ]  # fmt: skip
+    assert (out / "verify.log").read_text().splitlines()[-1] == lines[-1].split(None, 2)[2]
+    told = (out.parent / "build" / "deltic.told").read_text().splitlines()
+    files = ["verify.json", "verify.6.json", "verify.7.json", "verify.8.json"]
+    assert told == [
+        f"verify --device cuda --seed {seed} --json {out / name}"
+        for seed, name in zip((4, 6, 7, 8), files, strict=True)
+    ]
+    code, lines = run("deltic", "3 passed, 0 failed, 2 skipped", "verify", code=0)
+    assert code == 0 and lines[-1].endswith(" 3 passed, 0 failed, 2 skipped, seeds 1")
+    # One that dies after others passed is no pass.
+    code, lines = run("deltic", "deltic: out of memory", "verify", DELTIC_GPU_SEEDS="1 2")
+    assert code == 1 and lines[-1].endswith("seed 1: deltic: out of memory")
+
+
+def test_python_runs_every_file_with_cuda_tensors(fake):
+    run, out = fake
+    run("deltic", "", "verify")
+    library = out.parent / "build" / "python" / "deltic" / "libdeltic_torch.so"
+    library.parent.mkdir(parents=True)
+    library.write_text("")
+    python = str(out.parent / "build" / "python3")
+    code, lines = run("python3", "5 passed in 1 s", "python", code=0, PYTHON=python)
+    assert code == 0 and lines[-1].split(None, 2) == ["python", "ok", "5 passed in 1 s"]
+    told = (out.parent / "build" / "python3.told").read_text()
+    names = {Path(x).name for x in told.split() if x.startswith("tests/python/")}
+    here = Path(__file__)
+    wanted = {
+        x.name
+        for x in here.parent.glob("test_*.py")
+        if "cuda.is_available" in x.read_text() or "needs_gpu" in x.read_text()
+    }
+    assert len(wanted) > 10 and wanted - {"test_soak.py", here.name} <= names  # soak is a step
+    # Of files of which only these are run.
+    assert "(not test_examples and not test_transformers) or on_a_gpu" in told
+    for file in ("test_examples.py", "test_transformers.py"):
+        text = (here.parent / file).read_text()
+        for part in text.split('cuda.is_available(), reason="no GPU")')[1:]:
+            assert "on_a_gpu(" in part.split("def test_", 1)[1].split("\n", 1)[0]
+
+
+def test_groups_of_small_cases(fake):
+    """Every operation that has cases has one for the sanitizers; groups and tools are chosen."""
+    run, out = fake
+    run("deltic", "", "verify")
+    build = out.parent / "build"
+    passed, path = "7 passed, 0 failed, 1 skipped", f"{build}/bin:/usr/bin:/bin"
+    code, lines = run("bin/compute-sanitizer", passed, "sanitize", code=0, PATH=path)
+    assert code == 0 and [x.split()[0] for x in lines[1:]] == ["memcheck", "racecheck", "initcheck"]
+    folder = Path(__file__).resolve().parents[1] / "cases"
+    words = [
+        {x.split()[0] for x in text.splitlines() if x and x[0] != "#"}
+        for text in ((out / "small.txt").read_text(), *(f.read_text() for f in folder.iterdir()))
+    ]
+    assert set.union(*words[1:]) == words[0]
+    environment = {"PATH": path, "DELTIC_GPU_SANITIZE": "rows drafts initcheck"}
+    code, lines = run("bin/compute-sanitizer", passed, "sanitize", code=0, **environment)
+    assert len(lines) == 2 and lines[1].startswith("initcheck ") and "; rows drafts; " in lines[1]
+    few = (out / "small.txt").read_text()
+    assert [x for x in few.splitlines() if x[0] == "#"] == ["# rows", "# drafts"]
+    assert "conv dense" in few and "commit" in few and "wy" not in few
 
 
 def test_skipped_tests_are_counted(fake):
@@ -307,6 +387,12 @@ def test_what_gpu_sh_and_peers_refuse(tmp_path, monkeypatch):
     command = (BENCH / "gpu.sh", "--build", tmp_path, "--out", file / "out", "times")
     start = "gpu.sh: --out: expected a folder that can be written, got "
     assert refused(*command) == f"{start}{file}/out\n"
+    start = "gpu.sh: DELTIC_GPU_SEEDS: expected numbers and ranges as 1-5, got "
+    for wrong in ("x", "5-1", "-1", "1.5"):
+        monkeypatch.setenv("DELTIC_GPU_SEEDS", f"1 {wrong}")
+        assert refused(*command[:-1], "verify") == f"{start}{wrong}\n"
+    monkeypatch.setenv("DELTIC_GPU_SANITIZE", "core leakcheck")
+    assert refused(*command[:-1], "sanitize").endswith(" or initcheck, got leakcheck\n")
     monkeypatch.setenv("DELTIC_GPU_SECONDS", "abc")
     text = "gpu.sh: DELTIC_GPU_SECONDS: expected a number of seconds, got abc\n"
     assert refused(*command) == text

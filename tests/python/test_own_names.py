@@ -23,9 +23,16 @@ SHAPES = {
     "mask": (1, 8),
 }
 LISTS = {"cu_seqlens": [0, 8], "lens": [8], "ssm_state_indices": [0], "num_accepted_tokens": [1]}
-# Functions on pools alone: their tensors and lists.
+# Functions on pools: their tensors and lists.
 POOLS = {
     "commit": ({"record": (1, 4, 2, 33)}, {"accepted": [2], "read_index": [0]}),
+    "step": (
+        {
+            **{"x": (1, 8, 96), "conv_weight": (96, 4), "conv_bias": (96,)},
+            **{"conv_state": (1, 96, 3), "norm_weight": (16,)},
+        },
+        {"read_index": [0]},
+    ),
     "move_states": ({"write_pool": STATES}, {"read_index": [0], "write_index": [0]}),
 }
 NUMBERS = {"chunk_size": 64, "nt_max": 4, "split_size": 4, "scale": 0.5, "lower_bound": -5.0}

@@ -28,8 +28,19 @@ def test_progress(monkeypatch):
     assert lines == ["gdn_plain: 40 of 40 steps, about 0 s left"]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
-def test_wrong_rows_are_found(device):
+devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
+
+
+def wrong_rows(server) -> int:
+    with torch.no_grad():
+        for _ in range(20):
+            server.step()
+    return int(server.bad)
+
+
+@devices
+@pytest.mark.parametrize("kind", ["gdn", "gdn_near"])
+def test_wrong_rows_are_found(device, kind):
     """A server that forgets how many tokens were accepted."""
 
     class Forgetful(soak.Server):
@@ -39,7 +50,34 @@ def test_wrong_rows_are_found(device):
             super().step()
 
     with torch.no_grad():
-        server = Forgetful(soak.KINDS["gdn"], device, 3)
-        for _ in range(20):
-            server.step()
-    assert int(server.bad) > 0
+        server = Forgetful(soak.KINDS[kind], device, 3)
+    assert wrong_rows(server) > 0
+
+
+@devices
+def test_wrong_paths_are_found(device, monkeypatch):
+    """A server that commits a tree as a chain."""
+    commit = soak.deltic.commit
+
+    def chain(*args, parents, **options):
+        commit(*args, **options)
+
+    monkeypatch.setattr(soak.deltic, "commit", chain)
+    with torch.no_grad():
+        server = soak.Server(soak.KINDS["gdn_tree"], device, 3)
+    assert wrong_rows(server) > 0
+
+
+@devices
+def test_small_errors_are_found(device):
+    """Of all rows together, where each is near enough to be no wrong one."""
+
+    class Off(soak.Server):
+        def prefill(self, rows, out, *others) -> None:
+            super().prefill(rows, out, *others)
+            if out.dtype == torch.bfloat16:
+                out *= 1.02
+
+    with torch.no_grad():
+        server = Off(soak.KINDS["gdn_near"], device, 3)
+    assert wrong_rows(server) == 0 and server.error() > soak.ERROR

@@ -18,6 +18,7 @@ import torch
 
 transformers = pytest.importorskip("transformers", minversion="5.16")
 
+from deltic._library import HAS_CUDA_BACKWARD  # noqa: E402
 from deltic.integrations import _patch  # noqa: E402
 from deltic.integrations import transformers as integration  # noqa: E402
 from support import error  # noqa: E402
@@ -202,24 +203,44 @@ def test_prompt_in_pieces(pair):
     assert error(found, expected) < TOLERANCE
 
 
+def loss_and_gradients(model):
+    ids = tokens(2, 100).to(model.device)
+    model.train()
+    model.zero_grad()
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    model.eval()
+    gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), {key: grad.clone() for key, grad in gradients.items()}
+
+
 def test_gradients(pair):
-    ids = tokens(2, 100)
-
-    def call(model):
-        model.train()
-        model.zero_grad()
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        model.eval()
-        gradients = {key: p.grad for key, p in model.named_parameters() if p.grad is not None}
-        return loss.detach(), {key: grad.clone() for key, grad in gradients.items()}
-
-    (loss, found), (expected_loss, expected) = pair(call)
+    (loss, found), (expected_loss, expected) = pair(loss_and_gradients)
     assert error(loss, expected_loss) < TOLERANCE
     assert found.keys() == expected.keys() and len(found) > 40
     for key, gradient in expected.items():
         assert gradient.any(), key
         assert error(found[key], gradient) < TOLERANCE, key
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not HAS_CUDA_BACKWARD, reason="no gradients on a GPU in this build")
+@pytest.mark.parametrize("name", ["qwen3_5", "olmo_hybrid"])  # no router that rounding may change
+def test_gradients_on_a_gpu(name, caplog):
+    """Beside the fallback there; nothing is handed to it."""
+    model = build(name).cuda()
+    with fallback(name):
+        expected_loss, expected = loss_and_gradients(model)
+    _patch._said.clear()
+    with integration.enable(name) as report, caplog.at_level(logging.WARNING):
+        loss, found = loss_and_gradients(model)
+    assert report.done and "handed to the original" not in caplog.text
+    assert error(loss.cpu(), expected_loss.cpu()) < TOLERANCE
+    assert found.keys() == expected.keys() and len(found) > 40
+    for key, gradient in expected.items():
+        # Sums in yet another order on both sides: twice the budget of a gate's parameters.
+        assert error(found[key].cpu(), gradient.cpu()) < 4e-4, key
+    assert any(not torch.equal(found[key], x) for key, x in expected.items())
 
 
 @pytest.mark.parametrize("name", list(SMALL))

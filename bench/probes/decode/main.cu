@@ -13,12 +13,21 @@
 #include <vector>
 
 #include "../probe.h"
-#include "cuda/sm80/decode/kernel.cuh"
+#include "cuda/sm80/decode/kernel_alone.cuh"
+#include "cuda/sm80/decode/kernel_stream.cuh"
 #include "cuda/tile/launch.h"
 #include "move.cuh"
 
 // What launch_after asks: the probe is for Hopper.
 bool deltic::gpu::overlaps_launches() { return true; }
+cudaError_t deltic::gpu::launch_kernel(const Launch& launch, const void* kernel, void** arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  const cudaLaunchConfig_t config{launch.grid,   dim3(launch.threads), launch.smem,
+                                  launch.stream, &attribute,           launch.is_early ? 1u : 0u};
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
 
 namespace {
 
@@ -36,7 +45,7 @@ struct Variant {
   std::string name;
   std::function<void(Params, cudaStream_t)> launch;
   int registers, spilled, ctas_per_sm;
-  bool is_single;
+  int most_tokens;
 };
 
 std::vector<Variant> variants;
@@ -59,6 +68,7 @@ void add(const std::string& name, int most) {
                         p.num_slices = unsigned((p.V + Tr::kSpan - 1) / Tr::kSpan);
                         p.by_slices = gpu::Divisor(p.num_slices);
                         const unsigned grid = unsigned(p.tokens.N) * p.HV * p.num_slices;
+                        p.ahead = gpu::decode::kAheadThreads / Tr::kThreads * 132;
                         if constexpr (Tr::kStartsEarly) {
                           check(
                               gpu::launch_after(kernel, dim3(grid), Tr::kThreads, smem, stream, p));
@@ -67,12 +77,67 @@ void add(const std::string& name, int most) {
                           check(cudaGetLastError());
                         }
                       },
-                      a.numRegs, int(a.localSizeBytes), ctas, Tr::kSingle});
+                      a.numRegs, int(a.localSizeBytes), ctas, Tr::kSingle ? 1 : 1 << 20});
+}
+// CTAs that stay: as many as fit.
+template <class E, bool kPerChannel, int kThreads, int kCtas>
+void add_stream(const std::string& name) {
+  constexpr Choice kChoice{.threads = kThreads, .ctas = kCtas, .starts_early = true, .held = true};
+  using Tr = Traits<E, 128, true, kPerChannel, false, kChoice>;
+  using X = __nv_bfloat16;
+  const auto kernel = gpu::decode::stream_kernel<Tr, X>;
+  cudaFuncAttributes a{};
+  check(cudaFuncGetAttributes(&a, kernel));
+  const int smem = int(sizeof(gpu::decode::StreamStage<Tr, X>));
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem));
+  int ctas = 0, sms = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, kThreads, size_t(smem)));
+  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+  variants.push_back({sizeof(E) == 4 ? DType::f32 : DType::bf16, true,
+                      kPerChannel ? Gate::channel : Gate::head, name,
+                      [=](Params p, cudaStream_t stream) {
+                        p.num_slices = unsigned((p.V + Tr::kSpan - 1) / Tr::kSpan);
+                        p.by_slices = gpu::Divisor(p.num_slices);
+                        const unsigned parts = unsigned(p.tokens.N) * p.HV * p.num_slices;
+                        const unsigned grid = std::min(parts, unsigned(ctas * sms));
+                        check(gpu::launch_after(kernel, dim3(grid), kThreads, smem, stream, p));
+                      },
+                      a.numRegs, int(a.localSizeBytes), ctas, Tr::kStageTokens});
+}
+// One token by warps that work alone.
+template <class E, bool kPerChannel>
+void add_alone(const std::string& name) {
+  using Tr = gpu::decode::TraitsOf<E, 128, true, kPerChannel, gpu::decode::Kind::alone>;
+  const auto kernel = gpu::decode::alone_kernel<Tr>;
+  cudaFuncAttributes a{};
+  check(cudaFuncGetAttributes(&a, kernel));
+  int ctas = 0;
+  constexpr int kThreads = Tr::kThreads + 32;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&ctas, kernel, kThreads, 0));
+  variants.push_back(
+      {sizeof(E) == 4 ? DType::f32 : DType::bf16, true, kPerChannel ? Gate::channel : Gate::head,
+       name,
+       [=](const Params& p, cudaStream_t stream) {
+         const dim3 grid(unsigned((p.V + Tr::kSlice - 1) / Tr::kSlice), p.HV, unsigned(p.tokens.N));
+         check(gpu::launch_after(kernel, grid, kThreads, 0, stream, gpu::decode::alone_params(p)));
+       },
+       a.numRegs, int(a.localSizeBytes), ctas, 1});
 }
 // Of both gates.
 template <class E, bool kVFirst, Choice kChoice>
 void add_gates(const std::string& name, int most = 0) {
-  add<E, kVFirst, false, kChoice>(name, most), add<E, kVFirst, true, kChoice>(name, most);
+  add<E, kVFirst, false, kChoice>(name, most);
+  add<E, kVFirst, true, kChoice>(name, most);
+}
+
+// Of both gates.
+template <class E, int kThreads, int kCtas>
+void add_streams(const std::string& name) {
+  add_stream<E, false, kThreads, kCtas>(name), add_stream<E, true, kThreads, kCtas>(name);
+}
+template <class E>
+void add_alones(const std::string& name) {
+  add_alone<E, false>(name), add_alone<E, true>(name);
 }
 
 void add_all() {
@@ -81,15 +146,19 @@ void add_all() {
   using enum gpu::decode::Kind;
   add_gates<float, true, choice_of<float, 128, true>(several)>("several");
   add_gates<float, true, choice_of<float, 128, true>(held)>("held");
-  add_gates<float, true, choice_of<float, 128, true>(few)>("few");
+  add_streams<float, 256, 2>("stream"), add_streams<float, 128, 4>("stream4");
+  add_gates<float, true, choice_of<float, 128, true>(single)>("single");
+  add_alones<float>("alone");
   add_gates<bf16, true, choice_of<bf16, 128, true>(several)>("several");
   add_gates<bf16, true, choice_of<bf16, 128, true>(held)>("held");
   add_gates<bf16, true, choice_of<bf16, 128, true>(pairs)>("pairs");
-  add_gates<bf16, true, choice_of<bf16, 128, true>(few)>("few");
-  add_gates<float, true, choice_of<float, 128, true>(single)>("single");
-  add_gates<float, true, choice_of<float, 128, true>(quick)>("quick");
+  add_streams<bf16, 256, 2>("stream"), add_streams<bf16, 128, 4>("stream4");
   add_gates<bf16, true, choice_of<bf16, 128, true>(single)>("single");
-  add_gates<bf16, true, choice_of<bf16, 128, true>(quick)>("quick");
+  add_alones<bf16>("alone");
+  add_gates<float, false, choice_of<float, 128, false>(several)>("several");
+  add_gates<float, false, choice_of<float, 128, false>(single)>("single");
+  add_gates<bf16, false, choice_of<bf16, 128, false>(several)>("several");
+  add_gates<bf16, false, choice_of<bf16, 128, false>(single)>("single");
 }
 
 // --- buffers -------------------------------------------------------------------------------------
@@ -265,6 +334,8 @@ void reference(const Call& c, Gate gate, bool v_first, bool is_bf16, const std::
     }
 }
 
+__global__ void empty_kernel(int) {}
+
 // Errors of o and the pool; and whether single tokens give the same bits.
 bool verify(const Variant& x, uint32_t seed, int64_t T) {
   const int64_t B = 5, HV = 4, slots = 9;
@@ -276,19 +347,21 @@ bool verify(const Variant& x, uint32_t seed, int64_t T) {
   Buffer o1(DType::bf16, B * T * HV * kV, 77, 78, seed);
   auto want = pool.host();
   std::vector<double> want_o(size_t(B * T * HV * kV));
-  reference(c, x.gate, x.v_first, x.state == DType::bf16, index, want, want_o);
-  const Params p = c.params(x.gate, x.v_first, pool, slots, static_cast<const int*>(list.data));
   // All variants of a state, layout and gate have the bits of the first one that takes several
-  // tokens.
+  // tokens; that one is compared with the recurrence.
   const auto any = std::find_if(variants.begin(), variants.end(), [&](const Variant& y) {
-    return !y.is_single && y.state == x.state && y.v_first == x.v_first && y.gate == x.gate;
+    return y.most_tokens > 1 && y.state == x.state && y.v_first == x.v_first && y.gate == x.gate;
   });
+  const bool is_first = &*any == &x;
+  if (is_first) reference(c, x.gate, x.v_first, x.state == DType::bf16, index, want, want_o);
+  const Params p = c.params(x.gate, x.v_first, pool, slots, static_cast<const int*>(list.data));
   any->launch(p, nullptr);
   Buffer pool2(x.state, slots * HV * kK * kV, -1, 1, seed);
   Buffer o2(DType::bf16, B * T * HV * kV, 77, 78, seed);
   Params again = c.params(x.gate, x.v_first, pool2, slots, static_cast<const int*>(list.data));
   again.o = rows(o2, T, HV, kV);
-  (x.is_single ? any->launch : x.launch)(again, nullptr);
+  empty_kernel<<<1, 32>>>(0);
+  (T > x.most_tokens ? any->launch : x.launch)(again, nullptr);
   Params one = c.params(x.gate, x.v_first, pool1, slots, static_cast<const int*>(list.data));
   one.o = rows(o1, T, HV, kV), one.tokens.T = 1;
   for (int64_t t = 0; t < T; ++t) {
@@ -300,7 +373,7 @@ bool verify(const Variant& x, uint32_t seed, int64_t T) {
   }
   check(cudaDeviceSynchronize());
   const auto got = pool.host(), got_o = c.o.host();
-  const Errors e{error(got_o, want_o), error(got, want)};
+  const Errors e = is_first ? Errors{error(got_o, want_o), error(got, want)} : Errors{};
   const bool same =
       got == pool1.host() && got_o == o1.host() && got == pool2.host() && got_o == o2.host();
   const double limit = x.state == DType::bf16 ? 4e-3 : 2e-6;
@@ -315,7 +388,7 @@ bool verify(const Variant& x, uint32_t seed, int64_t T) {
 
 // --- times ---------------------------------------------------------------------------------------
 // writes: the state after the last token is kept.
-double time_us(const Variant& x, int64_t B, int64_t T, bool writes = true) {
+double time_us(const Variant& x, int64_t B, int64_t T, bool writes = true, bool is_log = false) {
   const int64_t bytes = B * kHV * kK * kV * size_of(x.state);
   const int sets = int(std::max<int64_t>(2, (int64_t{400} << 20) / bytes));
   Buffer pool(x.state, sets * B * kHV * kK * kV, -1, 1, 5);
@@ -330,6 +403,7 @@ double time_us(const Variant& x, int64_t B, int64_t T, bool writes = true) {
     Params p = c.params(x.gate, x.v_first, pool, sets * B,
                         static_cast<const int*>(list.data) + i % sets * B);
     if (!writes) p.slots.write_slots = 0;
+    if (is_log) p.gate_form = DELTIC_GATE_LOG_DECAY, p.A_log = p.dt_bias = {};
     x.launch(p, stream);
   });
   return double(ms[ms.size() / 2]) * 1e3;
@@ -345,8 +419,6 @@ double copy_us(int64_t bytes) {
   });
   return double(ms[ms.size() / 2]) * 1e3;
 }
-
-__global__ void empty_kernel(int) {}
 
 // --- moves ---------------------------------------------------------------------------------------
 using probe::Hint;
@@ -471,23 +543,37 @@ int main(int argc, char** argv) {
     }
     return 0;
   }
-  std::printf(
-      "%-28s regs spill/SM |    B=1    B=3   B=64  B=256 | T=4 B=1      4     16     32     64 | "
-      "T=8 B=8   B=64 "
-      "not written\n",
-      "decode, us");
+  std::printf("us, gate per head / per channel; log: of log decays; not written: 8 tokens\n");
+  std::printf("%-14s regs  /SM |", "decode");
+  for (const char* column : {"B=1", "log", "B=4", "B=8", "B=16", "B=32", "B=64", "B=256", "T=4 B=1",
+                             "16", "64", "64 not written"}) {
+    std::printf("%13s", column);
+  }
+  std::printf("\n");
+  const auto times = [](const Variant& x) {
+    std::vector<double> t{time_us(x, 1, 1), time_us(x, 1, 1, true, true)};
+    for (const int64_t B : {4, 8, 16, 32, 64, 256}) t.push_back(time_us(x, B, 1));
+    if (x.most_tokens == 1) return t;
+    for (const int64_t B : {1, 16, 64}) t.push_back(time_us(x, B, 4));
+    t.push_back(time_us(x, 64, 8, false));
+    return t;
+  };
   int wrong = 0;
-  for (const Variant& x : variants) {
-    const bool fine = verify(x, 1, 1) & verify(x, 2, 3) & verify(x, 3, 11);
+  for (size_t i = 0; i < variants.size(); i += 2) {  // gates per head and per channel
+    const Variant *head = &variants[i], *channel = &variants[i + 1];
+    bool fine = true;
+    for (const Variant* x : {head, channel}) {
+      fine &= verify(*x, 1, 1) & verify(*x, 2, 3) & verify(*x, 3, std::min(x->most_tokens, 11));
+    }
     wrong += !fine;
     if (!is_timed) continue;
-    std::printf("%s %s %-7s %-7s %4d %5d %2d | %6.2f %6.2f %6.1f %6.1f |", name_of(x.state),
-                x.v_first ? "V-first" : "K-first", x.gate == Gate::head ? "head" : "channel",
-                x.name.c_str(), x.registers, x.spilled, x.ctas_per_sm, time_us(x, 1, 1),
-                time_us(x, 3, 1), time_us(x, 64, 1), time_us(x, 256, 1));
-    if (!x.is_single) {
-      for (const int64_t B : {1, 4, 16, 32, 64}) std::printf(" %6.2f", time_us(x, B, 4));
-      std::printf(" | %6.1f %6.1f", time_us(x, 8, 8, false), time_us(x, 64, 8, false));
+    const auto a = times(*head), b = times(*channel);
+    std::printf("%s%c %-8s %3d/%3d %2d/%2d |", name_of(head->state), head->v_first ? 'v' : 'k',
+                head->name.c_str(), head->registers, channel->registers, head->ctas_per_sm,
+                channel->ctas_per_sm);
+    for (size_t j = 0; j < a.size(); ++j) {
+      const bool is_short = a[j] < 20;
+      std::printf(is_short ? "%6.2f /%5.2f" : "%6.1f /%5.1f", a[j], b[j]);
     }
     std::printf("%s\n", fine ? "" : "  WRONG");
     std::fflush(stdout);

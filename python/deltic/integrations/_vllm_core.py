@@ -13,9 +13,11 @@ from torch import Tensor
 
 from .._native import decode, delta_rule
 from .._norm import plain_rms_norm
+from .._step import step
 from ..layers._norms import GATE_ACTIVATIONS
 from ._patch import named, say_once
 from ._serving import (
+    activation_of,
     conv_drafts,
     conv_prefill,
     conv_refusal,
@@ -208,6 +210,56 @@ def _run(core: _Core, m: Any, x: Tensor, g: Tensor, beta: Tensor, out: Tensor) -
             out.index_copy_(0, rows, part)
 
 
+def _in_one_call(
+    core: _Core,
+    m: Any,
+    rows: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    gated_norm: dict[str, Any],
+    z: Tensor | None,
+) -> bool:
+    """A step of decode alone, or of drafted tokens alone; False: there is something else too.
+
+    On a GPU a step is three launches as well: there the calls are made one by one.
+    """
+    has_drafts = m.spec_sequence_masks is not None
+    if rows[0].is_cuda or m.num_prefills > 0 or (has_drafts and m.num_decodes > 0):
+        return False
+    lists: dict[str, Any]
+    if has_drafts:
+        count, windows, tokens = m.num_spec_decodes, core.windows, 0
+        table = m.spec_state_indices_tensor[:count]
+        lists = {
+            "conv_index": table[:, 0],
+            "read_index": table,
+            "accepted": m.num_accepted_tokens[:count],
+            "cu_seqlens": m.spec_query_start_loc[: count + 1],
+        }
+    else:
+        count, windows, tokens = (
+            rows[0].shape[0],
+            core.windows[:, :, : core.weight.shape[-1] - 1],
+            1,
+        )
+        lists = {"read_index": m.non_spec_state_indices_tensor[:count]}
+    x, g, beta = (row.unsqueeze(tokens) for row in rows)
+    step(
+        x,
+        conv_weight=core.weight,
+        conv_bias=core.bias,
+        conv_state=windows,
+        activation=activation_of(core.activation),
+        g=g,
+        beta=beta,
+        z=None if z is None else z.unsqueeze(tokens),
+        out=out.unsqueeze(tokens),
+        **core.options(),
+        **lists,
+        **gated_norm,
+    )
+    return True
+
+
 def _metadata(module: Any, layer: Any) -> Any | None:
     """The batch's description for a layer; None where vLLM measures memory or warms up."""
     found = module.get_forward_context().attn_metadata
@@ -262,11 +314,15 @@ def _step(
     x, g, beta = (row[:count] for row in rows)
     out = out[:count]
     if norm is None:
-        _run(core, m, x, g, beta, out)
+        if not _in_one_call(core, m, (x, g, beta), out, {"norm": False}, None):
+            _run(core, m, x, g, beta, out)
+        return None
+    activation: Any = "sigmoid" if norm.activation == "sigmoid" else "silu"
+    gated_norm = {"norm_weight": norm.weight, "norm_activation": activation, "eps": norm.eps}
+    if _in_one_call(core, m, (x, g, beta), out, gated_norm, z[:count]):
         return None
     o = torch.empty_like(out)
     _run(core, m, x, g, beta, o)
-    activation: Any = "sigmoid" if norm.activation == "sigmoid" else "silu"
     plain_rms_norm(o, norm.weight, z[:count], norm.eps, activation, out=out)
     return None
 

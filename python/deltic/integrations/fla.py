@@ -9,6 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from functools import cache
+from operator import index
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import _native
+from .._explain import explain
 from ..fla.ops import delta_rule, gated_delta_rule, kda
 from ..layers._norms import GATE_ACTIVATIONS, rms_norm
 from ._modules import ACTIVATIONS, causal_conv, conv_step
@@ -38,6 +40,7 @@ _OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     ),
     "fused_recurrent_delta_rule": ("delta_rule", delta_rule.fused_recurrent_delta_rule),
 }
+_BY_TOKEN = tuple(ours for name, (_, ours) in _OPERATORS.items() if name.startswith("fused"))
 _REGISTERED = ("chunk_kda", "chunk_gated_delta_rule")
 # Keywords that the functions take without naming them in their signatures.
 _UNNAMED = {"A_log", "dt_bias", "use_gate_in_kernel", "chunk_size", "transpose_state_layout"}
@@ -61,6 +64,77 @@ def _runs_on(device_type: str, trains: bool) -> bool:
     return _takes(device_type, trains)
 
 
+# Takes every call, in fp32 arithmetic: 18 to 37 times the time of tensor cores.
+_EXACT = "cuda.general"
+# What decides who computes gradients: whether it goes by tokens; q, k and v's dtype; H, HV, K and
+# V; the ranks of g, beta and gv, 0 for one that is absent; the chunk length; whether rows of q, k
+# and v start at multiples of 16 bytes.
+_Form = tuple[bool, torch.dtype, int, int, int, int, int, int, int, int, bool]
+
+
+@cache
+def _left_in_training(form: _Form) -> str | None:
+    """Why gradients of such CUDA tensors are left to flash-linear-attention."""
+    by_token, dtype, H, HV, K, V, g, beta, gv, chunk_size, is_aligned = form
+
+    def rows(heads: int, width: int) -> Tensor:
+        gap = 0 if is_aligned else 1
+        return torch.empty(1, 1, heads, width + gap, dtype=dtype, device="meta")[..., :width]
+
+    def beside(width: int, rank: int) -> Tensor | None:
+        shape = (1, 1, HV, width)[:rank]
+        return torch.empty(shape, dtype=dtype, device="meta") if rank else None
+
+    given: dict[str, Any] = {"g": beside(K, g), "beta": beside(V, beta)}
+    given |= {"gv": beside(V, gv)} if by_token else {"chunk_size": chunk_size}
+    function = _native.recurrent if by_token else _native.delta_rule
+    try:
+        with torch.enable_grad():
+            q = rows(H, K).requires_grad_()
+            call = explain(q, rows(H, K), rows(HV, V), **given, function=function, device="cuda")
+    except (ValueError, TypeError, NotImplementedError):
+        return None  # the call itself says what is wrong with it
+    found = call.backward
+    if found is None or found.implementation is None:
+        return "no gradients of cuda tensors in this build"
+    if found.implementation != _EXACT:
+        return None
+    others = (f"{x.name}: {x.sentence}" for x in found.choices if x.name.startswith("cuda."))
+    why = next((x for x in others if not x.startswith(_EXACT)), "none in this build")
+    return f"gradients without tensor cores ({why})"
+
+
+@torch.compiler.assume_constant_result
+def _in_training(form: _Form) -> str | None:
+    """The same, which a compiler asks once and leaves out of its graph."""
+    return _left_in_training(form)
+
+
+def _form_of(by_token: bool, given: dict[str, Any]) -> _Form | None:
+    """A call's form; None for what its operator refuses."""
+    rows = [x for name in "qkv" if isinstance(x := given.get(name), Tensor) and x.dim() == 4]
+    chunk_size = given.get("chunk_size", 64)
+    if len(rows) != 3 or not isinstance(chunk_size, int):
+        return None
+    q, k, v = rows
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+    ranks = [
+        x.dim() if isinstance(x := given.get(name), Tensor) else 0
+        for name in ("g", "gk", "beta", "gv")
+    ]
+    is_aligned = True
+    for x in rows:
+        # One of another dtype, or with gaps between its numbers, is copied before.
+        if x.dtype == dtype and x.stride(3) == 1:
+            row, head = x.stride(1) * x.element_size(), x.stride(2) * x.element_size()
+            if row % 16 or head % 16:  # a branch: its condition is no symbol of a compiler
+                is_aligned = False
+    # `index` makes a number of what a compiler with dynamic shapes has; `int` does not.
+    H, HV, K, V = (index(x) for x in (q.shape[2], v.shape[2], q.shape[3], v.shape[3]))
+    g, gk, beta, gv = ranks
+    return (by_token, dtype, H, HV, K, V, max(g, gk), beta, gv, chunk_size, is_aligned)
+
+
 # Called for every call: signatures are read once.
 _PARAMETERS = {ours: tuple(inspect.signature(ours).parameters) for _, ours in _OPERATORS.values()}
 
@@ -74,12 +148,15 @@ def _refusal(ours: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     trains = torch.is_grad_enabled() and any(
         isinstance(x, Tensor) and x.requires_grad for x in given.values()
     )
-    if q.device.type == "cuda" and trains:
-        return "training on a GPU, where gradients are exact here but slower"
-    if q.device.type != "cpu" and not _runs_on(q.device.type, trains):
-        return f"no operator for {q.device.type} tensors in this build"
     if q.dtype not in _DTYPES or v.dtype not in _DTYPES:
         return f"{q.dtype} queries and {v.dtype} values"
+    if q.device.type == "cuda" and trains:
+        form = _form_of(ours in _BY_TOKEN, given)
+        reason: str | None = None if form is None else _in_training(form)
+        if reason is not None:
+            return reason
+    elif q.device.type != "cpu" and not _runs_on(q.device.type, trains):
+        return f"no operator for {q.device.type} tensors in this build"
     if given.get("cp_context") is not None:
         return "context parallelism"
     known = _PARAMETERS[ours]

@@ -36,6 +36,16 @@ __device__ inline uint32_t compare_and_swap(uint32_t* p, uint32_t from, uint32_t
                : "memory");
   return v;
 }
+// The value before. What was written before an exchange, by threads that a barrier put before it as
+// well, is seen behind the next one.
+__device__ inline uint32_t exchange(uint32_t* p, uint32_t to) {
+  uint32_t v;
+  asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], %2;"
+               : "=r"(v)
+               : "l"(p), "r"(to)
+               : "memory");
+  return v;
+}
 // Whoever sets the flag has started, or will without this CTA's end: all that take part in the
 // launch have (schedule/attendance.h).
 __device__ inline void wait_flag(const uint32_t* p, uint32_t at_least) {

@@ -21,11 +21,45 @@ ChainWork chain_work_of(const Problem& p, int num_sms) {
           int(p.K),
           int(p.V),
           num_sms,
-          p.gate == Gate::head ? 0.25f : 1.f};
+          p.gate == Gate::head ? 0.25f : 1.f,
+          kind_of(p) == GateKind::kChannel && p.V == 128 && !p.packed};
+}
+
+ChainDeal deal_chains(ChainCosts c, const ChainWork& w) {
+  const auto steps = float(std::max(w.longest, 1));
+  const auto time_of = [&](float step, float n) {
+    return std::max(n * step, c.memory * float(w.jobs)) * steps + n * kChainStartUs;
+  };
+  ChainDeal best{};
+  for (const int columns : {w.values, 64}) {
+    const bool is_wide = columns > 64;
+    const float step = is_wide ? c.wide : c.narrow;
+    const int forward = is_wide || c.is_mixed ? w.values : 64;
+    const int64_t back = int64_t{w.jobs} * (w.values / columns);
+    const int64_t jobs = int64_t{w.jobs} * (w.values / forward);
+    // A CTA for each job, wave after wave.
+    ChainDeal deal = {columns, forward, jobs, time_of(step, waves(back + jobs, w.sms))};
+    const int64_t left = w.shares ? w.sms - back : 0;  // SMs for jobs to share
+    if (is_wide && left >= jobs && c.memory * float(w.jobs) > step) {
+      deal.forward_ctas = std::min(jobs, kForwardShares);
+    } else if (left > 0 && left < jobs) {
+      // Those forward on what SMs the others leave: shared, unless one after the other is as good.
+      const float each = forward > 64 ? c.forward : c.narrow;
+      const float time = time_of(std::max(step, each * float(jobs) / float(left)), 1);
+      const bool is_shared = time < time_of(std::max(step, each * waves(jobs, int(left))), 1);
+      if (time < deal.time) deal.forward_ctas = is_shared ? left : jobs, deal.time = time;
+    }
+    if (best.back == 0 || deal.time < best.time) best = deal;
+  }
+  return best;
 }
 
 ChainTime chain_time(ChainCosts c, const ChainWork& w, int n, int chunks) {
-  const int steps = std::max(chunks > 0 ? chunks : w.longest, 1);
+  if (chunks == 0) {
+    const ChainDeal deal = deal_chains(c, w);
+    return {0, deal.time, deal.back};
+  }
+  const int steps = std::max(chunks, 1);
   // Pieces of all sequences: as many as whole ones, or more where lengths differ.
   const int64_t pieces = std::max<int64_t>((int64_t{w.total} + steps - 1) / steps, w.jobs);
   const auto time_of = [&](int64_t ctas, float step) {
@@ -36,7 +70,6 @@ ChainTime chain_time(ChainCosts c, const ChainWork& w, int n, int chunks) {
   ChainTime time{};
   time.columns = w.values > 64 && wide <= narrow ? w.values : 64;
   time.chains = std::min(narrow, wide);
-  if (chunks == 0) return time;
   const int columns = w.keys == w.values ? w.values : 64;
   const int64_t jobs = 2 * (pieces - pieces / n) * (w.values / columns) +
                        std::max<int64_t>(pieces - 2 * (pieces / n), 0) * (w.keys / columns);

@@ -8,19 +8,25 @@
 
 namespace deltic::gpu::schedule {
 
-// Microseconds of an H200: a step of a CTA with 64 or with 128 value columns, and of one that
-// finds a segment's transfer, which stores nothing.
+// Microseconds of an H200: a step of a CTA with 64 or with 128 value columns, of one that finds a
+// segment's transfer, which stores nothing, and of one of the chain forward with all columns; what
+// memory takes of a step of both chains, of one state.
 struct ChainCosts {
-  float narrow, wide, transfer;
+  float narrow, wide, transfer, forward, memory;
+  bool is_mixed;  // a CTA of 64 columns backwards goes with all of them forwards
 };
-constexpr ChainCosts kHeadChain = {2.4f, 3.3f, 3.3f};
-constexpr ChainCosts kChannelChain = {2.8f, 3.9f, 3.6f};
+constexpr ChainCosts kHeadChain = {2.4f, 3.3f, 3.3f, 2.4f, 0.045f, false};
+constexpr ChainCosts kChannelChain = {2.8f, 3.9f, 3.6f, 2.4f, 0.066f, true};
 constexpr const ChainCosts& chain_costs_of(GateKind gate) {
   return gate == GateKind::kChannel ? kChannelChain : kHeadChain;
 }
 // Until a CTA takes its first step, with a chunk that leads up to it; a step of the merge of
 // transfers; two launches more.
 constexpr float kChainStartUs = 10.f, kChainMergeUs = 1.5f, kChainLaunchesUs = 10.f;
+// CTAs of the chain forward where all would have an SM and memory is the bound: more of them only
+// hold up the others. Measured per channel, 64 states of 128 chunks: 611 us, with 38 of them 622,
+// with 48 636, with one to each state 648.
+constexpr int64_t kForwardShares = 32;
 
 // What both chains have to do. jobs: states, one per sequence and value head; total: their chunks.
 // remembered: the part of the jobs whose gates do not forget a state within a segment, so that
@@ -29,6 +35,9 @@ constexpr float kChainStartUs = 10.f, kChainMergeUs = 1.5f, kChainLaunchesUs = 1
 struct ChainWork {
   int jobs, total, longest, keys, values, sms;
   float remembered = 1.f;
+  // Whether CTAs of the chain forward may share jobs: per channel, V = 128, sequences of one
+  // length, which is what was measured.
+  bool shares = true;
 };
 ChainWork chain_work_of(const Problem& p, int num_sms);
 
@@ -37,6 +46,15 @@ struct ChainTime {
   int columns;             // of a CTA of the chains
   float all() const { return transfer + chains; }
 };
+// How the chains of whole sequences are dealt: value columns of a CTA, backwards and forwards, and
+// how many go forward; fewer of them than there are jobs share these (shares.cuh). By the least
+// predicted time; no bit depends on it.
+struct ChainDeal {
+  int back, forward;
+  int64_t forward_ctas;
+  float time;
+};
+ChainDeal deal_chains(ChainCosts c, const ChainWork& w);
 // The chains of whole sequences, or of n segments of `chunks`.
 ChainTime chain_time(ChainCosts c, const ChainWork& w, int n, int chunks);
 // Chunks per segment of the fastest division; 0: whole sequences, also where there is no GPU, or

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "cuda/schedule/chains.h"
+#include "cuda/schedule/fused.h"
 #include "cuda/schedule/segments.h"
 
 namespace deltic::gpu::schedule {
@@ -30,6 +31,38 @@ std::string bound_of(Costs c, const Work& work) {
                        " us", steps == work.longest ? ", those of the longest piece" : ""),
              ", ", kLaunchUs, " us to begin, ", kPartUs * float(changes_of_state(work, roles)),
              " us for changes of state");
+}
+
+// The chain forward of whole sequences, where its CTAs are others.
+std::string forward_text(ChainCosts c, const ChainWork& work) {
+  const ChainDeal deal = deal_chains(c, work);
+  const int64_t jobs = int64_t{work.jobs} * (work.values / deal.forward);
+  std::string text;
+  if (deal.forward != deal.back) text = cat(" backwards, of ", deal.forward, " forwards");
+  if (deal.forward_ctas < jobs) {
+    text += cat(text.empty() ? " backwards and forwards" : "", ": ", deal.forward_ctas,
+                " CTAs share the ", jobs, " chains forward");
+  }
+  return text;
+}
+
+// Jobs as fused CTAs would run them, or do.
+Division explain_fused(const Problem& p, int sms) {
+  const Work work = equal_work(p, sms);
+  const FusedShare share = share_of(work);
+  const FusedCosts& c = kFusedCosts;
+  Division d;
+  d.what = "fused: whole sequences of a head in one CTA";
+  d.predicted_us = double(fused_time(c, work));
+  d.chosen = fuses(p, sms);
+  d.reason =
+      cat(share.steps, share.steps == 1 ? " step of " : " steps of ", c.step,
+          " us in the CTA with the most, ", share.jobs,
+          share.jobs == 1 ? " state of " : " states of ", c.part, " us, ", c.begin,
+          " us to begin; where jobs fill the GPU roles are taken for ", roles_time(work), " us");
+  if (p.packed && p.N > 1)
+    d.reason += "; lengths, which are not known here, are taken for equal ones";
+  return d;
 }
 
 }  // namespace
@@ -63,7 +96,7 @@ std::vector<Division> explain(const Problem& p, int sms) {
               n == 2 ? " transfer" : " transfers", " of each sequence and the merge");
     if (is_chosen) {
       const Split split = in_pairs(shares, pieces, choose_split(shares, pieces));
-      d.reason += cat("; it runs with ", roles_text(split.roles, pieces));
+      d.reason += cat("; in roles it runs with ", roles_text(split.roles, pieces));
       if (p.packed && p.N > 1)
         d.reason +=
             ", or as the lengths want it, which are not known here: the longest is taken for 1.5 "
@@ -71,6 +104,11 @@ std::vector<Division> explain(const Problem& p, int sms) {
       if (p.split != DELTIC_SPLIT_AUTO) d.reason += "; asked for by split";
     }
     all.push_back(std::move(d));
+  }
+  if (chosen == 0 && kind_of(p) == GateKind::kHead) {
+    Division fused = explain_fused(p, sms);
+    for (Division& d : all) d.chosen = d.chosen && !fused.chosen;
+    all.push_back(std::move(fused));
   }
   std::stable_partition(all.begin(), all.end(), [](const Division& d) { return d.chosen; });
   return all;
@@ -104,6 +142,7 @@ std::vector<Division> explain_chains(const Problem& p, int sms, int64_t rounds,
                                              : double(time.all());
     d.chosen = is_chosen;
     d.reason = cat("CTAs of ", time.columns, " value columns");
+    if (segment == 0) d.reason += forward_text(c, chain_work_in(work, p.H, heads));
     if (segment > 0) {
       d.reason +=
           cat("; before them ", time.transfer, " us for transfers, where gates do not forget: ",

@@ -35,6 +35,26 @@ __device__ inline float log_decay(deltic_gate_form form, float lower_bound, floa
 __device__ inline float clamp_log_decay(float g) { return g < kMinLogDecay ? kMinLogDecay : g; }
 __device__ inline float decay_of(float g) { return expf(clamp_log_decay(g)); }
 
+// Of neighbours, whose chains of instructions overlap: the form is looked at once.
+template <int N>
+__device__ void decays_of(deltic_gate_form form, float lower_bound, float rate, const float (&g)[N],
+                          const float (&bias)[N], float (&decay)[N]) {
+  const auto all = [&](deltic_gate_form known) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      decay[i] = decay_of(log_decay(known, lower_bound, g[i], rate, bias[i]));
+    }
+  };
+  switch (form) {
+    case DELTIC_GATE_SOFTPLUS:
+      return all(DELTIC_GATE_SOFTPLUS);
+    case DELTIC_GATE_BOUNDED:
+      return all(DELTIC_GATE_BOUNDED);
+    default:
+      return all(DELTIC_GATE_LOG_DECAY);
+  }
+}
+
 __device__ inline float beta_value(deltic_beta_form form, float x) {
   switch (form) {
     case DELTIC_BETA_SIGMOID:

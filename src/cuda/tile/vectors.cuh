@@ -62,4 +62,12 @@ __device__ inline void copy_async(void* to, const void* from) {
   __pipeline_memcpy_async(to, from, 16);
 }
 
+// The same, or zeros; then nothing is read.
+__device__ inline void copy_async(void* to, const void* from, bool is_there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+               "l"(__cvta_generic_to_global(from)), "r"(is_there ? 16 : 0)
+               : "memory");
+}
+
 }  // namespace deltic::gpu

@@ -680,8 +680,11 @@ __global__ void __launch_bounds__(kThreads, 1) describe(const __grid_constant__ 
     }
   }
   if (threadIdx.x == 0) {
+    f.in_step = p.in_step;
     p.record->mark = kMark, p.record->op = p.op;
     p.record->finding = f;
+    // The record of the checks before is complete, and says the call's first finding.
+    if (p.first != nullptr && key != ~0ull && p.first->key == ~0ull) *p.first = *p.record;
   }
 }
 

@@ -20,7 +20,7 @@ int64_t list_owners(const Problem& p) { return p.ckpt ? p.ckpt.slots : 0; }
 int64_t ckpt_owners(const Problem& p) { return p.is_ckpt_in_pool ? p.ckpt.slots : 0; }
 constexpr size_t kOwnerBytes = sizeof(unsigned long long);
 
-check::Params params_of(const Problem& p, std::span<std::byte> memory) {
+check::Params params_of(const Problem& p, std::span<std::byte> memory, std::byte* first) {
   auto* const owners = reinterpret_cast<unsigned long long*>(memory.data() + check::kRecordBytes);
   auto* const list_owner = owners + pool_owners(p);
   return {.tokens = tokens_of(p),
@@ -55,6 +55,8 @@ check::Params params_of(const Problem& p, std::span<std::byte> memory) {
           .ckpt_num_slots = p.ckpt.slots,
           .is_ckpt_in_pool = p.is_ckpt_in_pool,
           .record = reinterpret_cast<check::Record*>(memory.data()),
+          .in_step = p.in_step,
+          .first = reinterpret_cast<check::Record*>(first),
           .pool_owner = owners,
           .list_owner = list_owner,
           .ckpt_owner = p.is_ckpt_in_pool ? list_owner + list_owners(p) : list_owner};
@@ -69,10 +71,10 @@ size_t check_bytes(const Problem& p) {
          (owners + check::kRecordBytes - 1) / check::kRecordBytes * check::kRecordBytes;
 }
 
-const uint64_t* check_on_device(const Problem& p, std::span<std::byte> memory,
-                                void* stream_handle) {
+void check_on_device(const Problem& p, std::span<std::byte> memory, void* stream_handle,
+                     std::byte* first) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  const check::Params params = params_of(p, memory);
+  const check::Params params = params_of(p, memory, first);
   // All ones: nothing found, no slot written. The mark is not all ones.
   check_cuda(cudaMemsetAsync(memory.data(), 0xFF, memory.size(), stream), "checks");
   constexpr int64_t kMaxCtas = 2048;
@@ -87,7 +89,6 @@ const uint64_t* check_on_device(const Problem& p, std::span<std::byte> memory,
   check_launch("checks of values");
   check::describe<<<1, check::kThreads, 0, stream>>>(params);
   check_launch("checks");
-  return reinterpret_cast<const uint64_t*>(memory.data());
 }
 
 void fail_as_found(const deltic_buffer& workspace, void* stream_handle) {

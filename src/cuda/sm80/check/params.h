@@ -44,6 +44,8 @@ struct Params {
   int64_t ckpt_num_slots;
   bool is_ckpt_in_pool;
   Record* record;
+  bool in_step;
+  Record* first;  // null, or that of the step's parts before: the one that the work looks at
   // Per slot the lowest number of those who write it; all ones: nobody. Of the pool; of checkpoints
   // and, if they are in the pool, of states; then also of checkpoints alone.
   unsigned long long *pool_owner, *list_owner, *ckpt_owner;

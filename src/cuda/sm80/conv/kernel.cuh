@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(kSingleThreads, Tr::kCtas)
     single_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 s_pieces[];
   grid_wait();
+  grid_release();  // a decode behind it asks L2 for its states meanwhile
   if (is_wrong(p.tokens)) return;
   const Place at = find_place<Tr>(p);
   if (at.channel >= p.channels) return;
@@ -123,6 +124,7 @@ __global__ void __launch_bounds__(kThreads, Tr::kCtas)
     drafts_kernel(const __grid_constant__ Params p) {
   extern __shared__ uint4 s_pieces[];
   grid_wait();
+  grid_release();  // a decode behind it asks L2 for its states meanwhile
   if (is_wrong(p.tokens)) return;
   const Place at = find_place<Tr>(p);
   const int first = at.channel - static_cast<int>(threadIdx.x) * Tr::kVec;

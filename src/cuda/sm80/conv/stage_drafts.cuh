@@ -156,7 +156,6 @@ __device__ void run_drafts(const Params& p, int n, int c, const StagedState<Tr>&
     if (slots.from >= 0) staged.request(from, slots.from);
     __pipeline_commit();
     __pipeline_wait_prior(0);
-    grid_release();   // the next launch may come, and waits for this one
     __syncthreads();  // the state is there, for all threads
     if (slots.from >= 0 && has_channels) {
 #pragma unroll
@@ -170,7 +169,6 @@ __device__ void run_drafts(const Params& p, int n, int c, const StagedState<Tr>&
         inputs.runs[i] = load_run<E, Tr::kVec>(state + i * from.s_v);
       }
     }
-    grid_release();  // as above
   }
   if (has_channels && is_out) {
     const float zeros[Tr::kVec] = {};

@@ -171,7 +171,6 @@ __device__ void run_singles(const Params& p, int first, int c, Lanes lanes, uint
     }
     __pipeline_commit();
   }
-  grid_release();  // the next launch may come, and waits for this one
 #pragma unroll
   for (int i = 0; i < kSequences; ++i) {
     if (i >= count) break;

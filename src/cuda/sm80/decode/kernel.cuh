@@ -104,9 +104,8 @@ __device__ void run_single(const Params& p, const Part& part, const Work& work, 
   lay_keys<Tr>(p, 1, tokens, s);
   lay_gates<Tr>(p, 1, tokens, s), lay_values<Tr>(p, 1, tokens, s);
   __syncthreads();  // the token is there, for all threads
-  if constexpr (Tr::kHeld) return run_held_single<Tr>(p, part, work, s);
-  if constexpr (!Tr::kDirect) wait_state(0);
-  if constexpr (!Tr::kStays && !Tr::kDirect) get_state<Tr>(s, 0, raw);
+  wait_state(0);
+  if constexpr (!Tr::kStays) get_state<Tr>(s, 0, raw);
   step<Tr>(
       p, part, [&] { return work; }, 0, 0, s, 0, raw);
   const int slot = p.slots.per_token ? token_slot(p.slots, work.slice.n, 0) : work.to;
@@ -121,6 +120,28 @@ __device__ inline void touch_params(const Params& p) {
   const int line = min(static_cast<int>(threadIdx.x % 32), kLines - 1);
   const auto word = reinterpret_cast<const uint32_t*>(&p)[line * (kLine / 4)];
   asm volatile("" ::"r"(word));
+}
+
+// A line per thread of the state of a CTA that comes later, to L2: when that CTA asks for it,
+// memory has been read. p.ahead CTAs later, a quarter of those that run at once.
+template <class Tr>
+__device__ void hint_ahead(const Params& p) {
+  using E = typename Tr::E;
+  constexpr int kLines = Tr::kWidth * static_cast<int>(sizeof(E)) / 128;
+  static_assert(Tr::kVFirst && Tr::kSlice * kLines == Tr::kThreads);
+  const unsigned index = blockIdx.x + p.ahead;
+  if (index >= gridDim.x) return;
+  const Slice at = find_slice<Tr>(p, index);
+  const int column = static_cast<int>(threadIdx.x) / kLines;
+  const int slot = p.slots.read.present ? named_slot(load_entry<int>(p.slots.read, at.n),
+                                                     p.slots.null_slot, p.slots.read_slots)
+                                        : static_cast<int>(at.n);
+  if (slot < 0 || slot >= p.slots.read_slots || column >= at.count) return;
+  const E* row = static_cast<const E*>(p.state_in.data) +
+                 static_cast<int64_t>(slot) * p.state_in.s_slot + at.head * p.state_in.s_head +
+                 (at.first + column) * p.state_in.s_v;
+  const char* line = reinterpret_cast<const char*>(row) + threadIdx.x % kLines * 128;
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
 }
 
 // CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
@@ -138,9 +159,9 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
   const Part part = part_of<Tr>(threadIdx.x);
   // Everything is under way before anything is looked at: lengths and slots first, on which the
   // others wait, then the tokens, then the state: what is asked for after it comes after it.
-  SlotEntries<int> entries = load_slots<int>(p.slots, at.n);
-  Slots<int> slots;
+  const SlotEntries<int> entries = load_slots<int>(p.slots, at.n);
   constexpr bool kSlotsLate = Tr::kSingle || Tr::kHeld;  // costs registers
+  Slots<int> slots;
   if constexpr (!kSlotsLate) slots = find_slots<int>(p.slots, at.n, entries);
   const Place place =
       Tr::kSingle ? Place{static_cast<int>(at.n), 0, 1} : find_place(p.tokens, at.n);
@@ -149,16 +170,13 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
   load_values<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
   if constexpr (kSlotsLate) slots = find_slots<int>(p.slots, at.n, entries);
   RawTile<Tr> raw;
-  if constexpr (Tr::kDirect) {
-    load_state<Tr>(p, at, part, slots.from, raw);
-  } else {
 #pragma unroll
-    for (int tile = 0; tile < Tr::kTiles; ++tile) {
-      request_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.from, tile, s);
-      end_request();
-    }
+  for (int tile = 0; tile < Tr::kTiles; ++tile) {
+    request_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.from, tile, s);
+    end_request();
   }
   if constexpr (Tr::kStartsEarly) grid_release();  // the next launch may come, and waits likewise
+  if constexpr (Tr::kHintsAhead) hint_ahead<Tr>(p);
   if (is_skipped(p.slots, at.n, place.length, slots)) return zero_outputs(p, at, place);
   if constexpr (Tr::kSingle) {
     return run_single<Tr>(p, part, {at, place, slots.to}, s, tokens, raw);

@@ -12,6 +12,7 @@
 #include "cuda/sm80/decode/params.h"
 #include "cuda/sm80/decode/traits.h"
 #include "cuda/tile/call.h"
+#include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::decode {
 
@@ -103,31 +104,65 @@ void launch_kind(const Problem& p, cudaStream_t stream) {
   const int64_t slices = num_slices<Tr>(p);
   // Heads and slices are numbers of 32 bits in the kernel, also where padding is all there is.
   static_cast<void>(checked_ctas(std::max(p.HV, slices), "cuda.decode"));
-  const unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.decode");
+  unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.decode");
   if (ctas == 0) return;
-  const Params params = params_of(p, slices);
+  if constexpr (kKind == Kind::stream) {  // they stay, and have all parts among them
+    ctas = std::min(ctas, unsigned(Tr::kCtasPerSm * device(p.device_index)->num_sms));
+  }
+  Params params = params_of(p, slices);
+  if constexpr (Tr::kHintsAhead) {
+    params.ahead =
+        static_cast<uint32_t>(kAheadThreads / Tr::kThreads * device(p.device_index)->num_sms);
+  }
   p.gate == Gate::channel ? launch<E, kWidth, kVFirst, true, kKind>(params, ctas, stream)
                           : launch<E, kWidth, kVFirst, false, kKind>(params, ctas, stream);
+}
+
+// Whether q, k, v and o have one dtype of 16 bits, and q and k pieces of 16 bytes.
+bool has_short_rows(const Problem& p) {
+  for (const Rows* x : {&p.q, &p.k, &p.v, &p.o}) {
+    if (size_of(x->dtype) != 2 || x->dtype != p.q.dtype) return false;
+  }
+  return is_vectorizable(p.q, p.K) && is_vectorizable(p.k, p.K);
+}
+// Whether AloneParams can say the call.
+bool takes_alone(const Problem& p) {
+  const auto fits = [](int64_t stride) { return stride >= 0 && stride <= UINT32_MAX / 2; };
+  if (p.accepted || p.has_initial || p.read_index.n1 > 0 || p.write_index.n1 > 0) return false;
+  if (!fits(p.read_index.s0) || !fits(p.write_index.s0)) return false;
+  if (std::max(p.N, p.HV) > 65535) return false;  // of a grid
+  if (!has_short_rows(p)) return false;
+  for (const Rows* x : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g}) {
+    if (!fits(x->sb) || !fits(x->sh)) return false;
+  }
+  for (const States* x : {&p.state_in, &p.state_out}) {
+    if (!fits(x->s_head) || !fits(x->s_v)) return false;
+  }
+  return true;
+}
+// Whether a call of several tokens can be moved by copies of 16 bytes, and its tokens are a stage.
+template <class Tr>
+bool takes_stream(const Problem& p) {
+  if (p.packed || p.T > Tr::kStageTokens || !has_short_rows(p)) return false;
+  if (!is_vectorizable(p.v, p.V)) return false;
+  if (p.gate != Gate::channel) return true;
+  return is_vectorizable(p.g, p.K) && is_aligned(p.dt_bias.data, 16);
 }
 
 // A token per sequence, dense.
 template <class E, int kWidth, bool kVFirst>
 void launch_single(const Problem& p, cudaStream_t stream) {
-  const bool has_many = p.N * p.HV >= kManyHeads;
   if constexpr (!kVFirst && sizeof(E) == 2) {
-    if (has_many) return launch_kind<E, kWidth, kVFirst, Kind::many>(p, stream);
+    if (p.N * p.HV >= kManyHeads) return launch_kind<E, kWidth, kVFirst, Kind::many>(p, stream);
   }
-  if constexpr (kVFirst && sizeof(E) == 4) {
-    if (num_waves<TraitsOf<E, kWidth, kVFirst, false, Kind::quick>>(p) <= 1) {
-      return launch_kind<E, kWidth, kVFirst, Kind::quick>(p, stream);
+  if constexpr (kVFirst) {
+    const bool is_always = sizeof(E) == 4 && p.gate == Gate::channel;
+    const bool is_many = p.N * p.HV >= kSingleHeads<E>;
+    if ((is_always || !is_many) && takes_alone(p)) {
+      return launch_kind<E, kWidth, kVFirst, Kind::alone>(p, stream);
     }
   }
-  // Decays per channel are computed by every CTA of a head: with half as many of them fp32 states
-  // go faster through the kernel for several tokens.
-  const bool is_shared = kVFirst && sizeof(E) == 4 && has_many && p.gate == Gate::channel;
-  const auto run = is_shared ? launch_kind<E, kWidth, kVFirst, Kind::several>
-                             : launch_kind<E, kWidth, kVFirst, Kind::single>;
-  run(p, stream);
+  launch_kind<E, kWidth, kVFirst, Kind::single>(p, stream);
 }
 
 // Several tokens, V-first. What a token costs beside the state's bytes counts from the second one
@@ -141,6 +176,11 @@ void launch_several(const Problem& p, cudaStream_t stream) {
   }
   if (kHalf ? tokens <= 1 : tokens <= 4 || p.state_out) {
     return launch_kind<E, kWidth, true, Kind::several>(p, stream);
+  }
+  if constexpr (!kHalf && kWidth == 128) {
+    if (takes_stream<TraitsOf<E, kWidth, true, false, Kind::stream>>(p)) {
+      return launch_kind<E, kWidth, true, Kind::stream>(p, stream);
+    }
   }
   if constexpr (kHalf && kWidth == 128) {
     if (num_waves<TraitsOf<E, kWidth, true, false, Kind::pairs>>(p) >= 2) {

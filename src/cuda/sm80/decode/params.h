@@ -26,6 +26,7 @@ struct Params {
   States state_in, state_out;  // [slots,HV,K,V] by strides, moved by 16 bytes
   SlotLists slots;             // at most 2^31 - 1 of them
   Chance chance;               // of Kind::seeded
+  uint32_t ahead;              // of kHintsAhead: from a CTA to the one whose state it hints
 };
 
 }  // namespace deltic::gpu::decode

@@ -60,20 +60,56 @@ __device__ void round_held(float (&x)[N]) {
   }
 }
 
-// S_{t-1} -> S_t and o_t as in step(), with its sums and roundings in its order: the pieces of a
-// column are added up by halves, of which the first is the thread's own, then k's sums go to the
-// lower half of the lanes and q's to the upper one. So that these need no exchange of registers,
-// lanes of the upper half take q for their first row and k for the second. o: of token t at
-// column 0 of the tile; count: columns.
+// Columns whose sums a lane ends with, and lanes with the same ones.
 template <class Tr>
-__device__ void step_held(const Params& p, const Part& part, int64_t o, int count,
-                          const Stage<Tr>& s, int t, const float* v, Held<Tr>& S) {
+inline constexpr int kHeldLeft = Tr::kColumns > Tr::kLanesK / 2 ? Tr::kColumns / (Tr::kLanesK / 2)
+                                                                : 1;
+template <class Tr>
+inline constexpr int kHeldStride =
+    Tr::kColumns > Tr::kLanesK / 2 ? 1 : Tr::kLanesK / 2 / Tr::kColumns;
+// The first of them, of the tile; and whether the lane is the one that leaves o.
+template <class Tr>
+__device__ int held_column(const Part& part) {
+  return part.column + part.piece % (Tr::kLanesK / 2) / kHeldStride<Tr> * kHeldLeft<Tr>;
+}
+template <class Tr>
+__device__ bool leaves_held(const Part& part) {
+  return part.piece >= Tr::kLanesK / 2 && part.piece % kHeldStride<Tr> == 0;
+}
+
+// Where a thread finds a token's numbers: rows from its piece on. Lanes of the upper half take q
+// for their own row and k for the other one.
+template <class Tr>
+struct HeldToken {
+  const float *own, *other, *k, *decay;
+  const float* v;  // of the column whose sums the thread ends with
+  const float *beta, *kq;
+
+  __device__ HeldToken(const Stage<Tr>& s, const Part& part, int t, int tile) {
+    const bool has_q = part.piece >= Tr::kLanesK / 2;
+    const float *q_row = s.q[t] + 4 * part.piece, *k_row = s.k[t] + 4 * part.piece;
+    own = has_q ? q_row : k_row, other = has_q ? k_row : q_row, k = k_row;
+    decay = s.decay[t] + (Tr::kPerChannel ? 4 * part.piece : 0);
+    v = s.v[t] + tile * Tr::kSlice + held_column<Tr>(part);
+    beta = &s.beta[t], kq = &s.kq[t];
+  }
+  __device__ void advance() {
+    own += Tr::kWidth, other += Tr::kWidth, k += Tr::kWidth;
+    decay += Tr::kPerChannel ? Tr::kWidth : 4, v += Tr::kSpan, ++beta, ++kq;
+  }
+};
+
+// u and o_t of S_{t-1} as in step(), with its sums and roundings in its order: the pieces of a
+// column are added up by halves, of which the first is the thread's own, then k's sums go to the
+// lower half of the lanes and q's to the upper one, which needs no exchange of registers by the
+// rows above. leave(j, o): of column held_column() + j, by lanes with q. Decays per channel: S' is
+// left behind.
+template <class Tr, class Leave>
+__device__ void solve_held(const Part& part, const HeldToken<Tr>& token, Held<Tr>& S,
+                           float (&u)[Tr::kColumns], Leave leave) {
   constexpr int kC = Tr::kColumns, kL = Tr::kLanesK, kHalf = kL / 2;
-  constexpr int kLeft = kC > kHalf ? kC / kHalf : 1;    // columns that a lane ends with
-  constexpr int kStride = kC > kHalf ? 1 : kHalf / kC;  // lanes with the same ones
-  const float head_decay = Tr::kPerChannel ? 1.0f : s.decay[t][0];
-  const bool has_q = part.piece >= kHalf;
-  const float *own_row = has_q ? s.q[t] : s.k[t], *other_row = has_q ? s.k[t] : s.q[t];
+  constexpr int kLeft = kHeldLeft<Tr>, kStride = kHeldStride<Tr>;
+  const float head_decay = Tr::kPerChannel ? 1.0f : *token.decay;
   float own[kC], other[kC];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -81,9 +117,8 @@ __device__ void step_held(const Params& p, const Part& part, int64_t o, int coun
 #pragma unroll
     for (int first = 0; first < kChannels; first += 4) {
       float a[4], b[4], decay[4];
-      const int piece = part.piece + h * kL;
-      read_run<Tr>(own_row, piece, first, a), read_run<Tr>(other_row, piece, first, b);
-      if constexpr (Tr::kPerChannel) read_run<Tr>(s.decay[t], piece, first, decay);
+      read_run<Tr>(token.own, h * kL, first, a), read_run<Tr>(token.other, h * kL, first, b);
+      if constexpr (Tr::kPerChannel) read_run<Tr>(token.decay, h * kL, first, decay);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
 #pragma unroll
@@ -102,26 +137,29 @@ __device__ void step_held(const Params& p, const Part& part, int64_t o, int coun
 #pragma unroll
   for (int c = 0; c < kC; ++c) own[c] += __shfl_xor_sync(0xFFFFFFFFu, other[c], kHalf);
   sum_halving<kHalf / 2, 1>(own, part.piece);
-  const int column = part.column + part.piece % kHalf / kStride * kLeft;
-  const float beta = s.beta[t], kq = s.kq[t];
+  const float beta = *token.beta, kq = *token.kq;
 #pragma unroll
   for (int j = 0; j < kLeft; ++j) {
     const float sum = __fmul_rn(head_decay, own[j]);
-    own[j] = __fmul_rn(beta, __fsub_rn(v[column + j], sum));  // of lanes with k
-    const float u = __shfl_xor_sync(0xFFFFFFFFu, own[j], kHalf);
-    if (has_q && part.piece % kStride == 0 && column + j < count) {
-      store(p.o.data, p.o.dtype, o + column + j, __fmaf_rn(kq, u, sum));
-    }
+    own[j] = __fmul_rn(beta, __fsub_rn(token.v[j], sum));  // of lanes with k
+    const float other_u = __shfl_xor_sync(0xFFFFFFFFu, own[j], kHalf);
+    leave(j, __fmaf_rn(kq, other_u, sum));
   }
-  float u[kC];
 #pragma unroll
   for (int c = 0; c < kC; ++c) {
     u[c] = __shfl_sync(0xFFFFFFFFu, own[c % kLeft], c / kLeft * kStride, kL);
   }
+}
+// S_t = S' + k u^T, rounded.
+template <class Tr>
+__device__ void update_held(const HeldToken<Tr>& token, const float (&u)[Tr::kColumns],
+                            Held<Tr>& S) {
+  constexpr int kC = Tr::kColumns, kL = Tr::kLanesK;
+  const float head_decay = Tr::kPerChannel ? 1.0f : *token.decay;
 #pragma unroll
   for (int first = 0; first < 2 * kChannels; first += 4) {
     float k[4];
-    read_run<Tr>(s.k[t], part.piece + first / kChannels * kL, first % kChannels, k);
+    read_run<Tr>(token.k, first / kChannels * kL, first % kChannels, k);
 #pragma unroll
     for (int c = 0; c < kC; ++c) {
       float z[4];
@@ -137,6 +175,20 @@ __device__ void step_held(const Params& p, const Part& part, int64_t o, int coun
     }
   }
 }
+// Both. o: of token t at column 0 of the tile; count: columns.
+template <class Tr>
+__device__ void step_held(const Params& p, const Part& part, int64_t o, int count,
+                          const Stage<Tr>& s, int t, int tile, Held<Tr>& S) {
+  float u[Tr::kColumns];
+  const HeldToken<Tr> token(s, part, t, tile);
+  const int column = held_column<Tr>(part);
+  solve_held<Tr>(part, token, S, u, [&](int j, float x) {
+    if (leaves_held<Tr>(part) && column + j < count) {
+      store(p.o.data, p.o.dtype, o + column + j, x);
+    }
+  });
+  update_held<Tr>(token, u, S);
+}
 
 // The tokens of a stage over one tile, which has arrived.
 template <class Tr>
@@ -144,7 +196,6 @@ __device__ void run_held(const Params& p, const Part& part, Stage<Tr>& s, int fi
                          int tile) {
   Held<Tr> S;
   get_held<Tr>(s, tile, S);
-  const float* v = &s.v[0][tile * Tr::kSlice];
   int64_t o;
   int columns;
   {
@@ -154,7 +205,7 @@ __device__ void run_held(const Params& p, const Part& part, Stage<Tr>& s, int fi
   }
 #pragma unroll 1
   for (int t = 0; t < count; ++t) {
-    step_held<Tr>(p, part, o, columns, s, t, v + t * Tr::kSpan, S);
+    step_held<Tr>(p, part, o, columns, s, t, tile, S);
     o += p.o.st;
     const auto [slice, place, to] = load_work(s.work);
     const int slot = p.slots.per_token               ? token_slot(p.slots, slice.n, first + t)
@@ -163,24 +214,6 @@ __device__ void run_held(const Params& p, const Part& part, Stage<Tr>& s, int fi
     if (slot >= 0) store_held<Tr>(p, tile_of<Tr>(slice, tile), part, slot, S);
   }
   if (first + count < load_work(s.work).place.length) put_held<Tr>(S, tile, s);
-}
-
-// A token and no more, tile after tile as they arrive.
-template <class Tr>
-__device__ void run_held_single(const Params& p, const Part& part, const Work& work, Stage<Tr>& s) {
-  const auto& [slice, place, to] = work;
-  const int slot = p.slots.per_token ? token_slot(p.slots, slice.n, 0) : to;
-  const int64_t o = offset(p.o, place.batch, place.begin, slice.head) + slice.first;
-#pragma unroll 1
-  for (int tile = 0; tile < Tr::kTiles; ++tile) {
-    const Slice at = tile_of<Tr>(slice, tile);
-    wait_state(Tr::kTiles - 1 - tile);
-    Held<Tr> S;
-    get_held<Tr>(s, tile, S);
-    const int first = tile * Tr::kSlice;
-    step_held<Tr>(p, part, o + first, at.count, s, 0, s.v[0] + first, S);
-    if (slot >= 0) store_held<Tr>(p, at, part, slot, S);
-  }
 }
 
 }  // namespace deltic::gpu::decode

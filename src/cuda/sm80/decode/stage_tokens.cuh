@@ -63,7 +63,7 @@ struct Stage {
 
 // The first channel of half j (four channels) of a piece.
 template <class Tr>
-__device__ int channel_of(int piece, int j) {
+__device__ constexpr int channel_of(int piece, int j) {
   return Tr::kHalves ? j * (Tr::kWidth / 2) + 4 * piece : 8 * piece + 4 * j;
 }
 
@@ -304,22 +304,11 @@ __device__ void lay_parts(int t, int piece, int first_row, const float (&x)[kCha
   }
 }
 
-// q, k and their product: the kPieces lanes that have a token. kGatesFirst: a barrier inside,
-// behind which the decays are there.
+// Norms, scale, k times q, of a token that kPieces lanes have. All lanes of a warp; tokens from
+// `count` on are not laid down. kGatesFirst: a barrier inside, behind which the decays are there.
 template <class Tr>
-__device__ void lay_keys(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
-  const int t = threadIdx.x / Tr::kPieces, piece = threadIdx.x % Tr::kPieces;
-  // The same for a warp.
-  const bool has_token = static_cast<int>(threadIdx.x / 32 * 32 / Tr::kPieces) < count;
-  if (!Tr::kGatesFirst && !has_token) return;
-  float q[kChannels], k[kChannels];
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    float x[4], y[4];
-    value_of(raw.q[j], p.q.dtype, x), value_of(raw.k[j], p.k.dtype, y);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) q[4 * j + i] = x[i], k[4 * j + i] = y[i];
-  }
+__device__ void put_keys(const Params& p, int t, int piece, int count, float (&q)[kChannels],
+                         float (&k)[kChannels], Stage<Tr>& s) {
   if (p.l2norm) normalize<Tr::kPieces>(q, k);
   float kq = 0;
 #pragma unroll
@@ -334,6 +323,24 @@ __device__ void lay_keys(const Params& p, int count, const RawTokens& raw, Stage
   }
   store_piece<Tr>(s.k[t], piece, k);
   if (piece == 0) s.kq[t] = kq;
+}
+
+// q, k and their product, from what was asked for.
+template <class Tr>
+__device__ void lay_keys(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
+  const int t = threadIdx.x / Tr::kPieces, piece = threadIdx.x % Tr::kPieces;
+  // The same for a warp.
+  const bool has_token = static_cast<int>(threadIdx.x / 32 * 32 / Tr::kPieces) < count;
+  if (!Tr::kGatesFirst && !has_token) return;
+  float q[kChannels], k[kChannels];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    float x[4], y[4];
+    value_of(raw.q[j], p.q.dtype, x), value_of(raw.k[j], p.k.dtype, y);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) q[4 * j + i] = x[i], k[4 * j + i] = y[i];
+  }
+  put_keys<Tr>(p, t, piece, count, q, k, s);
 }
 
 template <class Tr>

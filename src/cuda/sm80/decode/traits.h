@@ -40,6 +40,8 @@ struct Traits {
   static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_, kTrees = kTrees_;
   static constexpr bool kStartsEarly = kChoice.starts_early;
   static constexpr bool kSingle = kChoice.single, kDirect = kChoice.direct;
+  // The state of a later CTA to L2.
+  static constexpr bool kHintsAhead = kChoice.single && kVFirst_ && !kChoice.direct;
   static constexpr bool kSeeded = kChoice.seeded, kTouches = kChoice.touches;
   // A warp has 16 columns, four lanes along the channels and eight along the columns, two of which
   // each: the matrix instruction's left factor as it lies in memory.
@@ -68,15 +70,20 @@ struct Traits {
                                                            : 8;
   // The most whose registers do not spill (README.md has them).
   static constexpr int kMostCtas = kMma                      ? 7
-                                   : kHeld && sizeof(E) == 2 ? (kWidth == 128 ? 5 : 4)
+                                   : kHeld && sizeof(E) == 2 ? 4
                                    : kHeld                   ? (kPerChannel ? 3 : 4)
                                    : sizeof(E) == 2          ? (kVFirst ? 7 : 6)
                                    : kVFirst || (kWidth == 128 && !kPerChannel) ? 6
                                                                                 : 5;
   static constexpr int kCtasPerSm = kChoice.ctas > 0 ? kChoice.ctas : kMostCtas - (kTrees ? 1 : 0);
+  // `stream` is one of 256 threads: before Hopper shared memory has no room for two.
   static constexpr int kCtasElsewhere =
-      kSingle ? kCtasPerSm * 3 / 4
-              : kCtasPerSm - ((kVFirst ? sizeof(E) == 2 : sizeof(E) == 4 && kWidth == 128) ? 1 : 0);
+      kHeld && kThreads == 256 ? 1
+      : kSingle                ? kCtasPerSm * 3 / 4
+                               : kCtasPerSm - ((kVFirst ? sizeof(E) == 2 || (kHeld && kColumns == 2)
+                                                        : sizeof(E) == 4 && kWidth == 128)
+                                                   ? 1
+                                                   : 0);
   // The state stays in shared memory between the two passes of a token: bf16, whose numbers
   // unpacked are more than the registers hold.
   static constexpr bool kStays = !kDirect && !kHeld && (sizeof(E) == 2 || kChoice.stays);
@@ -91,7 +98,7 @@ struct Traits {
   static_assert(!kMma || (kVFirst && sizeof(E) == 2), "fragments of 16-bit numbers along K");
   static_assert(kVFirst || kTiles == 1, "the sums of two tokens take turns, those of tiles do not");
   static_assert(kSpan <= kThreads, "a thread loads one value column of a token");
-  static_assert(!kSingle || ((kTiles == 1 || kHeld) && !kTrees && !kMma));
+  static_assert(!kSingle || (kTiles == 1 && !kHeld && !kTrees && !kMma));
   static_assert(!kDirect || kSingle);
   static_assert(!kHeld || (kVFirst && !kTrees && !kMma && !kDirect));
   static_assert(!kSeeded || (sizeof(E) == 2 && !kMma));
@@ -103,41 +110,59 @@ enum class Kind {
   held,     // the same V-first, states in registers
   pairs,    // held, of so many heads that a CTA has two parts: 16-bit, K = 128
   few,      // held, of so few heads that small parts of them all run at once
+  stream,   // held, dense, up to eight tokens: by CTAs that stay (kernel_stream.cuh); fp32, K = 128
   single,   // one per sequence, dense: few threads per CTA, and nothing kept for later tokens
   many,     // the same of many sequences, where longer rows are worth more: 16-bit K-first
-  quick,    // the same of few heads, fp32 V-first: short chains of instructions
+  alone,    // the same by warps that need no other, V-first (kernel_alone.cuh)
   trees,    // a token may start from another one than the one before it
   seeded    // any of them, 16-bit states rounded by chance
 };
-// K-first a CTA's rows are 256 bytes long; of 16-bit states 128, where there are few.
+// K-first a CTA's rows are 256 bytes long; of 16-bit states 128, where there are few. V-first fp32
+// states have half as many CTAs to compute a head's decays as 16-bit ones.
 template <class E, int kWidth, bool kVFirst>
 constexpr Choice single_choice(bool has_many) {
   const bool is_half = sizeof(E) == 2;
+  if (kVFirst) {
+    return {.threads = is_half ? 64 : 128,
+            .ctas = !is_half       ? 7
+                    : kWidth == 64 ? 10
+                                   : 14,
+            .stays = true,
+            .starts_early = true,
+            .single = true};
+  }
   const int row_threads = is_half && !has_many ? kWidth : 2 * kWidth;
-  return {.threads = kVFirst ? 64 : row_threads,
-          .ctas = kVFirst                   ? (is_half && kWidth == 64 ? 10 : 14)
-                  : is_half && kWidth == 64 ? 640 / row_threads
-                                            : 1024 / row_threads,
+  return {.threads = row_threads,
+          .ctas = is_half && kWidth == 64 ? 640 / row_threads : 1024 / row_threads,
           .stays = true,
           .starts_early = true,
           .single = true,
           .touches = true};
 }
 // States in registers. Of `pairs` a head's norms and gates are made once, not by two CTAs.
+template <class E, int kWidth>
 constexpr Choice held_choice(Kind kind) {
   Choice x{.starts_early = true, .touches = true, .held = true};
   if (kind == Kind::pairs) x.ctas = 4, x.tiles = 2;
-  if (kind == Kind::few) x.ctas = 5, x.columns = 2;
-  if (kind == Kind::quick) x.threads = 256, x.ctas = 3, x.columns = 1, x.single = true;
+  if (kind == Kind::few) x.ctas = sizeof(E) == 4 && kWidth == 64 ? 4 : 5, x.columns = 2;
+  if (kind == Kind::stream) x.threads = 256, x.ctas = 2;
   return x;
 }
 template <class E, int kWidth, bool kVFirst>
 constexpr Choice choice_of(Kind kind) {
   if (kind == Kind::single) return single_choice<E, kWidth, kVFirst>(false);
   if (kind == Kind::many) return single_choice<E, kWidth, kVFirst>(true);
+  if (kind == Kind::alone) {
+    return {.threads = 128,
+            .ctas = 1,
+            .columns = 4,
+            .starts_early = true,
+            .single = true,
+            .direct = true};
+  }
   if (kind == Kind::seeded) return {.ctas = 3, .seeded = true};
   if (kind == Kind::several || kind == Kind::trees) return {};
-  return held_choice(kind);
+  return held_choice<E, kWidth>(kind);
 }
 template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
 using TraitsOf =
@@ -145,5 +170,12 @@ using TraitsOf =
            choice_of<E, kWidth, kVFirst>(kKind)>;
 // Heads of sequences that are many: measured are 32, which are few, and 2048, which are not.
 inline constexpr int64_t kManyHeads = 512;
+// Threads per SM whose state is asked for ahead by Kind::single, 128 bytes each.
+inline constexpr int kAheadThreads = 256;
+// Heads of sequences from which on one token V-first goes through Kind::single although Kind::alone
+// takes it; of fp32 states with decays per channel never, which `single` computes four times a
+// head. Measured are 1024, 2048 and 8192.
+template <class E>
+inline constexpr int64_t kSingleHeads = sizeof(E) == 4 ? 4096 : 2048;
 
 }  // namespace deltic::gpu::decode

@@ -25,8 +25,8 @@ __device__ void sum_each(float (&x)[N]) {
 
 // Rows of q and k with their norms, in place; the norms are kept for their gradients. Sums of
 // squares in fp32, as prepare per channel has them: rows longer than 1e19 become 0. A thread has
-// eight channels of a row, K / 8 neighbours the row; all of its rows at once, or it would wait for
-// each one's lanes.
+// eight channels of a row, K / 8 neighbours the row. All of its rows of k, then those of q: all at
+// once would be twice the code, each by itself would wait for its lanes.
 template <class Tr>
 __device__ void normalize_rows(GradientShared<Tr>& s) {
   using E = typename Tr::E;
@@ -34,87 +34,99 @@ __device__ void normalize_rows(GradientShared<Tr>& s) {
   const int row = thread_index() / kPieces, c = thread_index() % kPieces * 8;
   static_assert(sizeof(s.k) == Tr::kKeyBytes);  // q is behind it
   unsigned char* at = s.k + place<64>(row, c);
-  const auto byte = [](int i) { return i / kRows * Tr::kKeyBytes + i % kRows * kStep * 128; };
-  uint4 words[2 * kRows];
-  float norms[2 * kRows];
+#pragma unroll 1
+  for (int side = 0; side < 2; ++side, at += Tr::kKeyBytes) {
+    uint4 words[kRows];
+    float norms[kRows];
 #pragma unroll
-  for (int i = 0; i < 2 * kRows; ++i) {
-    float x[8];
-    words[i] = *reinterpret_cast<const uint4*>(at + byte(i));
-    unpack<E>(words[i], x);
-    norms[i] = 0;
+    for (int i = 0; i < kRows; ++i) {
+      float x[8];
+      words[i] = *reinterpret_cast<const uint4*>(at + i * kStep * 128);
+      unpack<E>(words[i], x);
+      norms[i] = 0;
 #pragma unroll
-    for (int e = 0; e < 8; ++e) norms[i] = fmaf(x[e], x[e], norms[i]);
-  }
-  sum_each<kPieces>(norms);
+      for (int e = 0; e < 8; ++e) norms[i] = fmaf(x[e], x[e], norms[i]);
+    }
+    sum_each<kPieces>(norms);
 #pragma unroll
-  for (int i = 0; i < 2 * kRows; ++i) {
-    float x[8];
-    unpack<E>(words[i], x);
-    const float norm = rsqrtf(norms[i] + float(kNormEps));
+    for (int i = 0; i < kRows; ++i) {
+      float x[8];
+      unpack<E>(words[i], x);
+      const float norm = rsqrtf(norms[i] + float(kNormEps));
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] *= norm;
-    *reinterpret_cast<uint4*>(at + byte(i)) = pack_operands<E>(x);
-    if (c == 0) s.norms[i / kRows][row + i % kRows * kStep] = norm;
+      for (int e = 0; e < 8; ++e) x[e] *= norm;
+      *reinterpret_cast<uint4*>(at + i * kStep * 128) = pack_operands<E>(x);
+      if (c == 0) s.norms[side][row + i * kStep] = norm;
+    }
   }
 }
 
+// G of a thread's run of eight tokens, of two channels, and its sum to sum_parts. raw_of: of a
+// token, as the call has it. A loop: as straight code the forms alone are pages that every chunk
+// passes.
+template <class Tr, class F>
+__device__ void sum_gates(const Params& p, GradientShared<Tr>& s, const GatePlace<Tr>& at,
+                          const ChannelGates& gates, int count, F&& raw_of) {
+  float2* to = &pair_of(&s.G[at.first][at.channel]);
+  float2 sum = {0, 0};
+  const auto walk = [&](auto&& decay_of) {
+#pragma unroll 2
+    for (int i = 0; i < kRun; ++i, to += Tr::kPitch / 2) {
+      sum = sum + decay_of(raw_of(i), i);
+      *to = sum;
+    }
+  };
+  if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
+    walk([](float2 g, int) { return float2{clamp_log_decay(g.x), clamp_log_decay(g.y)}; });
+  } else {
+    const float rate = gates.rate();
+    if (at.run == 0) pair_of(&s.gate_bias[at.channel]) = {gates.bias[0], gates.bias[1]};
+    if (thread_index() == 0) s.gate_rate = rate;
+    with_form(p.gate_form, [&](auto kForm) {
+      const GateForm<kForm> form(rate, p.lower_bound);
+      walk([&](float2 g, int i) {
+        const float x = form.log_decay(g.x + gates.bias[0]);
+        const float y = form.log_decay(g.y + gates.bias[1]);
+        return i < count ? float2{x, y} : float2{0, 0};  // 0 past the tokens
+      });
+    });
+  }
+  pair_of(&s.sum_parts[at.run][at.channel]) = sum;
+}
+
 // G of the chunk, per channel: runs of eight tokens, and what lies before a run added last. The
-// parameters stay for the gradients. Barriers inside; one must follow.
+// parameters stay for the gradients. A barrier inside; one must follow.
 template <class Tr>
 __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTile& tile,
                           int64_t head, const ChannelGates& gates) {
   const GatePlace<Tr> at;
   const int d = at.channel;
-  float G[kRun][2] = {};
   if (at.is_there()) {
+    const int count = tile.length - at.first;
+    const auto sum = [&](auto&& raw_of) { sum_gates<Tr>(p, s, at, gates, count, raw_of); };
     if (p.g_bytes == 2) {  // in the place of dP and dM
       const uint32_t from = pair_place<64>(at.first, d);
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) {
+      const auto word_of = [&](int i) {
         const auto byte = (from ^ static_cast<uint32_t>(i << 4)) + static_cast<uint32_t>(i * 128);
-        G[i][0] = *reinterpret_cast<const float*>(s.dP + byte);
+        return *reinterpret_cast<const uint32_t*>(s.dP + byte);
+      };
+      if (p.g.dtype == DType::bf16) {
+        sum([&](int i) { return unpack<__nv_bfloat16>(word_of(i)); });
+      } else {
+        sum([&](int i) { return unpack<__half>(word_of(i)); });
       }
     } else if (p.g_bytes == 4) {
-      const unsigned char* from = (at.run < kRuns / 2 ? s.dP : s.x.ahead.gates) +
-                                  (at.run % (kRuns / 2) * kRun * Tr::K + d) * 4;
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) {
-        const float2 x = *reinterpret_cast<const float2*>(from + i * (Tr::K * 4));
-        G[i][0] = x.x, G[i][1] = x.y;
-      }
+      // One pointer and an offset: of two pointers the compiler would not know the space.
+      const int later = static_cast<int>(s.x.ahead.gates - s.dP) - kChunk / 2 * Tr::K * 4;
+      const unsigned char* from =
+          s.dP + ((at.first * Tr::K + d) * 4 + (at.run < kRuns / 2 ? 0 : later));
+      sum([&](int i) { return *reinterpret_cast<const float2*>(from + i * (Tr::K * 4)); });
     } else {
-      load_gates(p, offset(p.g, tile.batch, tile.begin + at.first, head) + d,
-                 tile.length - at.first, G);
+      float g[kRun][2];
+      load_gates(p, offset(p.g, tile.batch, tile.begin + at.first, head) + d, count, g);
+      put_run<Tr>(&s.G[at.first][d], g);
+      sum([&](int i) { return pair_of(&s.G[at.first + i][d]); });
     }
-    unpack_gates(p, G);
-    if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) {
-        G[i][0] = clamp_log_decay(G[i][0]), G[i][1] = clamp_log_decay(G[i][1]);
-      }
-    } else {
-      const float rate = gates.rate();
-      if (at.run == 0) pair_of(&s.gate_bias[d]) = {gates.bias[0], gates.bias[1]};
-      if (thread_index() == 0) s.gate_rate = rate;
-      with_form(p.gate_form, [&](auto kForm) {
-        const GateForm<kForm> form(rate, p.lower_bound);
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-          G[i][0] = form.log_decay(G[i][0] + gates.bias[0]);
-          G[i][1] = form.log_decay(G[i][1] + gates.bias[1]);
-        }
-      });
-      if (tile.length < kChunk) {  // 0 past the tokens
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-          if (at.first + i >= tile.length) G[i][0] = G[i][1] = 0.0f;
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 1; i < kRun; ++i) G[i][0] += G[i - 1][0], G[i][1] += G[i - 1][1];
-    pair_of(&s.sum_parts[at.run][d]) = {G[kRun - 1][0], G[kRun - 1][1]};
   }
   __syncthreads();  // sums of the runs
   if (!at.is_there()) return;
@@ -125,7 +137,8 @@ __device__ void lay_gates(const Params& p, GradientShared<Tr>& s, const TokenTil
   }
 #pragma unroll
   for (int i = 0; i < kRun; ++i) {
-    pair_of(&s.G[at.first + i][d]) = {before.x + G[i][0], before.y + G[i][1]};
+    float2& G = pair_of(&s.G[at.first + i][d]);
+    G = before + G;
   }
 }
 
@@ -154,10 +167,12 @@ __device__ void load_inputs(const Params& p, GradientShared<Tr>& s, const TokenT
   }
   if (is_first) {
     const int64_t key_head = key_head_of(p, head);
-    copy_rows<E, Tr::K, Tr::kThreads>(s.k, p.k, tile.batch, tile.begin, key_head, 0, tile.length,
-                                      t);
-    copy_rows<E, Tr::K, Tr::kThreads>(s.q, p.q, tile.batch, tile.begin, key_head, 0, tile.length,
-                                      t);
+    unsigned char* to = s.k;  // q is behind it
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side, to += Tr::kKeyBytes) {
+      copy_rows<E, Tr::K, Tr::kThreads>(to, side == 0 ? p.k : p.q, tile.batch, tile.begin, key_head,
+                                        0, tile.length, t);
+    }
   }
   copy_rows<E, Tr::V, Tr::kThreads>(x.d_o, p.d_o, tile.batch, tile.begin, head, 0, tile.length, t);
   if (t == 0) {

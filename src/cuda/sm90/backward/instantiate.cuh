@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/device.h"
-#include "cuda/sm90/backward/chain.cuh"
+#include "cuda/sm90/backward/chains.cuh"
 #include "cuda/sm90/backward/gradients.cuh"
 #include "cuda/sm90/backward/instantiate.h"
 #include "cuda/sm90/backward/prepare_channels.cuh"
@@ -26,11 +26,13 @@ void launch_kernel(void (*kernel)(Parameters...), int64_t ctas, int threads, siz
 
 // A state's value columns as 64 to a CTA, or all of them: the tiles of keys are then read once. The
 // bits are the same.
-template <class E, int K, int V, int kColumns, bool kPerChannel>
+template <class E, int K, int V, int kBack, int kForward, bool kPerChannel>
 void launch_chains(const Params& p, const Maps& maps, cudaStream_t stream) {
-  using Tr = ChainTraits<E, K, V, kColumns, kPerChannel>;
-  launch_kernel(chains_kernel<Tr>, 2 * p.num_pieces * p.HV * (V / kColumns), Tr::kThreads,
-                kChainBytes<Tr>, stream, "kernel of the backward's chains", p, maps);
+  using Back = ChainTraits<E, K, V, kBack, kPerChannel>;
+  using Forward = ChainTraits<E, K, V, kForward, kPerChannel>;
+  launch_kernel(chains_kernel<Back, Forward>, p.num_pieces * p.HV * (V / kBack) + p.forward_ctas,
+                Back::kThreads, kChainBytes<Back, Forward>, stream,
+                "kernel of the backward's chains", p, maps);
 }
 // The states at the borders of segments.
 template <class E, int K, int V, bool kPerChannel>
@@ -38,7 +40,7 @@ void launch_transfers(const Params& p, const Maps& maps, cudaStream_t stream) {
   constexpr int kColumns = K == V ? V : 64;
   using Tr = ChainTraits<E, K, V, kColumns, kPerChannel>;
   launch_kernel(transfers_kernel<Tr>, p.num_pieces * p.HV * ((2 * V + K) / kColumns), Tr::kThreads,
-                kChainBytes<Tr>, stream, "kernel of the backward's transfers", p, maps);
+                kChainBytes<Tr, Tr>, stream, "kernel of the backward's transfers", p, maps);
   using Merge = MergeTraits<E, K, V>;
   launch_kernel(merge_kernel<Merge>, int64_t{p.N} * p.HV * (2 * V / 64), kWarpgroup,
                 sizeof(MergeShared<Merge>), stream, "kernel of the states between segments", p);
@@ -47,10 +49,10 @@ void launch_transfers(const Params& p, const Maps& maps, cudaStream_t stream) {
 template <class E, int K, int V, bool kPerChannel>
 void launch_values(const Params& p, const Maps& maps, cudaStream_t stream) {
   if (p.segment > 0) launch_transfers<E, K, V, kPerChannel>(p, maps, stream);
-  if (p.columns == V) {
-    launch_chains<E, K, V, V, kPerChannel>(p, maps, stream);
+  if (p.back_columns == V) {
+    launch_chains<E, K, V, V, V, kPerChannel>(p, maps, stream);
   } else {
-    launch_chains<E, K, V, 64, kPerChannel>(p, maps, stream);
+    launch_chains<E, K, V, 64, kPerChannel ? V : 64, kPerChannel>(p, maps, stream);
   }
   using Tr = GradientTraits<E, K, V, kPerChannel>;
   static_assert(sizeof(GradientShared<Tr>) <= 232448, "shared memory of a CTA");

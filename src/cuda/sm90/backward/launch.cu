@@ -52,6 +52,22 @@ const char* refuse(const Problem& p) {
 int segment_of(const Problem& p) { return schedule::chain_segment(p, num_sms(p)); }
 int64_t tiles_of(const Problem& p) { return num_tiles(p.packed, p.N, p.T); }
 
+// How the chains are dealt. Whole sequences as on an H200, since the workspace depends on it;
+// segments have a CTA for each job.
+schedule::ChainDeal deal_of(const Problem& p, int segment) {
+  const schedule::ChainCosts& costs = schedule::chain_costs_of(schedule::kind_of(p));
+  const int64_t jobs = checked_product(p.N, p.HV);
+  // Far more than SMs, and maybe beyond 32 bits; or none.
+  if (segment == 0 && (jobs > (1 << 20) || jobs == 0)) return {int(p.V), int(p.V), jobs, 0};
+  const schedule::ChainWork work =
+      schedule::chain_work_of(p, segment > 0 ? num_sms(p) : schedule::kRoundSms);
+  if (segment == 0) return schedule::deal_chains(costs, work);
+  const int n = (work.longest + segment - 1) / segment;
+  const int columns = schedule::chain_time(costs, work, n, segment).columns;
+  const int forward = columns > 64 || costs.is_mixed ? int(p.V) : columns;
+  return {columns, forward, num_pieces(p.packed, p.N, p.T, segment) * p.HV * (p.V / forward), 0};
+}
+
 // Of a round, or of a call that is one.
 Workspace lay_out(const Problem& p, int segment, std::byte* base, size_t& bytes) {
   deltic::Scratch scratch(base);
@@ -77,6 +93,13 @@ Workspace lay_out(const Problem& p, int segment, std::byte* base, size_t& bytes)
     w.M = scratch.take<uint16_t>(pieces, 2, p.K, p.K);
     w.after = scratch.take<float>(pieces, p.V, p.K);
     w.before = scratch.take<float>(pieces, p.V, p.K);
+  }
+  if (segment == 0) {
+    const schedule::ChainDeal deal = deal_of(p, 0);
+    if (deal.forward_ctas < p.N * p.HV * (p.V / deal.forward)) {  // they share jobs
+      w.handed = scratch.take<uint32_t>(deal.forward_ctas);
+      w.between = scratch.take<float>(deal.forward_ctas, p.V, p.K);
+    }
   }
   bytes = scratch.used();
   return w;
@@ -109,16 +132,6 @@ scores::Params scores_params(const Problem& p) {
   return x;
 }
 
-// Value columns of a CTA of the chains. Whole sequences: 64 where all CTAs run at once.
-int columns_of(const Problem& p, int segment) {
-  if (p.V == 64) return 64;
-  if (segment == 0) return 2 * p.N * p.HV * (p.V / 64) > kGradientCtas ? int(p.V) : 64;
-  const schedule::ChainWork work = schedule::chain_work_of(p, num_sms(p));
-  const int n = (work.longest + segment - 1) / segment;
-  return schedule::chain_time(schedule::chain_costs_of(schedule::kind_of(p)), work, n, segment)
-      .columns;
-}
-
 Params params_of(const Problem& p, int segment, const Workspace& work) {
   Params x{};
   set_call(p, x), set_gradients(p, x);
@@ -131,7 +144,9 @@ Params params_of(const Problem& p, int segment, const Workspace& work) {
   const bool has_rows = p.gate == Gate::channel && is_vectorizable(p.g, p.K);
   x.g_bytes = has_rows ? static_cast<int32_t>(size_of(p.g.dtype)) : 0;
   x.segment = segment, x.num_pieces = num_pieces(p.packed, p.N, p.T, segment);
-  x.columns = columns_of(p, segment);
+  const schedule::ChainDeal deal = deal_of(p, segment);
+  x.back_columns = deal.back, x.forward_columns = deal.forward;
+  x.forward_ctas = static_cast<uint32_t>(deal.forward_ctas);
   x.work = work;
   return x;
 }
@@ -187,11 +202,15 @@ void launch_instance(const Problem& p, const Params& x, const Maps& maps, cudaSt
   }
 }
 
-// That of the first round, which has the most heads.
+// The most of a round: the first one has the most heads, those with one less may have more jobs
+// that CTAs share.
 size_t workspace_bytes(const Problem& p) {
   const int segment = segment_of(p);
-  const int64_t heads = schedule::round_at(p.H, rounds_of(p, segment), 0).heads;
-  return static_cast<size_t>(bytes_of_heads(p, segment, heads));
+  const int64_t rounds = rounds_of(p, segment);
+  const auto bytes_of = [&](int64_t index) {
+    return bytes_of_heads(p, segment, schedule::round_at(p.H, rounds, index).heads);
+  };
+  return static_cast<size_t>(std::max(bytes_of(0), bytes_of(rounds - 1)));
 }
 
 // All launches of a round. What it writes over in the workspace the round before has read: every

@@ -56,6 +56,10 @@ struct Workspace {
   float* bound;
   void* M;
   float *after, *before;
+  // Jobs of the chain forward that two of its CTAs share, [CTA]: how far it is (chains.cuh), set to
+  // 0 by prepare; the state between the parts [V][K], as threads have it.
+  uint32_t* handed;
+  float* between;
 };
 
 struct Params {
@@ -83,7 +87,9 @@ struct Params {
   int32_t V;
   int32_t segment;     // chunks of a piece; 0: sequences stay whole
   int64_t num_pieces;  // an upper bound
-  int32_t columns;     // value columns of a CTA of the chains
+  // Of the chains: value columns of a CTA, backwards and forwards; CTAs of the one forward.
+  int32_t back_columns, forward_columns;
+  uint32_t forward_ctas;
   Param A_log, dt_bias, dA_log, ddt_bias;
   States initial, d_final, d_initial;  // by strides, K-first or V-first
   Workspace work;
@@ -103,6 +109,12 @@ struct Maps {
 __device__ inline void begin_launch() {
   grid_release();
   grid_wait();
+}
+
+// By the first CTA of prepare, whose launch is before that of the chains.
+__device__ inline void clear_handed(const Params& p) {
+  if (blockIdx.x > 0 || p.work.handed == nullptr) return;
+  for (unsigned i = threadIdx.x; i < p.forward_ctas; i += blockDim.x) p.work.handed[i] = 0;
 }
 
 // Numbers of pieces: as those of tiles, sequence n has them from its first tile / segment + n on.

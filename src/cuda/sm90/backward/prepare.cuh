@@ -213,6 +213,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 4)
   __shared__ PrepareShared s;
   begin_launch();
   if (is_wrong(p.tokens)) return;
+  clear_handed(p);
   const unsigned parts = p.HV / p.prepare_heads, index = blockIdx.x / parts;
   const TokenTile tile = find_tile(p.tokens, index);
   if (tile.length == 0) return;

@@ -347,6 +347,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 4 / Tr::kHalves)
   auto& s = *reinterpret_cast<ChannelShared<Tr>*>(smem);
   begin_launch();
   if (is_wrong(p.tokens)) return;
+  clear_handed(p);
   const int64_t item = blockIdx.x;
   const int warp = thread_index() / 32;
   ChannelRows<Tr> r;

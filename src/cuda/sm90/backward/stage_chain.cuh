@@ -168,6 +168,7 @@ struct ChainHead {
   ChainItem<Tr> at;
   // Of transfers: chunks_ahead at the piece's two borders, of the state and of its gradient.
   int state_ahead[2], gradient_ahead[2];
+  bool has_rest;  // of a job that two CTAs share: the last part is this one's
 };
 template <class Tr, class Stage>
 struct ChainShared {

@@ -44,30 +44,81 @@ __device__ float2 last_terms(const GradientShared<Tr>& s, int d) {
   return {decay_between(last.x) * x.x, decay_between(last.y) * x.y};
 }
 
-// The gradients of raw gates of two channels, of `count` tokens from element `at` on.
-__device__ inline void store_gates(const Params& p, int64_t at, int count,
-                                   const float (&dg)[kRun][2]) {
+// Two channels of a thread's run of tokens, to rows of a tile in shared memory.
+template <class Tr>
+__device__ void put_run(float* to, const float (&x)[kRun][2]) {
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) pair_of(to + i * Tr::kPitch) = {x[i][0], x[i][1]};
+}
+
+// The gradients of raw gates of two channels, of `count` tokens from element `at` on; `from` in
+// rows of shared memory.
+template <class Tr>
+__device__ void store_gates(const Params& p, int64_t at, int count, const float* from) {
   with_dtype(p.dg.dtype, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     T* to = static_cast<T*>(p.dg.data) + at;
     const int64_t step = p.dg.st;
     if (p.dg_pairs) {
-#pragma unroll
+#pragma unroll 4
       for (int i = 0; i < kRun; ++i, to += step) {
+        const float2 dg = pair_of(from + i * Tr::kPitch);
         if (i >= count) continue;
         if constexpr (sizeof(T) == 4) {
-          store_vector(to, __float_as_uint(dg[i][0]), __float_as_uint(dg[i][1]));
+          store_vector(to, __float_as_uint(dg.x), __float_as_uint(dg.y));
         } else {
-          *reinterpret_cast<uint32_t*>(to) = pack_result<T>(dg[i][0], dg[i][1]);
+          *reinterpret_cast<uint32_t*>(to) = pack_result<T>(dg.x, dg.y);
         }
       }
       return;
     }
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kRun; ++i, to += step) {
-      if (i < count) to[0] = from_float<T>(dg[i][0]), to[1] = from_float<T>(dg[i][1]);
+      const float2 dg = pair_of(from + i * Tr::kPitch);
+      if (i < count) to[0] = from_float<T>(dg.x), to[1] = from_float<T>(dg.y);
     }
   });
+}
+
+// dg of a thread's run from dG summed up to its end, in place, and its sum; A_log's is returned.
+// raw: raw gates, in rows; G of the run, where the form is a log decay. A loop, as in sum_gates.
+template <class Tr>
+__device__ float gate_gradients(const Params& p, const GradientShared<Tr>& s,
+                                const GatePlace<Tr>& at, int count, float* dG, const float* raw,
+                                float2& sum) {
+  float A_log = 0;
+  sum = {0, 0};
+  const auto walk = [&](auto&& gradient_of) {
+#pragma unroll 2
+    for (int i = 0; i < kRun; ++i, dG += Tr::kPitch, raw += Tr::kPitch) {
+      float2 dg = i < count ? pair_of(dG) : float2{0, 0};  // nothing of what is no token
+      dg = gradient_of(pair_of(raw), dg);
+      pair_of(dG) = dg, sum = sum + dg;
+    }
+  };
+  if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
+    // A log decay that was clamped, or is so deep that nothing passes, by its difference of G.
+    constexpr float kNothing = kMinLogDecay + 1;
+    float2 before = at.run > 0 ? pair_of(raw - Tr::kPitch) : float2{0, 0};
+    walk([&](float2 G, float2 dg) {
+      if (G.x - before.x < kNothing) dg.x = 0.0f;
+      if (G.y - before.y < kNothing) dg.y = 0.0f;
+      before = G;
+      return dg;
+    });
+  } else {
+    const float2 bias = pair_of(&s.gate_bias[at.channel]);
+    with_form(p.gate_form, [&](auto kForm) {
+      const GateForm<kForm> form(s.gate_rate, p.lower_bound);
+      walk([&](float2 g, float2 dg) {
+        const GateGradient x = form.gradient(g.x + bias.x, dg.x);
+        const GateGradient y = form.gradient(g.y + bias.y, dg.y);
+        A_log += x.A_log, A_log += y.A_log;
+        return float2{x.g, y.g};
+      });
+    });
+  }
+  return A_log;
 }
 
 // Per channel. g: raw gates, where the form is not a log decay. Sums in the exchange are visible;
@@ -78,69 +129,40 @@ __device__ void store_channel_gates(const Params& p, GradientShared<Tr>& s, cons
   if (!(p.dg.present || p.wants_sums)) return;
   const GatePlace<Tr> at;
   const int d = at.channel;
-  float2 after = {0, 0}, bias = {0, 0};
-  float rate = 1, dg[kRun][2] = {};  // first dG, then sums of it, then dg
+  float* const dG = &s.x.sum.dG[at.first][d];
+  float* const G = &s.G[at.first][d];
+  float2 after = {0, 0};
   if (at.is_there()) {
     float2 sum = {0, 0};
 #pragma unroll
-    for (int i = kRun - 1; i >= 0; --i) {
-      const float2 x = pair_of(&s.x.sum.dG[at.first + i][d]);
-      dg[i][0] = x.x, dg[i][1] = x.y, sum = sum + x;
-    }
+    for (int i = kRun - 1; i >= 0; --i) sum = sum + pair_of(dG + i * Tr::kPitch);
     pair_of(&s.sum_parts[at.run][d]) = sum;
     after = last_terms<Tr>(s, d);
 #pragma unroll
     for (int i = 0; i < 4; ++i) after = after + pair_of(&s.end_parts[i][d]);
-    bias = pair_of(&s.gate_bias[d]), rate = s.gate_rate;
   }
-  __syncthreads();  // sums of the runs; sums over values have been read
+  __syncthreads();  // sums of the runs; sums over values, and the last G, have been read
   float A_log = 0;
   if (at.is_there()) {
 #pragma unroll
     for (int i = kRuns - 1; i > 0; --i) {
       if (i > at.run) after = after + pair_of(&s.sum_parts[i][d]);
     }
-    const int count = tile.length - at.first;
 #pragma unroll
     for (int i = kRun - 1; i >= 0; --i) {
-      after.x += dg[i][0], after.y += dg[i][1];
-      dg[i][0] = after.x, dg[i][1] = after.y;
+      float2& x = pair_of(dG + i * Tr::kPitch);
+      after = after + x, x = after;
     }
-    if (count < kRun) {  // nothing of what is no token
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) {
-        if (i >= count) dg[i][0] = dg[i][1] = 0.0f;
-      }
-    }
-    if (p.gate_form == DELTIC_GATE_LOG_DECAY) {
-      // A log decay that was clamped, or is so deep that nothing passes, by its difference of G.
-      constexpr float kNothing = kMinLogDecay + 1;
-      float2 before = at.run > 0 ? pair_of(&s.G[at.first - 1][d]) : float2{0, 0};
-#pragma unroll
-      for (int i = 0; i < kRun; ++i) {
-        const float2 G = pair_of(&s.G[at.first + i][d]);
-        if (G.x - before.x < kNothing) dg[i][0] = 0.0f;
-        if (G.y - before.y < kNothing) dg[i][1] = 0.0f;
-        before = G;
-      }
-    } else {
+    if (p.gate_form != DELTIC_GATE_LOG_DECAY) {  // in the place of G, which no one reads again
       unpack_gates(p, g);
-      with_form(p.gate_form, [&](auto kForm) {
-        const GateForm<kForm> form(rate, p.lower_bound);
-#pragma unroll
-        for (int i = 0; i < kRun; ++i) {
-          const GateGradient x = form.gradient(g[i][0] + bias.x, dg[i][0]);
-          const GateGradient y = form.gradient(g[i][1] + bias.y, dg[i][1]);
-          dg[i][0] = x.g, dg[i][1] = y.g, A_log += x.A_log, A_log += y.A_log;
-        }
-      });
+      put_run<Tr>(G, g);
     }
+    const int count = tile.length - at.first;
+    float2 sum;
+    A_log = gate_gradients<Tr>(p, s, at, count, dG, G, sum);
     if (p.dg.present) {
-      store_gates(p, offset(p.dg, tile.batch, tile.begin + at.first, head) + d, count, dg);
+      store_gates<Tr>(p, offset(p.dg, tile.batch, tile.begin + at.first, head) + d, count, dG);
     }
-    float2 sum = {0, 0};
-#pragma unroll
-    for (int i = 0; i < kRun; ++i) sum.x += dg[i][0], sum.y += dg[i][1];
     static_assert(Tr::kParts == kRuns);
     pair_of(&s.last_parts[at.run][d]) = sum;
   }

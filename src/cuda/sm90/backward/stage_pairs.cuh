@@ -64,11 +64,16 @@ __device__ void lay_dbeta(const Params& p, GradientShared<Tr>& s, const Rest<Tr>
   if (!p.dbeta.present) return;
   const int64_t first = s.tile.sequence * p.HV + s.head;
   const bool is_first = s.tile.is_first;
-#pragma unroll
+#pragma unroll 1
   for (int i = 0; i < Tr::kValuePieces; ++i) {
     const int byte = (i * Tr::kThreads + thread_index()) * 16;
+    uint4 words = rest[0];
+#pragma unroll
+    for (int n = 1; n < Tr::kValuePieces; ++n) {
+      if (i == n) words = rest[n];
+    }
     float z[8], e[8], x[8], sum = 0;
-    unpack<E>(rest[i], x);
+    unpack<E>(words, x);
     unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.dz + byte), z);
     unpack<E>(*reinterpret_cast<const uint4*>(s.x.operand.e + byte), e);
 #pragma unroll

@@ -38,7 +38,7 @@ __device__ void lay_last(const Params& p, GradientShared<Tr>& s, const TokenTile
 #pragma unroll 1
     for (int v = 0; v < kRows; ++v) add(part * kRows + v, tile.is_first, tile.is_last);
   } else {
-#pragma unroll 8
+#pragma unroll 4
     for (int v = 0; v < kRows; ++v) add(part * kRows + v, false, false);
   }
   *reinterpret_cast<float2*>(&s.last_parts[part][d]) = {x, y};
@@ -105,6 +105,27 @@ __device__ void add_pairs(const GradientShared<Tr>& s, Fragment<Tr>& dq, Fragmen
   fence_operands(flat(dk));
 }
 
+// Sums over the lanes that have the same columns, an eighth of them: of N numbers a lane ends with
+// one in x[0], whose index is returned. Half of the numbers go to another lane at a time: 7
+// shuffles of eight numbers instead of 24, added in the same order.
+template <int N>
+__device__ int sum_columns(float (&x)[N], int lane) {
+  int index = 0;
+#pragma unroll
+  for (int m = 4, left = N / 2; m < 32; m *= 2, left /= 2) {
+    const bool is_upper = (lane & m) != 0;
+    if (is_upper) index += left;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float gone = is_upper ? x[i] : x[i + left];
+      x[i] = is_upper ? x[i + left] : x[i];
+      x[i] += __shfl_xor_sync(0xFFFFFFFFu, gone, m);
+    }
+    if (left == 0) x[0] += __shfl_xor_sync(0xFFFFFFFFu, x[0], m);
+  }
+  return index;
+}
+
 // Factors of the products, and their part of dG: per channel it takes the place of `end`, and sums
 // over a block's tokens of what belongs to the tokens after it go to end_parts; else both are
 // summed over the warp's channels. A barrier must follow.
@@ -113,11 +134,10 @@ __device__ void apply_decays(const Params& p, GradientShared<Tr>& s, Fragment<Tr
                              Fragment<Tr>& dk, Fragment<Tr>& end) {
   using E = typename Tr::E;
   const Part<Tr> at;
-  float starts[2] = {}, ends[2] = {};
+  float starts[2] = {}, ends[2] = {}, column_ends[2 * Tr::kTiles] = {};
   const float* const betas = s.rows_of(kBeta);
 #pragma unroll
   for (int n = 0; n < Tr::kTiles; ++n) {
-    float column_ends[2] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = at.row + 8 * half, c = at.column + 8 * n;
@@ -141,21 +161,16 @@ __device__ void apply_decays(const Params& p, GradientShared<Tr>& s, Fragment<Tr
         const float up_to = query * dq[n][e] + key * start, after = key * tail;
         if constexpr (Tr::kPerChannel) {
           end[n][e] = up_to - after;
-          column_ends[x] += after;
+          column_ends[2 * n + x] += after;
         } else {
           starts[half] += up_to, ends[half] += after;
         }
       }
     }
-    if constexpr (Tr::kPerChannel) {
-#pragma unroll
-      for (int x = 0; x < 2; ++x) {
-        float y = column_ends[x];
-#pragma unroll
-        for (int m = 4; m < 32; m *= 2) y += __shfl_xor_sync(0xFFFFFFFFu, y, m);
-        if (at.lane < 4) s.end_parts[at.block][at.column + 8 * n + x] = y;
-      }
-    }
+  }
+  if constexpr (Tr::kPerChannel) {
+    const int i = sum_columns(column_ends, at.lane);
+    s.end_parts[at.block][at.column + i / 2 * 8 + i % 2] = column_ends[0];
   }
   if constexpr (!Tr::kPerChannel) {
 #pragma unroll

@@ -133,11 +133,11 @@ __device__ int first_chunk(const ChainItem<Tr>& at) {
   return at.begin - max(at.ahead, 0);
 }
 // From the state before the first of them, by those that multiply, and by the warp that loads.
+// place: goes on with it; the last stage is not given back.
 template <class Tr, bool kTransfer>
 __device__ void go_forward(const Params& p, ChainShared<Tr, StatesStage<Tr>>& s, bool has_values,
-                           State<Tr>& S) {
+                           State<Tr>& S, RingPlace<Tr, StatesStage<Tr>>& place) {
   const ChainItem<Tr>& at = s.head.at;
-  RingPlace<Tr, StatesStage<Tr>> place;
   for (int c = first_chunk(at); c < at.end; ++c, place.next()) {
     const auto release = [&] {
       if (c > first_chunk(at)) place.release_last(s);
@@ -148,10 +148,10 @@ __device__ void go_forward(const Params& p, ChainShared<Tr, StatesStage<Tr>>& s,
 }
 template <class Tr>
 __device__ void load_forward(const Params& p, const Maps& maps, bool has_values,
-                             ChainShared<Tr, StatesStage<Tr>>& s) {
+                             ChainShared<Tr, StatesStage<Tr>>& s,
+                             RingPlace<Tr, StatesStage<Tr>>& place) {
   const ChainItem<Tr>& at = s.head.at;
   const int end = at.end;
-  RingPlace<Tr, StatesStage<Tr>> place;
   for (int c = first_chunk(at); c < end; ++c, place.next()) {
     place.wait_empty(s);
     load_stage<Tr>(p, maps, at, c, has_values, s.stages[place.stage], &s.head.full[place.stage]);

@@ -3,7 +3,7 @@
 // gates do not forget, then the states at the borders, along each sequence.
 #pragma once
 
-#include "cuda/sm90/backward/chain.cuh"
+#include "cuda/sm90/backward/chains.cuh"
 
 namespace deltic::gpu::gradient {
 
@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
   }
   __syncthreads();  // which chunks
   const bool is_matrix = what == Transfer::matrix;
+  RingPlace<Tr, StatesStage<Tr>> place;
   if (thread_index() < 32 * Tr::kWarps) {
     more_registers<240>();
     State<Tr> S;
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
       } else {
         begin_forward<Tr>(p, at, S);
       }
-      go_forward<Tr, true>(p, forward, !is_matrix, S);
+      go_forward<Tr, true>(p, forward, !is_matrix, S, place);
       if (is_matrix) {
         send_matrix<Tr>(p, at, forward.out, S);
       } else {
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(Tr::kThreads, 1)
     fewer_registers<24>();
     if (thread_index() < 32 * Tr::kWarps + 32) {
       what == Transfer::before ? load_back<Tr>(p, maps, back)
-                               : load_forward<Tr>(p, maps, !is_matrix, forward);
+                               : load_forward<Tr>(p, maps, !is_matrix, forward, place);
     }
   }
 }

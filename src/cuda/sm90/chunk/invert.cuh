@@ -160,18 +160,24 @@ __device__ inline void sync_own(int which) {
   else
     named_sync(kFirst, kCount);
 }
-// All of it in place, by two warps; kBarrier: a named one of theirs, + which.
+// All of it in place, by two warps, each of which begins with one half, half(); sync(): a barrier
+// of the two.
+template <class Place, class Half, class Sync>
+__device__ inline void invert_by_two(float* l, Half half, Sync sync) {
+  const Lane ln(thread_index());
+  invert_half<Place>(l, half(), ln);
+  sync();  // both halves are inverted
+  Block z[2];
+  invert_corner<Place>(l, 3 - half(), ln, z);
+  sync();  // L of the lower half has been read
+  store_negative<Place::P>(l + Place::at(3 - half(), 0), z[0], ln);
+  store_negative<Place::P>(l + Place::at(3 - half(), 1), z[1], ln);
+}
+// kBarrier: a named one of two neighbours, + which.
 template <int kBarrier>
 __device__ inline void invert_in_place(float* l, int which) {
-  const int warp = thread_index() / 32 % 2;
-  const Lane ln(thread_index());
-  invert_half<Square>(l, warp, ln);
-  sync_own<kBarrier, 64>(which);  // both halves are inverted
-  Block z[2];
-  invert_corner<Square>(l, 3 - warp, ln, z);
-  sync_own<kBarrier, 64>(which);  // L of the lower half has been read
-  store_negative<Square::P>(l + Square::at(3 - warp, 0), z[0], ln);
-  store_negative<Square::P>(l + Square::at(3 - warp, 1), z[1], ln);
+  invert_by_two<Square>(
+      l, [] { return thread_index() / 32 % 2; }, [&] { sync_own<kBarrier, 64>(which); });
 }
 // The same by one warp, blocks up to the diagonal alone.
 __device__ inline void invert_stairs(float* l, const Lane& ln) {

@@ -16,6 +16,9 @@ struct Maps {
 };
 template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
+// Of jobs that fill the GPU, gates per head or none: nobody waits for another CTA.
+template <class E>
+void launch_fused(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
 // The planning kernel ahead of it.
 void launch_plan(const Params& params, GateKind gate, int num_sms, cudaStream_t stream);
 // Ahead of a transfer's: params.forgotten.

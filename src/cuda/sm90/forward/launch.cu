@@ -8,6 +8,7 @@
 #include "cuda/cuda.h"
 #include "cuda/device.h"
 #include "cuda/schedule/explain.h"
+#include "cuda/schedule/fused.h"
 #include "cuda/schedule/segments.h"
 #include "cuda/set.h"
 #include "cuda/sm80/recurrence/launch.h"
@@ -214,6 +215,13 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
   }
 }
 
+void launch_fused_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
+                       cudaStream_t stream) {
+  if constexpr (kFullSet)
+    if (p.q.dtype == DType::f16) return launch_fused<__half>(d, maps, sms, stream);
+  launch_fused<__nv_bfloat16>(d, maps, sms, stream);
+}
+
 }  // namespace
 
 const char* refuse(const Problem& p) {
@@ -313,7 +321,10 @@ void run(const Problem& p, void* workspace, void* stream_handle) {
                             kMergeThreads, int(sizeof(MergeSmem)), stream, d),
                "forward: states between segments");
   }
-  launch_kind<false>(p, d, maps, sms, stream);
+  if (schedule::fuses(p, sms))
+    launch_fused_kind(p, d, maps, sms, stream);
+  else
+    launch_kind<false>(p, d, maps, sms, stream);
   if (d.ckpt.count > 0) finish_checkpoints(p, d, stream);
   if (d.saved) write_saved_header(p, stream);
 }

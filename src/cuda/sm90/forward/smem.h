@@ -116,6 +116,7 @@ struct Part {  // of a job, in places of the carrier's positions
   int head, batch;
   int chunk;      // of all sequences, at position 0
   int own_chunk;  // of the sequence, likewise
+  int job;        // of the carrier
 };
 // Named barriers of a carrying CTA, + warpgroup: its own; gates per head, it is through with the
 // first half of a step. Of all that carry: the tail is clean.
@@ -127,11 +128,14 @@ enum class Mover { kPackets = 8, kInputs, kOutputs, kPlaces };
 constexpr int kKeyStages = 3, kValueStages = 4;
 template <GateKind kGate>
 struct CarrySmem {
+  static constexpr bool kIsFused = false;
+  static constexpr int kHalf = kHalfBytes;  // from one half of the channels of k or q to the other
   static constexpr int kBodyStages = kGate == GateKind::kChannel ? 2 : 3;
   // Per channel k and q are with decays, and q, which is not needed at once, comes with the body.
   static constexpr int kQueryStages = kGate == GateKind::kChannel ? kBodyStages : kKeyStages;
   alignas(1024) uint8_t k[kKeyStages][kTileBytes], q[kQueryStages][kTileBytes];
-  alignas(1024) uint8_t v[kValueStages][2][kHalfBytes];  // [warpgroup]
+  static constexpr int kValues = kValueStages;
+  alignas(1024) uint8_t v[kValues][2][kHalfBytes];  // [warpgroup]
   alignas(1024) typename Packet<kGate>::Body body[kBodyStages];
   // Per channel: of a chunk whose o leaves in the step after it.
   alignas(16) float o_factor[kGate == GateKind::kChannel ? kBodyStages + 1 : 1][kChunk];

@@ -14,16 +14,6 @@
 
 namespace deltic::gpu::forward {
 
-__device__ inline void warp_arrive(uint64_t* barrier) {
-  __syncwarp();
-  if (carry_tid() % 32 == 0) barrier_arrive(barrier);
-}
-// Every lane, where ordinary reads come before: of one that arrives for its warp the race checker
-// knows that lane alone.
-__device__ inline void lanes_arrive(uint64_t* barrier) {
-  barrier_arrive(barrier);
-  __syncwarp();
-}
 __device__ inline void sync_warpgroup(int tid) {
   named_sync(kCarryBarrier + tid / kWarpgroup, kWarpgroup);
 }
@@ -48,6 +38,66 @@ __device__ inline Factors load_factors(const float* table) {
   return r;
 }
 
+// --- what a carrier of packets has of a chunk, and how it is told; fused ones: smem_fused.cuh
+// ------
+template <GateKind kGate>
+__device__ inline bool has_job(const CarrySmem<kGate>& s, const Params& params, int, int n) {
+  return n < num_positions(s.seat.plan, carrier_of(s, params));
+}
+template <GateKind kGate>
+__device__ inline int parts_of(const CarrySmem<kGate>& s) {
+  return reread(s.seat.plan.parts);
+}
+template <GateKind kGate>
+__device__ inline int seat_of(const CarrySmem<kGate>& s) {
+  return reread(s.seat.index);
+}
+template <GateKind kGate>
+__device__ inline uint8_t* keys_of(CarrySmem<kGate>& s, int n) {
+  return s.k[n % kKeyStages];
+}
+template <GateKind kGate>
+__device__ inline const uint8_t* queries_of(const CarrySmem<kGate>& s, int n) {
+  return s.q[n % s.kQueryStages];
+}
+// The operand of the state's update: rows with decays to the end (per channel), or k as it is.
+template <GateKind kGate>
+__device__ inline const uint8_t* update_keys(const CarrySmem<kGate>& s, int n) {
+  if constexpr (kGate == GateKind::kChannel)
+    return s.body[n % s.kBodyStages].kr;
+  else
+    return s.k[n % kKeyStages];
+}
+template <GateKind kGate>
+__device__ inline const uint8_t* inverse_of(const CarrySmem<kGate>& s, int n) {
+  return s.body[n % s.kBodyStages].solved.t;
+}
+template <GateKind kGate>
+__device__ inline const uint8_t* scores_of(const CarrySmem<kGate>& s, int n) {
+  return s.body[n % s.kBodyStages].solved.aqk;
+}
+template <GateKind kGate>
+__device__ inline const auto& factors_of(const CarrySmem<kGate>& s, int n) {
+  if constexpr (kGate == GateKind::kChannel)
+    return s.body[n % s.kBodyStages];
+  else
+    return s.body[n % s.kBodyStages].factors;
+}
+template <GateKind kGate>
+__device__ inline void wait_keys(CarrySmem<kGate>& s, int n) {
+  barrier_wait(&s.keys_full[n % kKeyStages], (n / kKeyStages) & 1);
+}
+template <GateKind kGate>
+__device__ inline void wait_body(CarrySmem<kGate>& s, int n) {
+  barrier_wait(&s.body_full[n % s.kBodyStages], (n / s.kBodyStages) & 1);
+}
+// The warpgroup is through with the chunk.
+template <GateKind kGate>
+__device__ inline void free_chunk(CarrySmem<kGate>& s, int n) {
+  if constexpr (kGate == GateKind::kHead) warp_arrive(&s.keys_empty[n % kKeyStages]);
+  lanes_arrive(&s.body_empty[n % s.kBodyStages]);
+}
+
 // Which 64 value columns are this warpgroup's.
 template <class Smem>
 __device__ inline int value_half(const Smem& s) {
@@ -56,32 +106,31 @@ __device__ inline int value_half(const Smem& s) {
 // Is the warpgroup the only one of its CTA that carries?
 template <class Smem>
 __device__ inline bool is_alone(const Smem& s, const Params& params) {
-  return num_carrying(params, reread(s.seat.plan.parts)) == 1;
+  return num_carrying(params, parts_of(s)) == 1;
 }
 
 // Rows past the sequence's end belong to someone else: replaced by zeros, not multiplied away. Of
 // keys (per head) each of two warpgroups clears one half of the channels, and both wait.
-template <GateKind kGate>
-__device__ inline void clear_tail(CarrySmem<kGate>& s, const Params& params, int n,
-                                  int tokens_left) {
+template <GateKind kGate, class Smem>
+__device__ inline void clear_tail(Smem& s, const Params& params, int n, int tokens_left) {
+  // Keys with decays in them have no such rows; of a fused CTA the scores have cleared them.
+  constexpr bool kHasKeys = kGate == GateKind::kHead && !Smem::kIsFused;
   const int tid = carry_tid(), row = tid % kWarpgroup / 2;
   const bool alone = is_alone(s, params);
-  if constexpr (kGate == GateKind::kChannel)
-    barrier_wait(&s.v_full[n % kValueStages], (n / kValueStages) & 1);
+  if constexpr (!kHasKeys) barrier_wait(&s.v_full[n % s.kValues], (n / s.kValues) & 1);
   if (row >= tokens_left) {
-    auto* v = reinterpret_cast<uint4*>(s.v[n % kValueStages][tid / kWarpgroup] + row * 128);
-    auto* k =
-        reinterpret_cast<uint4*>(s.k[n % kKeyStages] + tid / kWarpgroup * kHalfBytes + row * 128);
+    auto* v = reinterpret_cast<uint4*>(s.v[n % s.kValues][tid / kWarpgroup] + row * 128);
+    auto* k = reinterpret_cast<uint4*>(keys_of(s, n) + tid / kWarpgroup * kHalfBytes + row * 128);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       v[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
-      if constexpr (kGate == GateKind::kHead) {
+      if constexpr (kHasKeys) {
         k[4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
         if (alone) k[kHalfBytes / 16 + 4 * (tid % 2) + i] = uint4{0, 0, 0, 0};
       }
     }
   }
-  if constexpr (kGate == GateKind::kHead) {
+  if constexpr (kHasKeys) {
     fence_async_proxy();
     named_sync(kCleanBarrier, alone ? kWarpgroup : 2 * kWarpgroup);  // k and v are clean
   } else {
@@ -90,9 +139,8 @@ __device__ inline void clear_tail(CarrySmem<kGate>& s, const Params& params, int
 }
 
 // o of chunk n, rounded, as the fragments that stmatrix takes.
-template <class E, GateKind kGate>
-__device__ inline void round_output(const CarrySmem<kGate>& s, int n, const float (&o)[32],
-                                    uint32_t (&r)[16]) {
+template <class E, GateKind kGate, class Smem>
+__device__ inline void round_output(const Smem& s, int n, const float (&o)[32], uint32_t (&r)[16]) {
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     float4 f = make_float4(1.f, 1.f, 1.f, 1.f);
@@ -105,21 +153,21 @@ __device__ inline void round_output(const CarrySmem<kGate>& s, int n, const floa
   }
 }
 // To the place of the chunk's values.
-template <GateKind kGate>
-__device__ inline void put_output(CarrySmem<kGate>& s, int n, const uint32_t (&r)[16]) {
+template <class Smem>
+__device__ inline void put_output(Smem& s, int n, const uint32_t (&r)[16]) {
   const uint32_t to =
-      smem_u32(s.v[n % kValueStages][carry_tid() / kWarpgroup]) + fragment_offset(carry_tid());
+      smem_u32(s.v[n % s.kValues][carry_tid() / kWarpgroup]) + fragment_offset(carry_tid());
 #pragma unroll
   for (int i = 0; i < 4; i++)
     stmatrix_x4_trans(to + i * 2048, *reinterpret_cast<const uint32_t(*)[4]>(&r[4 * i]));
 }
 // Whence it is copied out; a chunk that is not whole leaves from here.
-template <GateKind kGate>
-__device__ inline void release_output(CarrySmem<kGate>& s, int n, int tokens_left, const Part& part,
+template <class Smem>
+__device__ inline void release_output(Smem& s, int n, int tokens_left, const Part& part,
                                       const Params& params) {
   if (tokens_left < kChunk) {
     const int tid = carry_tid(), wg = tid / kWarpgroup;
-    const uint8_t* const tile = s.v[n % kValueStages][wg];
+    const uint8_t* const tile = s.v[n % s.kValues][wg];
     sync_warpgroup(tid);  // the tile is complete
     const int row = tid % kWarpgroup / 2, first = 64 * value_half(s);
     if (row < tokens_left) {
@@ -136,7 +184,7 @@ __device__ inline void release_output(CarrySmem<kGate>& s, int n, int tokens_lef
     }
   }
   fence_async_proxy();
-  warp_arrive(&s.o_full[n % kValueStages]);
+  warp_arrive(&s.o_full[n % s.kValues]);
 }
 
 // A warp: the first position from n on before which the state is kept. chunk, own_chunk: as in
@@ -202,25 +250,26 @@ __device__ inline int step_kind(const Part& part, int n) {
 }
 
 // The part of a job that begins at position n: where it is, and its state.
-template <GateKind kGate, bool kTransfer>
-__device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int job, int n,
-                                  float (&S)[64]) {
-  const int parts = reread(s.seat.plan.parts), half = value_half(s);
-  const int from = reread(s.seat.index) + group_of(params, parts);  // who carried the job before
+template <bool kTransfer, class Smem>
+__device__ inline void begin_part(Smem& s, const Params& params, int job, int n, float (&S)[64]) {
+  const int parts = parts_of(s), half = value_half(s);
+  const int from = seat_of(s) + group_of(params, parts);  // who carried the job before
   Part& part = s.part[carry_tid() / kWarpgroup];
   const auto [p, piece] = job_at(s, job);
   const int end = n + p.end - p.begin, chunk = p.first_chunk + p.begin - n;
   const int own_chunk = piece.first_chunk + p.begin - n;
   const int stop = kTransfer ? end : next_stop(params, chunk, own_chunk, n, end);
   sync_warpgroup(carry_tid());  // nobody reads the part before any more
+  const bool is_handed_on = !Smem::kIsFused && p.begin > 0;
   if (carry_tid() % kWarpgroup == 0) {
-    if (p.begin > 0) wait_flag(handoff_flag(params, from), num_carrying(params, parts));
+    if (is_handed_on) wait_flag(handoff_flag(params, from), num_carrying(params, parts));
     const int tokens_left = piece.length - (p.begin - n) * kChunk;
     part = {end,         stop,   tokens_left / kChunk, n,     piece.token + (p.begin - n) * kChunk,
-            tokens_left, p.head, piece.batch,          chunk, own_chunk};
+            tokens_left, p.head, piece.batch,          chunk, own_chunk,
+            job};
   }
   sync_warpgroup(carry_tid());  // the part is known
-  if (p.begin > 0)              // the state comes from the next carrier
+  if (is_handed_on)             // the state comes from the next carrier
     load_state(params.handoff + int64_t(from) * kStateSize, half, S);
   else if (kTransfer)
     start_state(half, is_identity<kTransfer>(s), S);
@@ -234,12 +283,11 @@ __device__ inline void begin_part(CarrySmem<kGate>& s, const Params& params, int
     start_state(half, false, S);
 }
 // The end of a job's part: its state to the carrier before, or out.
-template <GateKind kGate, bool kTransfer>
-__device__ inline void end_part(CarrySmem<kGate>& s, const Params& params, int job,
-                                const float (&S)[64]) {
-  const int index = reread(s.seat.index), half = value_half(s);
+template <bool kTransfer, class Smem>
+__device__ inline void end_part(Smem& s, const Params& params, int job, const float (&S)[64]) {
+  const int index = seat_of(s), half = value_half(s);
   const auto [p, piece] = job_at(s, job);
-  if (p.end < p.count) {
+  if (!Smem::kIsFused && p.end < p.count) {
     store_state(params.handoff + int64_t(index) * kStateSize, half, S);
     sync_warpgroup(carry_tid());  // all of the warpgroup's rows are written
     if (carry_tid() % kWarpgroup == 0) add_release(handoff_flag(params, index), 1u);
@@ -278,15 +326,11 @@ __device__ inline void subtract_from_values(const Factors& factors, const uint32
     }
   }
 }
-__device__ inline const float* v_factor(const Packet<GateKind::kHead>::Body& body) {
-  return body.factors.ks_factor;
-}
+__device__ inline const float* v_factor(const HeadFactors& factors) { return factors.ks_factor; }
 __device__ inline const float* v_factor(const Packet<GateKind::kChannel>::Body& body) {
   return body.v_factor;
 }
-__device__ inline const float* new_factor(const Packet<GateKind::kHead>::Body& body) {
-  return body.factors.new_factor;
-}
+__device__ inline const float* new_factor(const HeadFactors& factors) { return factors.new_factor; }
 __device__ inline const float* new_factor(const Packet<GateKind::kChannel>::Body& body) {
   return body.new_factor;
 }
@@ -299,16 +343,6 @@ __device__ inline void multiply_columns(const Factors& factors, float (&x)[32]) 
     x[8 * i + 4] *= f.z, x[8 * i + 5] *= f.w, x[8 * i + 6] *= f.z, x[8 * i + 7] *= f.w;
   }
 }
-// The operand of the state's update: rows with decays to the end (per channel), or k as it is.
-template <GateKind kGate>
-__device__ inline uint64_t update_keys(CarrySmem<kGate>& s, int ks, int rs) {
-  const uint8_t* tile;
-  if constexpr (kGate == GateKind::kChannel)
-    tile = s.body[rs].kr;
-  else
-    tile = s.k[ks];
-  return tile_desc(smem_u32(tile), kHalfBytes, 1024);
-}
 __device__ inline void decay_state(const Packet<GateKind::kChannel>::Body& body, float (&S)[64]) {
   const int x = carry_tid() % 4;
 #pragma unroll
@@ -318,20 +352,20 @@ __device__ inline void decay_state(const Packet<GateKind::kChannel>::Body& body,
     S[8 * j + 4] *= d.z, S[8 * j + 5] *= d.w, S[8 * j + 6] *= d.z, S[8 * j + 7] *= d.w;
   }
 }
-__device__ inline void decay_state(const Packet<GateKind::kHead>::Body& body, float (&S)[64]) {
-  const float d = body.factors.decay;
+__device__ inline void decay_state(const HeadFactors& factors, float (&S)[64]) {
+  const float d = factors.decay;
 #pragma unroll
   for (int j = 0; j < 64; j++) S[j] *= d;
 }
 
 // Rounded values with the decays to the chunk's end (bf16), as if the factors had fp32's precision.
-__device__ inline void decay_values(const Packet<GateKind::kHead>::Body& body,
-                                    const uint32_t (&av)[16], uint32_t (&ah)[16]) {
+__device__ inline void decay_values(const HeadFactors& factors, const uint32_t (&av)[16],
+                                    uint32_t (&ah)[16]) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int at = 2 * (carry_tid() % 4) + i;
-    const uint4 high = reinterpret_cast<const uint4*>(body.factors.v_new_factor[0])[at];
-    const uint4 low = reinterpret_cast<const uint4*>(body.factors.v_new_factor[1])[at];
+    const uint4 high = reinterpret_cast<const uint4*>(factors.v_new_factor[0])[at];
+    const uint4 low = reinterpret_cast<const uint4*>(factors.v_new_factor[1])[at];
     const uint32_t h[4] = {high.x, high.y, high.z, high.w}, l[4] = {low.x, low.y, low.z, low.w};
 #pragma unroll
     for (int j = 0; j < 8; j++)
@@ -340,8 +374,8 @@ __device__ inline void decay_values(const Packet<GateKind::kHead>::Body& body,
   }
 }
 // fp16: what v_new is multiplied with for the state, 1/|k| and perhaps decays to the chunk's end.
-__device__ inline const float* update_factor(const Packet<GateKind::kHead>::Body& body) {
-  return reinterpret_cast<const float*>(body.factors.v_new_factor);
+__device__ inline const float* update_factor(const HeadFactors& factors) {
+  return reinterpret_cast<const float*>(factors.v_new_factor);
 }
 __device__ inline const float* update_factor(const Packet<GateKind::kChannel>::Body& body) {
   return body.v_factor;
@@ -373,7 +407,8 @@ __device__ inline void pass_turn() {
 }
 
 // acc = S (as operand) times a tile of keys or queries, under way on return.
-template <class E>
+// kHalf: bytes from one half of the channels to the other.
+template <class E, int kHalf>
 __device__ inline void multiply_state(const uint32_t (&as)[32], const uint8_t* tile,
                                       float (&acc)[32]) {
   const uint64_t desc = tile_desc(smem_u32(tile), 16, 1024);
@@ -381,7 +416,7 @@ __device__ inline void multiply_state(const uint32_t (&as)[32], const uint8_t* t
   wgmma_arrive();
 #pragma unroll
   for (int j = 0; j < 8; j++)
-    wgmma<E, Major::k>(acc, &as[4 * j], desc_at(desc, (j / 4) * kHalfBytes + (j % 4) * 32), j > 0);
+    wgmma<E, Major::k>(acc, &as[4 * j], desc_at(desc, (j / 4) * kHalf + (j % 4) * 32), j > 0);
   wgmma_commit();
 }
 // acc (+)= a times a 64 x 64 tile, under way on return.
@@ -397,6 +432,17 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
   wgmma_commit();
 }
 
+// S += (k with decays to the end)^T v_new, under way on return.
+template <class E, int kHalf>
+__device__ inline void add_to_state(const uint32_t (&a)[16], const uint8_t* tile, float (&S)[64]) {
+  fence_operands(S);
+  wgmma_arrive();
+  const uint64_t keys = tile_desc(smem_u32(tile), kHalf, 1024);
+#pragma unroll
+  for (int j = 0; j < 4; j++) wgmma<E, Major::mn>(S, &a[4 * j], desc_at(keys, j * 2048));
+  wgmma_commit();
+}
+
 // One or two warpgroups: every position of the carrier. A step, and what runs beside the products:
 //   k S           | o of the chunk before rounded; v to registers
 //   T (v - k S)   | q S ; o of the chunk before out; S *= decay
@@ -406,28 +452,27 @@ __device__ inline void multiply_tokens(const uint32_t (&a)[16], const uint8_t* t
 template <class E, GateKind kGate, bool kTransfer>
 __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
   constexpr bool kIsHead = kGate == GateKind::kHead, kHasOutput = !kTransfer;
-  constexpr int kBodyStages = CarrySmem<kGate>::kBodyStages;
   float S[64], acc[32], O[32] = {};
   uint32_t av[16];
   auto part = [&]() -> const Part& { return s.part[carry_tid() / kWarpgroup]; };
   const bool alone = is_alone(s, params);
   int n = 0, job = 0;
 #pragma unroll 1
-  while (n < num_positions(s.seat.plan, carrier_of(s, params))) {
-    begin_part<kGate, kTransfer>(s, params, job, n, S);
+  while (has_job(s, params, job, n)) {
+    begin_part<kTransfer>(s, params, job, n, S);
     int kind = step_kind(part(), n);
 #pragma unroll 1
     do {
-      const int ks = n % kKeyStages, rs = n % kBodyStages, vs = n % kValueStages;
+      const int now = n, vs = n % kValueStages;
       if (!kTransfer && kind & kIsStop)
         keep_state(s.part[carry_tid() / kWarpgroup], params, n, value_half(s), S);
-      barrier_wait(&s.keys_full[ks], (n / kKeyStages) & 1);
-      if (kind & kIsShort) clear_tail(s, params, n, reread(part().tokens_left) - n * kChunk);
+      wait_keys(s, n);
+      if (kind & kIsShort) clear_tail<kGate>(s, params, n, reread(part().tokens_left) - n * kChunk);
       uint32_t as[32];
 #pragma unroll
       for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
       if (kIsHead && !alone) wait_turn(n);
-      multiply_state<E>(as, s.k[ks], acc);
+      multiply_state<E, kHalfBytes>(as, keys_of(s, n), acc);
       if constexpr (!kIsHead) barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
       {
@@ -440,19 +485,19 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       if constexpr (kTransfer) {
         warp_arrive(&s.v_empty[vs]);
       } else if (!(kind & kIsFirst)) {
-        round_output<E>(s, n - 1, O, ob);
+        round_output<E, kGate>(s, n - 1, O, ob);
         put_output(s, n - 1, ob);
       }
-      barrier_wait(&s.body_full[rs], (n / kBodyStages) & 1);
-      auto& body = s.body[rs];
+      wait_body(s, n);
+      const auto& body = factors_of(s, n);
       {
         const Factors factors = load_factors(v_factor(body));
         wgmma_wait<0>();
         fence_operands(acc);
         subtract_from_values<E, !kIsHead && !kIsHalf<E>>(factors, v, acc, av);
       }
-      multiply_tokens<E>(av, body.solved.t, false, acc);  // v_new
-      if constexpr (kHasOutput) multiply_state<E>(as, s.q[n % s.kQueryStages], O);
+      multiply_tokens<E>(av, inverse_of(s, n), false, acc);  // v_new
+      if constexpr (kHasOutput) multiply_state<E, kHalfBytes>(as, queries_of(s, n), O);
       if (kIsHead && !alone) pass_turn();
       if constexpr (kHasOutput) {
         if (!(kind & kIsFirst)) release_output(s, n - 1, kChunk, part(), params);
@@ -477,37 +522,30 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
 #pragma unroll
         for (int i = 0; i < 16; i++) ah[i] = av[i];
       }
-      fence_operands(S);
-      wgmma_arrive();
-      const uint64_t kr = update_keys(s, ks, rs);
-#pragma unroll
-      for (int j = 0; j < 4; j++)  // S += (k with decays to the end)^T v_new
-        wgmma<E, Major::mn>(S, &ah[4 * j], desc_at(kr, j * 2048));
-      wgmma_commit();
+      add_to_state<E, kHalfBytes>(ah, update_keys(s, n), S);
       if constexpr (kHasOutput) {
         if constexpr (kIsHead) {
-          const Factors factors = load_factors(body.factors.qs_factor);
+          const Factors factors = load_factors(body.qs_factor);
           wgmma_wait<1>();
           fence_operands(O);
           multiply_columns(factors, O);
         }
-        multiply_tokens<E>(av, body.solved.aqk, true, O);
+        multiply_tokens<E>(av, scores_of(s, n), true, O);
       }
       n++;
       kind = step_kind(part(), n);
       wgmma_wait<0>();
       fence_operands(S);
       fence_operands(O);
-      if constexpr (kIsHead) warp_arrive(&s.keys_empty[ks]);
-      lanes_arrive(&s.body_empty[rs]);
+      free_chunk(s, now);
     } while (kind & kIsInside);
     if constexpr (kHasOutput) {  // the part's last chunk, perhaps not a whole one
       uint32_t ob[16];
-      round_output<E>(s, n - 1, O, ob);
+      round_output<E, kGate>(s, n - 1, O, ob);
       put_output(s, n - 1, ob);
       release_output(s, n - 1, part().tokens_left - (n - 1) * kChunk, part(), params);
     }
-    end_part<kGate, kTransfer>(s, params, job++, S);
+    end_part<kTransfer>(s, params, job++, S);
   }
   if (kIsHead && !alone && n > 0 && carry_tid() < kWarpgroup)
     named_sync(kTurnBarrier + 1, 2 * kWarpgroup);  // what the other warpgroup passed last

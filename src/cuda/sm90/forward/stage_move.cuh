@@ -10,6 +10,17 @@
 
 namespace deltic::gpu::forward {
 
+__device__ inline void warp_arrive(uint64_t* barrier) {
+  __syncwarp();
+  if (thread_index() % 32 == 0) barrier_arrive(barrier);
+}
+// Every lane, where ordinary reads come before: of one that arrives for its warp the race checker
+// knows that lane alone.
+__device__ inline void lanes_arrive(uint64_t* barrier) {
+  barrier_arrive(barrier);
+  __syncwarp();
+}
+
 // The second state of a transfer's carrier is M, without values.
 template <bool kTransfer, class Smem>
 __device__ inline bool is_identity(const Smem& s) {
@@ -56,10 +67,19 @@ __device__ inline Place place_of(const Params& params, const Plan& plan, int pos
   return locate(plan, params.chunk_prefix, opaque(params.num_value_heads), position);
 }
 // The carrier's job of this number.
-template <GateKind kGate>
-__device__ inline const Job& job_at(CarrySmem<kGate>& s, int job) {
+template <class Smem>
+__device__ inline const Job& job_at(Smem& s, int job) {
   barrier_wait(&s.job_full[job % s.kJobs], job / s.kJobs & 1);
   return s.job[job % s.kJobs];
+}
+// The job's given state to L2, if it is so many bytes in a row; 0: it is not.
+__device__ inline void fetch_state(const Params& params, const Job& j, int bytes) {
+  if (j.piece.read_slot < 0 || bytes == 0) return;
+  const StateView& view = params.state_in;
+  const auto* const state = static_cast<const uint16_t*>(view.data) +
+                            ((j.piece.read_slot * view.s_slot + j.place.head * view.s_head)
+                             << (view.type == Number::kF32));
+  if (reinterpret_cast<uintptr_t>(state) % 16 == 0) bulk_prefetch(state, bytes);
 }
 // One thread: the job that begins at position n, for all others; returns where the next one begins.
 // Lookups in memory take long, and so do states that come from there.
@@ -70,13 +90,7 @@ __device__ inline int find_job(CarrySmem<kGate>& s, const Params& params, int ca
   j.place = place_of(params, s.seat.plan, carrier * s.seat.plan.steps + n);
   j.piece = params.pieces[j.place.piece];
   barrier_arrive(&s.job_full[job % s.kJobs]);
-  if (!kTransfer && j.place.begin == 0 && j.piece.read_slot >= 0 && s.state_bytes > 0) {
-    const StateView& view = params.state_in;
-    const auto* const state = static_cast<const uint16_t*>(view.data) +
-                              ((j.piece.read_slot * view.s_slot + j.place.head * view.s_head)
-                               << (view.type == Number::kF32));
-    if (reinterpret_cast<uintptr_t>(state) % 16 == 0) bulk_prefetch(state, s.state_bytes);
-  }
+  if (!kTransfer && j.place.begin == 0) fetch_state(params, j, s.state_bytes);
   return n + j.place.end - j.place.begin;
 }
 // The carrier's positions one after the other, for a thread that follows them.

@@ -2,8 +2,7 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_DECODE(__nv_bfloat16, 128, true);
-DELTIC_INSTANTIATE_HELD(__nv_bfloat16, 128);
+DELTIC_INSTANTIATE_V_FIRST(__nv_bfloat16, 128);
 DELTIC_INSTANTIATE_KIND(__nv_bfloat16, 128, true, Kind::pairs);
 DELTIC_INSTANTIATE_KIND(__nv_bfloat16, 128, true, Kind::seeded);
 }  // namespace deltic::gpu::decode

@@ -2,7 +2,6 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_DECODE(__nv_bfloat16, 64, true);
-DELTIC_INSTANTIATE_HELD(__nv_bfloat16, 64);
+DELTIC_INSTANTIATE_V_FIRST(__nv_bfloat16, 64);
 DELTIC_INSTANTIATE_KIND(__nv_bfloat16, 64, true, Kind::seeded);
 }  // namespace deltic::gpu::decode

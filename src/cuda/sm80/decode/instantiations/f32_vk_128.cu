@@ -2,7 +2,6 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_DECODE(float, 128, true);
-DELTIC_INSTANTIATE_HELD(float, 128);
-DELTIC_INSTANTIATE_KIND(float, 128, true, Kind::quick);
+DELTIC_INSTANTIATE_V_FIRST(float, 128);
+DELTIC_INSTANTIATE_KIND(float, 128, true, Kind::stream);
 }  // namespace deltic::gpu::decode

@@ -2,7 +2,5 @@
 #include "cuda/sm80/decode/launch_kernel.cuh"
 
 namespace deltic::gpu::decode {
-DELTIC_INSTANTIATE_DECODE(float, 64, true);
-DELTIC_INSTANTIATE_HELD(float, 64);
-DELTIC_INSTANTIATE_KIND(float, 64, true, Kind::quick);
+DELTIC_INSTANTIATE_V_FIRST(float, 64);
 }  // namespace deltic::gpu::decode
