@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks from the #include lines that every layer sees only the layers below it.
+"""Checks from the #include lines that every layer sees only the layers below it, and that the GPU
+backend has its instructions in one room and no launches but those of tile/launch.h.
 
 Exit status 0 if the tree obeys, 1 with one line per offence. The rules are first tried on a few
 made-up files that break them, so that a rule that stopped working is noticed.
@@ -48,6 +49,13 @@ FOREIGN = {
     "nlohmann/": {"cli"},
 }
 
+# In the GPU backend: what alone may have it, or None, and what to use instead.
+KEPT = [
+    (re.compile(r"\basm\b|\b__pipeline_\w*|\b__cvta_\w*"), "src/cuda/ptx", "a function there"),
+    (re.compile(r"<<<"), None, "launch or launch_after of cuda/tile/launch.h"),
+]
+
+COMMENT = re.compile(r"//.*")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 SOURCE_ENDINGS = (".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc")
 
@@ -78,14 +86,26 @@ def resolve(path, header, known):
     return None
 
 
+def strays(path, number, line):
+    """One sentence per instruction or launch of the GPU backend that stands in a wrong place."""
+    code = COMMENT.sub("", line)
+    for pattern, room, instead in KEPT:
+        match = pattern.search(code)
+        if match and not (room and path.startswith(room + "/")):
+            where = f"is for {room} alone" if room else "is not for src/cuda"
+            yield f"{path}:{number}: {match.group()} {where}: use {instead}"
+
+
 def offences(files):
-    """One sentence per include line that breaks a rule. `files` maps paths to texts."""
+    """One sentence per line that breaks a rule. `files` maps paths to texts."""
     found = []
     for path, text in sorted(files.items()):
         layer = layer_of(path)
         if layer is None:
             continue
         for number, line in enumerate(text.splitlines(), 1):
+            if layer == "src/cuda":
+                found.extend(strays(path, number, line))
             match = INCLUDE.match(line)
             if not match:
                 continue
@@ -116,10 +136,11 @@ def self_check():
         "src/cpu/cpu.h": '#include "core/problem.h"\n#include <hwy/highway.h>\n',
         "src/reference/reference.h": '#include "core/problem.h"\n',
         "src/api/forward.cpp": '#include "cpu/cpu.h"\n#include "reference/reference.h"\n',
-        "src/cuda/ptx/mma.cuh": "",
+        "src/cuda/ptx/mma.cuh": 'asm volatile("");\n__pipeline_commit();\n',
         "src/cuda/schedule/roles.h": '#include "core/problem.h"\n',
         "src/cuda/sm90/chunk/rows.cuh": '#include "cuda/ptx/mma.cuh"\n',
         "src/cuda/sm90/forward/kernel.cuh": '#include "cuda/sm90/chunk/rows.cuh"\n',
+        "src/cuda/sm90/forward/stage.cuh": "int n = 0;  // no asm, no <<<\n",
         "cli/main.cpp": '#include "deltic/deltic.h"\n#include <CLI/CLI.hpp>\n',
         "tests/all.cpp": '#include "cpu/cpu.h"\n',
     }
@@ -140,6 +161,10 @@ def self_check():
         "src/cuda/tile/l.cuh": '#include "cuda/schedule/roles.h"',
         "src/cuda/schedule/m.cpp": '#include "cuda/sm90/forward/kernel.cuh"',
         "src/cuda/sm90/chunk/n.cuh": '#include "cuda/sm90/forward/kernel.cuh"',
+        "src/cuda/tile/o.cuh": 'asm("");',
+        "src/cuda/sm80/p.cuh": "__pipeline_wait_prior(0);",
+        "src/cuda/sm90/q.cuh": "const auto at = __cvta_generic_to_shared(p);",
+        "src/cuda/ptx/r.cuh": "kernel<<<1, 32>>>();",
         "src/api/i.cpp": '#include "tests/all.cpp"',
     }
     for path, text in bad.items():

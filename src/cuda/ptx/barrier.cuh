@@ -42,6 +42,11 @@ __device__ inline void named_sync(int id, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
+// Barrier 1, of warps whose lanes are together already: without __syncwarp.
+template <int kThreads>
+__device__ inline void named_sync_1_converged() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
 __device__ inline void named_arrive(int id, int threads) {
   __syncwarp();
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

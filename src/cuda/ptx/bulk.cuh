@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/ptx/policies.cuh"
 #include "cuda/ptx/shared.cuh"
 
 namespace deltic::gpu {
@@ -24,10 +25,6 @@ __device__ inline void bulk_prefetch(const void* src, int bytes) {
                : "memory");
 }
 
-// Inputs and outputs pass through L2 once; the ring of packets is to stay there.
-constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;  // what createpolicy gives for evict_first
-constexpr uint64_t kEvictLast = 0x14F0000000000000ull;
-constexpr uint64_t kEvictNormal = 0x1000000000000000ull;
 template <uint64_t kPolicy = kEvictLast>
 __device__ inline void bulk_store(void* dst, const void* src, int bytes) {
   asm volatile(

@@ -11,6 +11,13 @@ __device__ inline uint32_t load_relaxed(const uint32_t* p) {
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
+// A number that others may be writing meanwhile, before or after. Without a claim on memory: the
+// compiler may move it past other accesses.
+__device__ inline int load_unordered(const int* p) {
+  int v;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
+}
 // After a relaxed load, an acquire: L1 forgets what it has. The load may be long under way, where
 // an acquiring load is waited for at once; the older fence is a trip to L2.
 __device__ inline void fence_acquire() {

@@ -8,5 +8,9 @@ namespace deltic::gpu {
 __device__ inline void line_prefetch(const void* src) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(src)));
 }
+// The address as the compiler has it: generic addresses of global memory are the global ones.
+__device__ inline void line_prefetch_as_is(const void* src) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(src));
+}
 
 }  // namespace deltic::gpu

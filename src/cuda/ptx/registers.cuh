@@ -1,4 +1,5 @@
-// Values that are read again instead of kept in registers.
+// Values that are read or computed again instead of kept in registers, and what else the compiler
+// is told without an instruction.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,21 @@ __device__ inline int opaque(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+__device__ inline int64_t opaque(int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+// The same in place: x has been computed here, and what follows starts from it.
+template <class X>
+__device__ inline void keep_here(X*& x) {
+  asm volatile("" : "+l"(x));
+}
+__device__ inline void keep_here(float& x, float& y) { asm volatile("" : "+f"(x), "+f"(y)); }
+// x is loaded here, though nobody wants it.
+__device__ inline void touch(uint32_t x) { asm volatile("" ::"r"(x)); }
+// The compiler moves no access to memory past it; the GPU may.
+__device__ inline void compiler_fence() { asm volatile("" ::: "memory"); }
+
 // The thread's index, read anew: else dozens of addresses that depend on it are kept, and spilled.
 __device__ inline int thread_index() {
   int t;

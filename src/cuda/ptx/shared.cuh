@@ -1,7 +1,9 @@
-// Shared memory: addresses, words, matrices of a warp, 128-byte swizzle.
+// Shared memory: addresses, words, matrices of a warp.
 #pragma once
 
 #include <cstdint>
+
+#include "cuda/ptx/swizzle.cuh"
 
 namespace deltic::gpu {
 
@@ -39,9 +41,38 @@ __device__ inline uint32_t load_shared(uint32_t addr) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
   return v;
 }
-// Byte offset of 16 bytes in a 64-channel half tile.
-__device__ inline uint32_t swizzled(int row, int chunk16) {
-  return row * 128 + ((chunk16 ^ (row & 7)) << 4);
+// The same without a claim on memory: the compiler may do it earlier or later, past stores. Of
+// words that nothing overwrites meanwhile.
+__device__ inline uint32_t load_shared_unordered(uint32_t addr) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(addr));
+  return v;
+}
+__device__ inline int4 load_shared_int4(uint32_t addr) {
+  int4 v;
+  asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(addr)
+               : "memory");
+  return v;
+}
+__device__ inline void store_shared_u16(uint32_t addr, uint16_t v) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(addr), "h"(v) : "memory");
+}
+__device__ inline void store_shared_f32(uint32_t addr, float v) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(addr), "f"(v) : "memory");
+}
+// Read anew at every place: values of plain loads would be kept in registers. No claim on memory.
+__device__ inline uint4 load_shared_volatile(uint32_t addr) {
+  uint4 v;
+  asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(addr));
+  return v;
+}
+// Stored though nobody reads it.
+__device__ inline void store_shared_volatile(uint32_t addr, uint32_t v) {
+  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
 }
 
 }  // namespace deltic::gpu

@@ -13,11 +13,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/ptx/swizzle.cuh"
+
 namespace deltic::gpu {
-
-inline constexpr int kWarpgroup = 128, kWarpgroupWarps = 4;  // threads, warps
-
-enum class Major { k = 0, mn = 1 };  // which dimension of a tile is contiguous
 
 __device__ inline void wgmma_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() {
@@ -32,16 +30,6 @@ template <int N>
 __device__ inline void fence_operands(float (&r)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(r[i])::"memory");
-}
-
-// Descriptor of a tile with 128-byte swizzle; strides in bytes.
-__device__ inline uint64_t tile_desc(uint32_t addr, uint32_t lead, uint32_t stride) {
-  return uint64_t((addr & 0x3FFFF) >> 4) | (uint64_t(lead >> 4) << 16) |
-         (uint64_t(stride >> 4) << 32) | (uint64_t(1) << 62);
-}
-// The same tile some bytes further on.
-__device__ inline uint64_t desc_at(uint64_t desc, uint32_t bytes) {
-  return (desc & 0xffffffff00000000ull) | (uint32_t(desc) + (bytes >> 4));
 }
 
 // clang-format off

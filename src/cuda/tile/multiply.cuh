@@ -1,7 +1,7 @@
 // Products of 16 x 16 blocks of fp32 in shared memory.
 #pragma once
 
-#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/fragments.cuh"
 
 namespace deltic::gpu {
 

@@ -1,8 +1,7 @@
 // Rows moved 16 bytes at a time, where bases and strides allow it.
 #pragma once
 
-#include <cuda_pipeline_primitives.h>
-
+#include "cuda/ptx/async_copy.cuh"
 #include "cuda/tile/element.cuh"
 
 namespace deltic::gpu {
@@ -55,19 +54,6 @@ __device__ uint4 pack(const float (&x)[Vector<E>::N]) {
     }
   }
   return {w[0], w[1], w[2], w[3]};
-}
-
-// Leaves 16 bytes in shared memory behind the program's back: seen after wait and a barrier.
-__device__ inline void copy_async(void* to, const void* from) {
-  __pipeline_memcpy_async(to, from, 16);
-}
-
-// The same, or zeros; then nothing is read.
-__device__ inline void copy_async(void* to, const void* from, bool is_there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(__cvta_generic_to_global(from)), "r"(is_there ? 16 : 0)
-               : "memory");
 }
 
 }  // namespace deltic::gpu

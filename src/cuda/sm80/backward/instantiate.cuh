@@ -4,6 +4,7 @@
 #include "cuda/device.h"
 #include "cuda/sm80/backward/instantiate.h"
 #include "cuda/sm80/backward/kernel.cuh"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::backward {
 
@@ -14,8 +15,8 @@ void launch_starts(const Params& p, unsigned ctas, cudaStream_t stream) {
   check_cuda(
       cudaFuncSetAttribute(starts_kernel<Tr>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
       "shared memory of the backward's states");
-  starts_kernel<Tr><<<ctas, kThreads, kBytes, stream>>>(p);
-  check_launch("kernel of the backward's states");
+  check_cuda(launch(starts_kernel<Tr>, ctas, kThreads, kBytes, stream, p),
+             "kernel of the backward's states");
 }
 
 template <int kWidth, int kColumns, bool kHasGv>
@@ -25,8 +26,8 @@ void launch_segment(const Params& p, int64_t m, unsigned ctas, cudaStream_t stre
   check_cuda(
       cudaFuncSetAttribute(segment_kernel<Tr>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
       "shared memory of the backward");
-  segment_kernel<Tr><<<ctas, kThreads, kBytes, stream>>>(p, m);
-  check_launch("kernel of the backward");
+  check_cuda(launch(segment_kernel<Tr>, ctas, kThreads, kBytes, stream, p, m),
+             "kernel of the backward");
 }
 
 #define DELTIC_INSTANTIATE_BACKWARD(kWidth, kColumns, kHasGv)                                   \

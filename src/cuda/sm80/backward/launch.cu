@@ -13,6 +13,7 @@
 #include "cuda/sm80/backward/launch.h"
 #include "cuda/sm80/backward/smem.h"
 #include "cuda/tile/call.h"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::backward {
 namespace {
@@ -149,8 +150,7 @@ void collect(const Params& p, int64_t m, cudaStream_t stream) {
   const auto kernel = p.K <= 64    ? collect_kernel<2>
                       : p.K <= 128 ? collect_kernel<4>
                                    : collect_kernel<8>;
-  kernel<<<grid, kThreads, 0, stream>>>(p, m);
-  check_launch("kernel that collects gradients");
+  check_cuda(launch(kernel, grid, kThreads, 0, stream, p, m), "kernel that collects gradients");
 }
 
 }  // namespace
@@ -177,8 +177,8 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   size_t bytes = 0;
   const Params params = params_of(p, x, lay_out(p, x, workspace.data(), bytes));
   if (p.packed && p.T > 0) {
-    padding_kernel<<<kPaddingCtas, kThreads, 0, stream>>>(params);
-    check_launch("kernel that clears padding");
+    check_cuda(launch(padding_kernel, kPaddingCtas, kThreads, 0, stream, params),
+               "kernel that clears padding");
   }
   if (wants_sums(p)) {
     const size_t sums = kCollectors * static_cast<size_t>(p.HV * (1 + gate_width_of(p)));
@@ -194,9 +194,9 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   }
   if (wants_sums(p)) {
     const int64_t parameters = p.HV * (1 + gate_width_of(p));
-    sums_kernel<<<static_cast<unsigned>((parameters + kThreads - 1) / kThreads), kThreads, 0,
-                  stream>>>(params);
-    check_launch("kernel that adds up gradients of parameters");
+    const auto ctas = static_cast<unsigned>((parameters + kThreads - 1) / kThreads);
+    check_cuda(launch(sums_kernel, ctas, kThreads, 0, stream, params),
+               "kernel that adds up gradients of parameters");
   }
 }
 

@@ -14,6 +14,7 @@
 #include "cuda/sm80/block_gradients/pairs.cuh"
 #include "cuda/sm80/block_gradients/wy.cuh"
 #include "cuda/tile/call.h"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::block_gradients {
 namespace {
@@ -82,12 +83,12 @@ void run_gates(const Problem& p, std::byte* workspace, cudaStream_t stream) {
                           .bias_sums = scratch.bias_sums};
   const unsigned ctas = checked_ctas(checked_product(x.parts, x.blocks));
   if (ctas > 0) {
-    gate_gradients_kernel<<<ctas, kThreads, 0, stream>>>(params);
-    check_launch("kernel of the gates' gradients");
+    check_cuda(gpu::launch(gate_gradients_kernel, ctas, kThreads, 0, stream, params),
+               "kernel of the gates' gradients");
   }
   if (!wants_sums(p)) return;
-  gate_sums_kernel<<<checked_ctas(p.HV), kThreads, 0, stream>>>(params);
-  check_launch("kernel that sums the gates' gradients");
+  check_cuda(gpu::launch(gate_sums_kernel, checked_ctas(p.HV), kThreads, 0, stream, params),
+             "kernel that sums the gates' gradients");
 }
 
 // ---- l2norm ----
@@ -106,8 +107,8 @@ void run_norm(const Problem& p, cudaStream_t stream) {
                           .d_out = p.d_out,
                           .dx = p.dx};
   const unsigned ctas = checked_ctas((rows + kNormWarps - 1) / kNormWarps);
-  norm_gradient_kernel<<<ctas, 32 * kNormWarps, 0, stream>>>(params);
-  check_launch("kernel of the L2 norm's gradient");
+  check_cuda(gpu::launch(norm_gradient_kernel, ctas, 32 * kNormWarps, 0, stream, params),
+             "kernel of the L2 norm's gradient");
 }
 
 // ---- kkt, scores, inverse, wy ----
@@ -149,8 +150,7 @@ void launch(Kernel kernel, const Problem& p, Params x, int64_t heads, int64_t sl
   const unsigned ctas = checked_ctas(checked_product(tiles_of(p), heads, slices));
   if (ctas == 0) return;
   x.num_slices = static_cast<uint32_t>(slices);
-  kernel<<<ctas, kThreads, 0, stream>>>(x);
-  check_launch(what);
+  check_cuda(gpu::launch(kernel, ctas, kThreads, 0, stream, x), what);
 }
 
 void run_products(const Problem& p, const Params& x, cudaStream_t stream) {
@@ -165,8 +165,7 @@ void run_products(const Problem& p, const Params& x, cudaStream_t stream) {
   if (!has_parts(p)) return;
   const unsigned ctas = checked_ctas((checked_product(x.num_rows, p.HV) + kThreads - 1) / kThreads);
   if (ctas == 0) return;
-  beta_kernel<<<ctas, kThreads, 0, stream>>>(x);
-  check_launch("kernel that sums dbeta");
+  check_cuda(gpu::launch(beta_kernel, ctas, kThreads, 0, stream, x), "kernel that sums dbeta");
 }
 
 void run_wy(const Problem& p, const Params& x, cudaStream_t stream) {
@@ -213,8 +212,8 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   if (p.op == DELTIC_L2NORM) return run_norm(p, stream);
   const Params x = params_of(p, workspace.data());
   if (p.packed && p.T > 0) {
-    padding_kernel<<<kPaddingCtas, kThreads, 0, stream>>>(x, gate_width_of(p));
-    check_launch("kernel that clears padding");
+    check_cuda(gpu::launch(padding_kernel, kPaddingCtas, kThreads, 0, stream, x, gate_width_of(p)),
+               "kernel that clears padding");
   }
   switch (p.op) {
     case DELTIC_CUMSUM:

@@ -8,6 +8,7 @@
 #include "cuda/device.h"
 #include "cuda/sm80/check/kernel.cuh"
 #include "cuda/tile/grid.h"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu {
 namespace {
@@ -82,13 +83,12 @@ void check_on_device(const Problem& p, std::span<std::byte> memory, void* stream
     const int64_t num = (num_threads + check::kThreads - 1) / check::kThreads;
     return static_cast<unsigned>(std::clamp<int64_t>(num, 1, kMaxCtas));
   };
-  check::check_lists<<<ctas(p.N), check::kThreads, 0, stream>>>(params);
-  check_launch("checks of lists");
+  check_cuda(launch(check::check_lists, ctas(p.N), check::kThreads, 0, stream, params),
+             "checks of lists");
   const int64_t warps = std::max(p.B * p.T, p.N) * params.HV;
-  check::check_values<<<ctas(32 * warps), check::kThreads, 0, stream>>>(params);
-  check_launch("checks of values");
-  check::describe<<<1, check::kThreads, 0, stream>>>(params);
-  check_launch("checks");
+  check_cuda(launch(check::check_values, ctas(32 * warps), check::kThreads, 0, stream, params),
+             "checks of values");
+  check_cuda(launch(check::describe, 1, check::kThreads, 0, stream, params), "checks");
 }
 
 void fail_as_found(const deltic_buffer& workspace, void* stream_handle) {

@@ -154,8 +154,8 @@ __device__ void run_drafts(const Params& p, int n, int c, const StagedState<Tr>&
   const int window = p.accepted.present ? window_of(p, accepted) : 0;
   if constexpr (kStaged) {
     if (slots.from >= 0) staged.request(from, slots.from);
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
+    copies_commit();
+    copies_wait<0>();
     __syncthreads();  // the state is there, for all threads
     if (slots.from >= 0 && has_channels) {
 #pragma unroll

@@ -42,19 +42,19 @@ struct Pairs {
   __device__ void request(int at) {
     if (kIsThere || left > 0) {
       if constexpr (kShared) {
-        __pipeline_memcpy_async(&shared.rows[at][0][threadIdx.x], x, sizeof(Row));
-        __pipeline_memcpy_async(&shared.rows[at][1][threadIdx.x], d, sizeof(Row));
+        copy_run_async<sizeof(Row)>(&shared.rows[at][0][threadIdx.x], x);
+        copy_run_async<sizeof(Row)>(&shared.rows[at][1][threadIdx.x], d);
       } else {
         held[at][0] = load_run<E, Tr::kVec>(x), held[at][1] = load_run<E, Tr::kVec>(d);
       }
     }
-    if constexpr (kShared) __pipeline_commit();
+    if constexpr (kShared) copies_commit();
     x += x_stride, d += d_stride, --left;
   }
   template <bool kIsThere = false>
   __device__ void take(float (&x_row)[Tr::kVec], float (&d_row)[Tr::kVec]) {
     if constexpr (kShared) {
-      __pipeline_wait_prior(kPlaces - 1);
+      copies_wait<kPlaces - 1>();
       unpack_run<E, Tr::kVec>(shared.rows[place][0][threadIdx.x], x_row);
       unpack_run<E, Tr::kVec>(shared.rows[place][1][threadIdx.x], d_row);
       request<kIsThere>(place);

@@ -169,12 +169,12 @@ __device__ void run_singles(const Params& p, int first, int c, Lanes lanes, uint
       slots[i] = find_slots<int>(p.slots, first + i, entries[i]);
       if (slots[i].from >= 0) state_of(i).request(p.state_in.states, slots[i].from, c);
     }
-    __pipeline_commit();
+    copies_commit();
   }
 #pragma unroll
   for (int i = 0; i < kSequences; ++i) {
     if (i >= count) break;
-    __pipeline_wait_prior(kSequences - 1 - i);
+    copies_wait(kSequences - 1 - i);
     __syncwarp(lanes.mask());  // other threads' pieces are there
     E* out = static_cast<E*>(p.out.data) + (first + i) * p.out.sb + c;
     float sum[Tr::kVec] = {};

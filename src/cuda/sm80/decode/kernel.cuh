@@ -5,6 +5,8 @@
 #include <cstddef>
 
 #include "cuda/ptx/launch_order.cuh"
+#include "cuda/ptx/prefetch.cuh"
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/decode/stage_held.cuh"
 #include "cuda/tile/bounds.cuh"
 
@@ -52,7 +54,7 @@ __device__ int tokens_from(const Place& place, int first) {
 template <class Tr>
 __device__ void run_tile(const Params& p, const Part& part, Stage<Tr>& s, int first, int count,
                          int tile, RawTile<Tr>& raw) {
-  wait_state(Tr::kTiles - 1 - tile);
+  copies_wait(Tr::kTiles - 1 - tile);
   if constexpr (Tr::kHeld) return run_held<Tr>(p, part, s, first, count, tile);
   if constexpr (Tr::kMma) __syncwarp();  // what other lanes asked for is there
   if constexpr (!Tr::kStays) get_state<Tr>(s, tile, raw);
@@ -104,7 +106,7 @@ __device__ void run_single(const Params& p, const Part& part, const Work& work, 
   lay_keys<Tr>(p, 1, tokens, s);
   lay_gates<Tr>(p, 1, tokens, s), lay_values<Tr>(p, 1, tokens, s);
   __syncthreads();  // the token is there, for all threads
-  wait_state(0);
+  copies_wait<0>();
   if constexpr (!Tr::kStays) get_state<Tr>(s, 0, raw);
   step<Tr>(
       p, part, [&] { return work; }, 0, 0, s, 0, raw);
@@ -118,8 +120,7 @@ __device__ inline void touch_params(const Params& p) {
   constexpr int kLine = 64, kLines = (sizeof(Params) + kLine - 1) / kLine;
   static_assert(kLines <= 32 && alignof(Params) >= 4);
   const int line = min(static_cast<int>(threadIdx.x % 32), kLines - 1);
-  const auto word = reinterpret_cast<const uint32_t*>(&p)[line * (kLine / 4)];
-  asm volatile("" ::"r"(word));
+  touch(reinterpret_cast<const uint32_t*>(&p)[line * (kLine / 4)]);
 }
 
 // A line per thread of the state of a CTA that comes later, to L2: when that CTA asks for it,
@@ -140,8 +141,7 @@ __device__ void hint_ahead(const Params& p) {
   const E* row = static_cast<const E*>(p.state_in.data) +
                  static_cast<int64_t>(slot) * p.state_in.s_slot + at.head * p.state_in.s_head +
                  (at.first + column) * p.state_in.s_v;
-  const char* line = reinterpret_cast<const char*>(row) + threadIdx.x % kLines * 128;
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  line_prefetch_as_is(reinterpret_cast<const char*>(row) + threadIdx.x % kLines * 128);
 }
 
 // CTAs are (sequence, value head, slice), slices fastest; the last kPaddingCtas of a packed call
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
 #pragma unroll
   for (int tile = 0; tile < Tr::kTiles; ++tile) {
     request_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.from, tile, s);
-    end_request();
+    copies_commit();
   }
   if constexpr (Tr::kStartsEarly) grid_release();  // the next launch may come, and waits likewise
   if constexpr (Tr::kHintsAhead) hint_ahead<Tr>(p);
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
   }
   if (threadIdx.x == 0) s.work = {at, place, slots.to};
   if (place.length == 0) {
-    wait_state(0);
+    copies_wait<0>();
 #pragma unroll 1
     for (int tile = 0; tile < Tr::kTiles && slots.to >= 0; ++tile) {
       keep_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.to, tile, s);

@@ -3,7 +3,11 @@
 // lanes anyway: where CTAs are less than a wave, nothing else would have run meanwhile.
 #pragma once
 
+#include "cuda/ptx/flags.cuh"
 #include "cuda/ptx/launch_order.cuh"
+#include "cuda/ptx/prefetch.cuh"
+#include "cuda/ptx/shared.cuh"
+#include "cuda/ptx/vectors.cuh"
 #include "cuda/sm80/decode/stage_state.cuh"
 
 namespace deltic::gpu::decode {
@@ -136,17 +140,8 @@ __device__ void alone_decays(const AloneParams& p, const uint4& raw, const uint4
 // the thread's own word of shared memory.
 template <class... Ts>
 __device__ void compute_now(uint32_t* sink, Ts*... x) {
-  asm volatile("st.volatile.shared.u32 [%0], %1;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(sink))),
-               "r"((... ^ static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x))))
-               : "memory");
-}
-__device__ inline void store_vector(void* to, const uint4& w, bool is_there) {
-  asm volatile(
-      "{\n.reg .pred P;\nsetp.ne.u32 P, %5, 0;\n@P st.global.v4.b32 [%0], {%1, %2, %3, %4};\n}" ::
-          "l"(to),
-      "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w), "r"(static_cast<uint32_t>(is_there))
-      : "memory");
+  store_shared_volatile(smem_u32(sink),
+                        (... ^ static_cast<uint32_t>(reinterpret_cast<uintptr_t>(x))));
 }
 
 // The CTA's part of the state into L2, while the launch ahead still runs. That launch may yet write
@@ -160,8 +155,7 @@ __device__ void hint_state(const AloneParams& p, int lane) {
   constexpr int kLine = 128, kLines = Tr::kWidth * static_cast<int>(sizeof(E)) / kLine;
   int slot = static_cast<int>(blockIdx.z);
   if (p.read != nullptr) {
-    const int* at = p.read + static_cast<uint64_t>(blockIdx.z) * p.read_step;
-    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(slot) : "l"(at));
+    slot = load_unordered(p.read + static_cast<uint64_t>(blockIdx.z) * p.read_step);
   }
   if (slot <= p.null_slot || slot >= p.read_slots) return;
   const E* in = static_cast<const E*>(p.state_in) + static_cast<int64_t>(slot) * p.in_slot +
@@ -171,7 +165,7 @@ __device__ void hint_state(const AloneParams& p, int lane) {
     const unsigned column = blockIdx.x * Tr::kSlice + i / kLines;
     const auto* line =
         reinterpret_cast<const char*>(in + static_cast<uint64_t>(column) * p.in_column);
-    if (column < p.V) asm volatile("prefetch.global.L2 [%0];" ::"l"(line + i % kLines * kLine));
+    if (column < p.V) line_prefetch_as_is(line + i % kLines * kLine);
   }
 }
 

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
     slots = find_slots<int>(p.slots, at.n, entries);
     request_tokens<Tr, X>(p, at, f, raw);
     request_state<Tr>(p, at, part, slots.from, 0, f.stage);
-    end_request();
+    copies_commit();
     if (index + gridDim.x < parts) {
       entries = load_slots<int>(p.slots, find_slice<Tr>(p, index + gridDim.x).n);
     }
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
   request();
 #pragma unroll 1
   for (;;) {
-    wait_state(0);
+    copies_wait<0>();
     __syncthreads();  // tokens are there, and the stage before has been read, of all threads
     lay_stage<Tr, X>(p, f, raw);
     Held<Tr> S;

@@ -43,7 +43,8 @@ void launch_slices(const Params& p, unsigned num_ctas, cudaStream_t stream) {
     check_cuda(launch_after(decode_kernel<Tr>, dim3(num_ctas), Tr::kThreads, kBytes, stream, p),
                "launch of the decode kernel");
   } else {
-    decode_kernel<Tr><<<num_ctas, Tr::kThreads, kBytes, stream>>>(p);
+    check_cuda(gpu::launch(decode_kernel<Tr>, num_ctas, Tr::kThreads, kBytes, stream, p),
+               "launch of the decode kernel");
   }
   check_launch("decode kernel");
 }

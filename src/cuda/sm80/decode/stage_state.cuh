@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/vectors.cuh"
 #include "cuda/sm80/decode/stage_tokens.cuh"
 
 namespace deltic::gpu::decode {
@@ -37,13 +38,6 @@ inline constexpr int kOwnVectors = Tr::kOwnPieces* kChannels / kVectorSize<Tr>;
 // A thread's part as it lies in memory.
 template <class Tr>
 using RawTile = uint4[kVectors<Tr>];
-
-// One store: of words that came about one by one the compiler makes four.
-__device__ inline void store_vector(void* to, const uint4& w) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(w.x), "r"(w.y), "r"(w.z),
-               "r"(w.w)
-               : "memory");
-}
 
 // Walks the thread's vectors of 16 bytes: f(index, address, whether it is there).
 template <class Tr, class F>
@@ -141,15 +135,6 @@ __device__ void request_state(const Params& p, const Slice& at, const Part& part
       *place(i) = uint4{0, 0, 0, 0};
     }
   });
-}
-// What was asked for since the last one is a group, and arrives in order.
-__device__ inline void end_request() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// The thread's own have arrived, but for the last `left` groups, at most three.
-__device__ inline void wait_state(int left) {
-  if (left == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
-  if (left == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
-  if (left == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
-  if (left == 3) asm volatile("cp.async.wait_group 3;" ::: "memory");
 }
 // From there to registers and back.
 template <class Tr>

@@ -2,6 +2,7 @@
 // CTA; the caller's barrier makes it visible.
 #pragma once
 
+#include "cuda/ptx/shared.cuh"
 #include "cuda/sm80/decode/params.h"
 #include "cuda/sm80/decode/traits.h"
 #include "cuda/tile/gates.cuh"
@@ -28,12 +29,7 @@ struct alignas(16) Work {
 __device__ inline Work load_work(const Work& s_work) {
   uint4 w[2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const auto at = static_cast<uint32_t>(__cvta_generic_to_shared(&s_work)) + 16 * i;
-    asm volatile("ld.volatile.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[i].x), "=r"(w[i].y), "=r"(w[i].z), "=r"(w[i].w)
-                 : "r"(at));
-  }
+  for (int i = 0; i < 2; ++i) w[i] = load_shared_volatile(smem_u32(&s_work) + 16 * i);
   return {{w[0].x, w[0].y, static_cast<int>(w[0].z), static_cast<int>(w[0].w)},
           {static_cast<int>(w[1].x), static_cast<int>(w[1].y), static_cast<int>(w[1].z)},
           static_cast<int>(w[1].w)};

@@ -7,6 +7,7 @@
 #include "cuda/cuda.h"
 #include "cuda/device.h"
 #include "cuda/tile/grid.h"
+#include "cuda/tile/launch.h"
 #include "cuda/tile/slots.cuh"
 
 namespace deltic::gpu {
@@ -76,9 +77,9 @@ void fill_form_lists(const Problem& p, const FormLists& lists, void* stream) {
   constexpr int64_t kMaxCtas = 1024;
   const int64_t most = std::max(p.N, params.num_checkpoints);
   const int64_t ctas = std::clamp<int64_t>((most + kThreads - 1) / kThreads, 1, kMaxCtas);
-  fill_kernel<<<static_cast<unsigned>(ctas), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-      params);
-  check_launch("forward: two forms");
+  check_cuda(launch(fill_kernel, static_cast<unsigned>(ctas), kThreads, 0,
+                    static_cast<cudaStream_t>(stream), params),
+             "forward: two forms");
 }
 
 }  // namespace deltic::gpu

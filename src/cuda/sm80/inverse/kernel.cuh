@@ -115,7 +115,7 @@ __device__ void store_elements(const Params& p, const TokenTile& tile, int64_t h
 // of a packed call write zeros to the rows of no sequence.
 template <int W, class E>
 __global__ void __launch_bounds__(32 * kWarps<W>) inverse_kernel(const __grid_constant__ Params p) {
-  __shared__ alignas(16) float tiles[kWarps<W>][Stack<W>::kFloats];
+  __shared__ __align__(16) float tiles[kWarps<W>][Stack<W>::kFloats];
   start(p.tokens);
   if (is_wrong(p.tokens)) return;
   const unsigned warp = threadIdx.x / 32, heads = static_cast<unsigned>(p.heads);

@@ -70,7 +70,7 @@ template <class E, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps) inverse_16_kernel(const __grid_constant__ Params p) {
   using M = Matrices16<E>;
   constexpr bool kIsShort = sizeof(E) == 2;
-  __shared__ alignas(16) M tiles[kWarps], results[kIsShort ? kWarps : 1];
+  __shared__ __align__(16) M tiles[kWarps], results[kIsShort ? kWarps : 1];
   start(p.tokens);
   if (is_wrong(p.tokens)) return;
   if (blockIdx.x >= p.num_item_ctas) {
@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(32 * kWarps) inverse_16_kernel(const __grid_co
   const Vectors16<E> in(p.a, offset(p.a, at.batch, at.begin, at.head), at.left, lane);
   grid_wait();
   in.load(p.a, tiles[warp]);
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
+  copies_commit();
+  copies_wait<0>();
   __syncwarp();  // the tile is there, all lanes' vectors
 
   const MatrixRows<E> own(p.out, to + 4 * q);

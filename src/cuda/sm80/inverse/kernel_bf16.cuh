@@ -84,8 +84,8 @@ __global__ void __launch_bounds__(32 * kWarps)
   const RowsOf64<W> rows(p, first, lane);
   grid_wait();
   rows.load(p.a, tiles[warp]);
-  __pipeline_commit();
-  __pipeline_wait_prior(0);
+  copies_commit();
+  copies_wait<0>();
   __syncwarp();  // the tile is there, all lanes' vectors
   invert_pairs(view);
   rows.store(p.out, tiles[warp]);

@@ -53,8 +53,8 @@ struct MatrixRows {
   uint32_t step;  // bytes
   __device__ MatrixRows(const Rows& x, int64_t place)
       : step(static_cast<uint32_t>(x.st) * sizeof(E)) {
-    asm volatile("" : "+l"(place));
-    first = static_cast<E*>(x.data) + place;
+    const int64_t here = opaque(place);
+    first = static_cast<E*>(x.data) + here;
   }
   __device__ E* operator[](unsigned r) const {
     using Byte = std::conditional_t<std::is_const_v<E>, const char, char>;

@@ -2,7 +2,7 @@
 // bf16 products. The high parts are the result.
 #pragma once
 
-#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/fragments.cuh"
 #include "cuda/ptx/numbers.cuh"
 #include "cuda/ptx/shared.cuh"
 #include "cuda/tile/vectors.cuh"

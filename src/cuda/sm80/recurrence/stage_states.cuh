@@ -2,6 +2,7 @@
 // stored in either layout, and stepped over one token. Called by a warp; no barriers but shuffles.
 #pragma once
 
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/recurrence/stage_tokens.cuh"
 
 namespace deltic::gpu::recurrence {
@@ -14,13 +15,6 @@ template <class E, int N>
 struct alignas(sizeof(E) * N) Pack {
   E x[N];
 };
-
-// Keeps address arithmetic where it is used: hoisted out of the loop over tokens, the addresses of
-// all elements would spill the registers.
-__device__ inline int64_t opaque(int64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
 
 // Lane in the warp: which channels and columns.
 struct Lanes {
@@ -38,6 +32,8 @@ struct TileView {
 
 __device__ inline TileView view_of(const Slice& at, const Lanes& lanes, const States& x, bool whole,
                                    int64_t slot) {
+  // Address arithmetic stays where it is used, here and in walk(): hoisted out of the loop over
+  // tokens, the addresses of all elements would spill the registers.
   TileView view;
   view.s_k = opaque(x.s_k), view.s_v = opaque(x.s_v);
   view.type = x.dtype;

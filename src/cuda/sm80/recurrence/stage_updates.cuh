@@ -61,8 +61,8 @@ __device__ void apply(const Params& p, const float* row, const Slice& at, const 
   for (int c = 0; c < kThreadColumns; ++c) {
     u[c] = c < lanes.columns_left ? row[p.K + at.first + lanes.column + c] : 0.0f;
   }
-  int first = 4 * lanes.lane_k;
-  asm volatile("" : "+r"(first));  // which channels there are is no matter of the loop around this
+  // Which channels there are is no matter of the loop around this.
+  const int first = opaque(4 * lanes.lane_k);
   const float* decays = row + p.K + p.V;
   const float one = !Tr::kPerChannel && p.gate == Gate::head ? decays[0] : 1.0f;
 #pragma unroll

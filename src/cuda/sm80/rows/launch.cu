@@ -6,6 +6,7 @@
 #include "cuda/sm80/rows/l2norm.cuh"
 #include "cuda/sm80/rows/launch.h"
 #include "cuda/tile/grid.h"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::rows {
 namespace {
@@ -31,8 +32,7 @@ void run_gates(const Problem& p, cudaStream_t stream) {
                           .out = p.out,
                           .A_log = p.A_log,
                           .dt_bias = p.dt_bias};
-  gates_kernel<<<ctas, kThreads, 0, stream>>>(params);
-  check_launch("gate kernel");
+  check_cuda(launch(gates_kernel, ctas, kThreads, 0, stream, params), "gate kernel");
 }
 
 void run_norm(const Problem& p, cudaStream_t stream) {
@@ -49,8 +49,7 @@ void run_norm(const Problem& p, cudaStream_t stream) {
                           .out = p.out,
                           .rstd = p.rstd};
   const unsigned ctas = checked_ctas((rows + kNormWarps - 1) / kNormWarps);
-  l2norm_kernel<<<ctas, 32 * kNormWarps, 0, stream>>>(params);
-  check_launch("L2 norm kernel");
+  check_cuda(launch(l2norm_kernel, ctas, 32 * kNormWarps, 0, stream, params), "L2 norm kernel");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // the first one inverted. A CTA of four warps has a tile of 64 tokens of one value head.
 #pragma once
 
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/stage_load.cuh"
 #include "cuda/sm80/scores/stage_products.cuh"
@@ -11,16 +12,16 @@
 namespace deltic::gpu::scores {
 
 // The CTA's barrier, from the different places that warps of different roles are at.
-__device__ inline void barrier() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
+__device__ inline void barrier() { named_sync_1_converged<kThreads>(); }
 
 // Every step of 16 channels: of the first half when it is there, then of the second.
 template <class Tr, class F>
 __device__ void for_steps(const Params& p, F&& f) {
   const int width = Tr::kWidth > 0 ? Tr::kWidth : p.width, middle = width / 32;
-  __pipeline_wait_prior(1);
+  copies_wait<1>();
   barrier();  // the first half of the channels is there
   for (int s = 0; s < middle; ++s) f(s);
-  __pipeline_wait_prior(0);
+  copies_wait<0>();
   barrier();  // and the second
   for (int s = middle; s < width / 16; ++s) f(s);
   barrier();  // all have been read: the results may take their place

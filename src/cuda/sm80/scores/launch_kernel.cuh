@@ -5,6 +5,7 @@
 
 #include "cuda/device.h"
 #include "cuda/sm80/scores/kernel.cuh"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::scores {
 
@@ -14,8 +15,7 @@ void launch(const Params& p, unsigned ctas, cudaStream_t stream) {
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, p.smem_bytes),
       "shared memory of the kernel of scores");
-  kernel<<<ctas, kThreads, static_cast<size_t>(p.smem_bytes), stream>>>(p);
-  check_launch("kernel of scores");
+  check_cuda(gpu::launch(kernel, ctas, kThreads, p.smem_bytes, stream, p), "kernel of scores");
 }
 
 #define DELTIC_INSTANTIATE_SCORES(E, kWidth, kPerChannel)                            \

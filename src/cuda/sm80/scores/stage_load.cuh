@@ -117,7 +117,7 @@ __device__ void load_tile(const Params& p, const TokenTile& tile, int64_t head,
                                             smem + p.g_at, p.g_row_bytes);
       }
     }
-    __pipeline_commit();
+    copies_commit();
   }
 }
 

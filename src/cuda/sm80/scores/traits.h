@@ -1,7 +1,7 @@
 // Compile-time choices of the kernel of scores.
 #pragma once
 
-#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/fragments.cuh"
 #include "cuda/tile/element.cuh"
 
 namespace deltic::gpu::scores {

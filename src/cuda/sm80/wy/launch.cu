@@ -5,6 +5,7 @@
 #include "cuda/sm80/wy/kernel.cuh"
 #include "cuda/sm80/wy/launch.h"
 #include "cuda/tile/grid.h"
+#include "cuda/tile/launch.h"
 
 namespace deltic::gpu::wy {
 
@@ -32,8 +33,8 @@ void run(const Problem& p, void* stream) {
                       .u = p.u,
                       .kg = p.kg,
                       .qg = p.qg};
-  wy_kernel<<<ctas, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  check_launch("WY kernel");
+  check_cuda(launch(wy_kernel, ctas, kThreads, 0, static_cast<cudaStream_t>(stream), params),
+             "WY kernel");
 }
 
 }  // namespace deltic::gpu::wy

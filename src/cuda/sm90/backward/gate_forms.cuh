@@ -14,13 +14,6 @@ namespace deltic::gpu::gradient {
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 
-// The larger one; NaN if one is: fmaxf would hide it.
-__device__ inline float max_or_nan(float x, float y) {
-  float r;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
-  return r;
-}
-
 // Calls f with the form as a constant: outside of loops, whose code is then that of one form.
 template <class F>
 __device__ void with_form(deltic_gate_form form, F&& f) {

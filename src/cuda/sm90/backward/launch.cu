@@ -18,6 +18,7 @@
 #include "cuda/sm90/backward/rounds.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tile/call.h"
+#include "cuda/tile/launch.h"
 #include "cuda/tile/vectors.cuh"
 
 namespace deltic::gpu::gradient {
@@ -230,9 +231,9 @@ void run_round(const Problem& p, int segment, std::span<std::byte> workspace, cu
                            : launch_instance<__half>(p, x, maps, stream);
   if (x.wants_sums) {
     const int64_t parameters = p.HV * (1 + x.gate_width);
-    add_parameters<<<static_cast<unsigned>((parameters + kThreads - 1) / kThreads), kThreads, 0,
-                     stream>>>(x);
-    check_launch("kernel that adds up gradients of parameters");
+    const auto ctas = static_cast<unsigned>((parameters + kThreads - 1) / kThreads);
+    check_cuda(gpu::launch(add_parameters, ctas, kThreads, 0, stream, x),
+               "kernel that adds up gradients of parameters");
   }
 }
 
@@ -242,8 +243,9 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   const int64_t pieces = checked_product(num_pieces(p.packed, p.N, p.T, segment), 6);
   checked_ctas(checked_product(std::max(tiles_of(p), pieces), p.HV), kName);
   if (p.packed && p.T > 0) {  // of all heads
-    clear_padding<<<kPaddingCtas, kThreads, 0, stream>>>(params_of(p, segment, {}));
-    check_launch("kernel that clears padding");
+    check_cuda(
+        gpu::launch(clear_padding, kPaddingCtas, kThreads, 0, stream, params_of(p, segment, {})),
+        "kernel that clears padding");
   }
   const int64_t rounds = rounds_of(p, segment);
   if (rounds == 1) return run_round(p, segment, workspace, stream);

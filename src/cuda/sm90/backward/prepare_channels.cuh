@@ -5,6 +5,8 @@
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/bulk.cuh"
+#include "cuda/ptx/registers.cuh"
+#include "cuda/ptx/shared.cuh"
 #include "cuda/sm90/backward/prepare.cuh"
 #include "cuda/sm90/chunk/levels.cuh"
 #include "cuda/sm90/chunk/scores.cuh"
@@ -60,11 +62,7 @@ struct TokensOfTile {
   // Read again for every level: registers are for the decays. The compiler may do that early, as
   // nothing overwrites them before put_operands; `first` is new in every level, or it would keep
   // them.
-  __device__ uint32_t operator[](int t) const {
-    uint32_t x;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(place(t)));
-    return x;
-  }
+  __device__ uint32_t operator[](int t) const { return load_shared_unordered(place(t)); }
 };
 // A thread's tokens and channels: computed again wherever they are wanted.
 template <class Tr>
@@ -229,8 +227,8 @@ __device__ void fill_level(ChannelShared<Tr>& s, ChannelRows<Tr>& r) {
     // Decays as they are now: put off, their products would need more registers than there are.
 #pragma unroll
     for (int t = 0; t < 16; ++t) {
-      asm volatile("" : "+f"(r.fs[t][0]), "+f"(r.fs[t][1]));
-      if ((t + 1) % (2 << kLevel) != 0) asm volatile("" : "+f"(r.te[t][0]), "+f"(r.te[t][1]));
+      keep_here(r.fs[t][0], r.fs[t][1]);
+      if ((t + 1) % (2 << kLevel) != 0) keep_here(r.te[t][0], r.te[t][1]);
     }
     if constexpr (kLevel == 3) {
       *reinterpret_cast<float2*>(&s.total[at.block][at.channel]) = {r.fs[15][0], r.fs[15][1]};

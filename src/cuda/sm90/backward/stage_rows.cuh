@@ -2,6 +2,7 @@
 // sixteen tokens, and what lies before a block added last.
 #pragma once
 
+#include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/backward/gate_forms.cuh"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tiles.cuh"
@@ -84,7 +85,7 @@ __device__ void load_gates(const Params& p, int64_t at, int count, float (&g)[N]
       g[t][0] = g[t][1] = 0.0f;
       if (t < count) use(t, from);
       from += p.g.st;
-      asm volatile("" : "+l"(from));  // it walks: sixteen pointers would spill
+      keep_here(from);  // it walks: sixteen pointers would spill
     }
   };
   if (p.g_bytes == 4) {

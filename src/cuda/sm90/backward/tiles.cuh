@@ -90,16 +90,6 @@ __device__ inline void end_product(float (&c)[N][4]) {
   fence_operands(flat(c));
 }
 
-// Copies that are under way until copies_wait and a barrier.
-__device__ inline void copies_commit() { __pipeline_commit(); }
-template <int kLeft>
-__device__ inline void copies_wait() {
-  __pipeline_wait_prior(kLeft);
-}
-// Zeros instead, and nothing is read, where `has` is false.
-__device__ inline void copy_async_or_zero(void* to, const void* from, bool has) {
-  __pipeline_memcpy_async(to, from, 16, has ? 0 : 16);
-}
 // Rows of a tensor into a tile of 64 rows, from column `column` on; zeros past `count`. A thread's
 // copies are a multiple of eight rows apart: one address and one step each in the tile and the
 // tensor.

@@ -6,7 +6,7 @@
 // KB or so).
 #pragma once
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/fragments.cuh"
 #include "cuda/ptx/numbers.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm90/chunk/tiles.h"

@@ -102,12 +102,9 @@ __device__ inline void put_local_level(S& s, const float (&acc)[16], int log2, i
                 : s.template l_factor<E>(16 * i + row, 16 * i + col);
       if ((ln.g ^ c) <= low) {
         if (is_q)
-          asm volatile("st.shared.b16 [%0], %1;" ::"r"((aqk ^ (32 * i)) + 2048 * i),
-                       "h"(uint16_t(pack<E>(a, 0.f)))
-                       : "memory");
+          store_shared_u16((aqk ^ (32 * i)) + 2048 * i, uint16_t(pack<E>(a, 0.f)));
         else
-          asm volatile("st.shared.f32 [%0], %1;" ::"r"(l + i * (64 * kPitch + 64)), "f"(a)
-                       : "memory");
+          store_shared_f32(l + i * (64 * kPitch + 64), a);
       }
     }
   }
@@ -151,7 +148,7 @@ __device__ inline void put_inverse(Scores& s, uint64_t* read, int parity) {
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
-    if (i == 4) asm volatile("" ::: "memory");           // all eight loads at once would spill
+    if (i == 4) compiler_fence();                        // all eight loads at once would spill
     const int row = 8 * i + tid / 16, left = row - col;  // columns up to the diagonal, less one
     float4 a = make_float4(0.f, 0.f, 0.f, 0.f);
     if (left >= 0) a = *reinterpret_cast<const float4*>(&s.l[row * kPitch + col]);

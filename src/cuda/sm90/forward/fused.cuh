@@ -19,8 +19,8 @@ __global__ __launch_bounds__(kThreads,
                                                          const __grid_constant__ CUtensorMap map_v,
                                                          const __grid_constant__ CUtensorMap map_o,
                                                          const __grid_constant__ Params params) {
-  extern __shared__ __align__(1024) uint8_t raw[];
-  auto& s = *reinterpret_cast<FusedSmem*>(raw);
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto& s = *reinterpret_cast<FusedSmem*>(smem);
   auto wg = [] { return int(thread_index()) / kWarpgroup; };
   if (thread_index() == 0) {
     s.first_half = 0;

@@ -20,19 +20,19 @@ __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_g,
     const __grid_constant__ CUtensorMap map_o, const __grid_constant__ Params params) {
-  extern __shared__ __align__(1024) uint8_t raw[];
+  extern __shared__ __align__(1024) unsigned char smem[];
   const uint32_t own = sign_in(params);
   grid_wait();  // the plan
-  const Seat seat = attend<kGate>(*reinterpret_cast<RoleSearch*>(raw), params, own);
+  const Seat seat = attend<kGate>(*reinterpret_cast<RoleSearch*>(smem), params, own);
   if (seat.index < 0) return;
   const Plan& plan = seat.plan;
   auto wg = [] { return int(thread_index()) / kWarpgroup; };
   if (!kTransfer) fill_outside(params, seat, thread_index(), kThreads);
   const int group = group_of(params, plan.parts);
   const bool is_carrier = seat.index < group * plan.carriers;
-  auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(raw);
-  PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(raw);
-  HeadSmem& sh = *reinterpret_cast<HeadSmem*>(raw);
+  auto& sc = *reinterpret_cast<CarrySmem<kGate>*>(smem);
+  PrepareSmem& sp = *reinterpret_cast<PrepareSmem*>(smem);
+  HeadSmem& sh = *reinterpret_cast<HeadSmem*>(smem);
   if (thread_index() == 0) {
     if (is_carrier) {
       sc.seat = seat, sc.first_half = plan.parts == 2 ? seat.index % 2 : 0;

@@ -1,6 +1,7 @@
 // Who takes part in a launch, and who does what then: all CTAs that have started, or those that are
 // there when the others have been waited for long enough.
 #pragma once
+#include "cuda/ptx/clock.cuh"
 #include "cuda/ptx/flags.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/schedule/attendance.h"
@@ -53,11 +54,6 @@ __device__ inline void take_roles(Plan& plan, schedule::Costs costs, const sched
   set_roles(plan, in_pairs(costs, work, {roles_of(max(s.best[0], 1)), s.time[0]}));
 }
 
-__device__ inline uint64_t now_ns() {
-  uint64_t t;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-  return t;
-}
 // The word, which is the given one if it was undecided. Relaxed: no other memory goes by it.
 __device__ inline uint32_t decide(uint32_t* word, uint32_t as) {
   const uint32_t before = compare_and_swap(word, schedule::kUndecided, as);

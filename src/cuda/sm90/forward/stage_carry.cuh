@@ -240,11 +240,7 @@ __device__ inline void keep_state(Part& part, const Params& params, int n, int h
 // What is special about position n.
 enum StepKind { kIsInside = 1, kIsStop = 2, kIsShort = 4, kIsFirst = 8 };
 __device__ inline int step_kind(const Part& part, int n) {
-  int4 x;
-  asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(smem_u32(&part))
-               : "memory");
+  const int4 x = load_shared_int4(smem_u32(&part));
   return (n < x.x ? kIsInside : 0) | (n == x.y ? kIsStop : 0) | (n >= x.z ? kIsShort : 0) |
          (n == x.w ? kIsFirst : 0);
 }

@@ -51,8 +51,8 @@ __device__ inline void multiply_rows(MergeSmem& s, const float* m, int key_width
 // every piece; behind a short one its transfer has done so.
 static __global__ __launch_bounds__(kMergeThreads) void merge_segments(
     const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) uint8_t raw[];
-  MergeSmem& s = *reinterpret_cast<MergeSmem*>(raw);
+  extern __shared__ __align__(1024) unsigned char smem[];
+  MergeSmem& s = *reinterpret_cast<MergeSmem*>(smem);
   const int tid = threadIdx.x, row = blockIdx.x * kMergeRows, head = blockIdx.y;
   const int own_row = tid / kGroupThreads, column = 2 * (tid % kGroupThreads);
   const int64_t size = kWidth * kWidth, hv = p.num_value_heads;

@@ -28,7 +28,7 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
       x[t][0] = x[t][1] = 0.f;
       if (t < count) load(t);
       from += step;
-      asm volatile("" : "+l"(from));
+      keep_here(from);
     }
   };
   if (is_wide) {
