@@ -29,7 +29,8 @@ struct VerifyOptions {
   long long seed = -1;        // below 0: as the cases say
   bool both_devices = false;  // the CPU before common.device
   bool list = false;
-  bool quick = false;  // few_cases() of the built-in ones
+  bool quick = false;       // few_cases() of the built-in ones
+  int part = 1, parts = 1;  // of the cases chosen, every parts-th, from the part-th on
 };
 int run_verify(const VerifyOptions& options);
 

@@ -162,6 +162,24 @@ CLI::App* find_command(CLI::App& app, const std::string& name) {
   throw UsageError(text + " (see deltic help)");
 }
 
+// I/N, with 1 <= I <= N <= 1000.
+void add_share(CLI::App* command, int& part, int& parts) {
+  const auto read = [&part, &parts](const std::string& text) {
+    const char* const end = text.data() + text.size();
+    int i = 0, n = 0;
+    const auto first = std::from_chars(text.data(), end, i);
+    const bool has_two = first.ec == std::errc() && first.ptr != end && *first.ptr == '/';
+    const auto second = std::from_chars(has_two ? first.ptr + 1 : end, end, n);
+    if (second.ec != std::errc() || second.ptr != end || i < 1 || i > n || n > 1000)
+      throw UsageError("--share: expected I/N with 1 <= I <= N <= 1000, got '" + text + "'");
+    part = i, parts = n;
+  };
+  command
+      ->add_option_function<std::string>(
+          "--share", read, "Of the cases chosen every N-th, from the I-th on: for N machines")
+      ->type_name("I/N");
+}
+
 void add_quick(CLI::App* command, bool& quick, const std::string& what, const std::string& whole) {
   command
       ->add_flag_callback(
@@ -223,6 +241,7 @@ int run(int argc, char** argv, bool is_quick) {
   add_quick(verify_command, verify.quick,
             "A few small cases of every feature, in seconds; without --filter and --cases only",
             "Every case");
+  add_share(verify_command, verify.part, verify.parts);
   verify_command->footer(grammar);
   add_device(verify_command, verify.common, &verify.both_devices);
   add_common(verify_command, verify.common);

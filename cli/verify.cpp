@@ -82,7 +82,12 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
     });
     if (fits && may_run) chosen.push_back(std::move(s));
   }
-  return is_few(options) ? few_cases(chosen) : chosen;
+  if (is_few(options)) chosen = few_cases(chosen);
+  std::vector<SourcedCase> share;
+  const auto parts = static_cast<size_t>(options.parts);
+  for (size_t i = static_cast<size_t>(options.part) - 1; i < chosen.size(); i += parts)
+    share.push_back(std::move(chosen[i]));
+  return share;
 }
 
 using Results = std::vector<std::pair<std::string, Result>>;

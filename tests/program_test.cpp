@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 #include <string>
 
@@ -112,7 +113,28 @@ TEST_F(Program, WrongNumbersAreNamed) {
         std::string("bench --time ") + value,
         std::string("--time: expected seconds above 0, at most 86400, got '") + value + "'");
   }
+  for (const char* value : {"0/2", "3/2", "1/1001", "1", "1/", "/2", "1/2/3", "-1/2", "a/b"}) {
+    expect_usage_error(
+        std::string("verify --share ") + value,
+        std::string("--share: expected I/N with 1 <= I <= N <= 1000, got '") + value + "'");
+  }
   expect_usage_error("demo --step 9", "--step: expected a whole number from 1 to 5, got '9'");
+}
+
+TEST_F(Program, SharesOfTheCasesAreAllOfThem) {
+  const auto lines = [&](const std::string& more) {
+    std::multiset<std::string> all;
+    std::istringstream text(run("verify --list --filter 'conv W=4' " + more).text);
+    for (std::string line; std::getline(text, line);) all.insert(line);
+    return all;
+  };
+  std::multiset<std::string> together;
+  for (const char* share : {"1/3", "2/3", "3/3"}) {
+    const auto part = lines(std::string("--share ") + share);
+    EXPECT_GT(part.size(), 3u);
+    together.insert(part.begin(), part.end());
+  }
+  EXPECT_EQ(together, lines(""));
 }
 
 TEST_F(Program, MisspeltCommandsAreNamedWithASuggestion) {
