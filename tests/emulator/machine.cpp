@@ -1,8 +1,12 @@
 #include "machine.h"
 
+#include <asm/prctl.h>
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <semaphore.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -40,40 +44,49 @@ uint64_t from_environment(const char* name, uint64_t otherwise) {
 }
 }  // namespace
 
-// Takes turns with the thread that drains the queues: one of all runs at a time.
-struct Machine::Seat {
-  // Of POSIX: std::binary_semaphore of libstdc++ 12 loses wake-ups.
-  struct Turn {
-    sem_t semaphore;
-    Turn() { sem_init(&semaphore, 0, 0); }
-    ~Turn() { sem_destroy(&semaphore); }
-    void acquire() {
-      while (sem_wait(&semaphore) != 0) {
-      }
-    }
-    void release() { sem_post(&semaphore); }
-  };
-  Cta cta;
-  Turn go, back;
-  std::function<void(Cta&)> what;  // empty: the end
-  std::thread host{[this] {
-    for (;;) {
-      go.acquire();
-      if (!what) return;
-      what(cta);
-      back.release();
-    }
-  }};
+namespace {
 
-  void call(std::function<void(Cta&)> f) {
-    what = std::move(f);
-    go.release();
-    back.acquire();
+// A thread's storage begins where this points, by the ABI of x86-64.
+uintptr_t own_storage() {
+  uintptr_t at;
+  asm volatile("movq %%fs:0, %0" : "=r"(at));
+  return at;
+}
+[[gnu::noinline]] void change_storage(uintptr_t at) {
+  static const bool has_instruction = (getauxval(AT_HWCAP2) & 2) != 0;  // HWCAP2_FSGSBASE
+  if (has_instruction)
+    asm volatile("wrfsbase %0" : : "r"(at) : "memory");
+  else
+    syscall(SYS_arch_prctl, ARCH_SET_FS, at);
+}
+
+}  // namespace
+
+// A thread of the host that never runs: it is there for its storage. The thread that drains takes
+// that on for a CTA's turn. Threads that really took turns would be woken millions of times a
+// minute, and Linux's scheduler then starved everything else on the machine.
+struct Machine::Seat {
+  Cta cta;
+  uintptr_t storage = 0;
+
+  Seat() {
+    sem_t is_up;
+    sem_init(&is_up, 0, 0);
+    std::thread([&] {
+      storage = own_storage();
+      sem_post(&is_up);
+      for (;;) pause();
+    }).detach();
+    while (sem_wait(&is_up) != 0) {
+    }
+    sem_destroy(&is_up);
   }
-  ~Seat() {
-    what = nullptr;
-    go.release();
-    host.join();
+  // f by itself looks at no storage of a thread: a compiler may keep such addresses over calls.
+  [[gnu::noinline]] void call(const std::function<void(Cta&)>& f) {
+    const uintptr_t own = own_storage();
+    change_storage(storage);
+    f(cta);
+    change_storage(own);
   }
 };
 

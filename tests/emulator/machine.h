@@ -84,7 +84,7 @@ class Machine {
   struct Sm {
     unsigned threads = 0, smem = 0, ctas = 0;
   };
-  struct Seat;  // a thread of the host, on which a CTA runs: it has that CTA's shared memory
+  struct Seat;  // where a CTA runs: storage of a thread of the host, with its shared memory
   Machine();
   ~Machine();
 
