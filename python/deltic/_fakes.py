@@ -334,6 +334,9 @@ def _check_step(c: _Shapes) -> None:
     """The convolution, the delta rule on its rows, and the norm."""
     lists, pools = ("conv_index", "conv_write_index"), ("conv_state", "conv_write_state")
     _check_windows(c, ("conv_weight", "conv_bias"), lists, pools)
+    taps = c.sizes["W"]
+    if "parents" in c.shapes and _is_less(1, taps):
+        c.refuse("parents", f"none with W = {taps} taps, whose windows are chains, got a tensor")
     _bind_widths(c)
     _check_rule(c)
     c.take("z", "B,T,HV,V")
