@@ -90,6 +90,9 @@ void check_step(const Case& c) {
   if (c.pool == Pool::none && !c.init && c.final_state == Final::none) {
     fail("final: expected a state for step (a pool, init=1 or final=1), got '0'");
   }
+  if (c.tree && c.W > 1) {
+    fail("tree: expected 0 for step with W above 1, got 1");
+  }
   if (c.has_norm() && !c.z && c.norm != StepNorm::none) {
     fail("norm: expected none or off without z, got '" + *value_of(c, "norm") + "'");
   }

@@ -154,6 +154,8 @@ TEST(Grammar, ErrorsNameTheKey) {
        "case: pool: expected decode or step as the operation for tokens, got 'conv'"},
       {"conv_backward pool=move", "case: pool:"},
       {"conv act=relu", "case: act: expected none|silu|sigmoid, got 'relu'"},
+      {"step pool=drafts dense=1x3 W=2 tree=1",
+       "case: tree: expected 0 for step with W above 1, got 1"},
       {"conv act=sigmoid", "case: act: expected none or silu for conv, got 'sigmoid'"},
       {"rmsnorm z=0 act=silu", "case: act: expected conv, step or rmsnorm with z"},
       {"rmsnorm eps=-1", "case: eps: expected a number of at least 0 or default, got '-1'"},

@@ -262,6 +262,8 @@ const WrongStep kWrong[] = {
     {"Checkpoints",
      [](StepTensors& t, Options&, Instance&) { t.conv.ckpt_states = t.conv.state_pool; },
      "step: conv.ckpt_states: expected none in a step, got a tensor"},
+    {"Parents", [](StepTensors& t, Options&, Instance&) { t.decode.parents = t.decode.read_index; },
+     "step: decode.parents: expected none with W = 4 taps, whose windows are chains, got a tensor"},
     {"Lengths",
      [](StepTensors& t, Options&, Instance&) { t.decode.cu_seqlens = t.decode.read_index; },
      "step: decode.cu_seqlens: expected none, or the tensor that conv has, got another"},

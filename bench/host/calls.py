@@ -47,8 +47,8 @@ def layers(ops):
     }
     direct = getattr(library, "DIRECT_DECODE", None)
     if direct is not None:
-        given = (q, k, v, beta, g, *[None] * 4, state, *[None] * 7)
-        said = (None, None, "log_decay", "value", "vk", True, False, None)
+        given = (q, k, v, beta, g, *[None] * 4, state, *[None] * 8)
+        said = (None, None, "log_decay", "value", "vk", True, False, None, None)
         found["direct decode, out"] = lambda: direct(*given, out, *said)
         found["direct decode"] = lambda: direct(*given, None, *said)
     found["decode, out"] = lambda: deltic.decode(q, k, v, **options, state_pool=state, out=out)
@@ -61,8 +61,8 @@ def layers(ops):
     found["operator forward T=128"] = lambda: ops.forward.default(*sequence)
     direct_forward = getattr(library, "DIRECT_FORWARD", None)
     if direct_forward is not None:
-        args = (a, b, c, rate, decay, *[None] * 12)
-        form = (None, None, "log_decay", "value", "kv", True, False, None)
+        args = (a, b, c, rate, decay, *[None] * 13)
+        form = (None, None, "log_decay", "value", "kv", True, False, None, None)
         out_rows = torch.empty_like(c)
         found["direct forward T=128"] = lambda: direct_forward(*args, None, *form)
         found["direct forward T=128, out"] = lambda: direct_forward(*args, out_rows, *form)

@@ -1,4 +1,5 @@
 // The building blocks and their gradients as operators.
+#include <algorithm>
 #include <string>
 #include <tuple>
 
@@ -7,14 +8,23 @@
 namespace deltic::bridge {
 namespace {
 
+// The chunk length that a square per chunk, [B,T,HV,W], was made with; 64 for another shape, which
+// the library then refuses.
+int32_t width_of(const deltic_tensor& a) {
+  const bool is_short = a.rank == 4 && (a.shape[3] == 16 || a.shape[3] == 32);
+  return is_short ? static_cast<int32_t>(a.shape[3]) : 64;
+}
+
 // A building block's call: which operation, its tensors and options.
 struct Block : Call {
   deltic_op op;
   deltic_block_tensors t{};
 
+  // With `suffix` the name of the operator for errors: `_out_` where the outputs are the caller's.
   Block(deltic_op which, const std::string& words, MaybeFloat scale = {},
-        MaybeFloat lower_bound = {})
-      : Call(deltic_op_name(which), words, scale, lower_bound), op(which) {
+        MaybeFloat lower_bound = {}, const char* suffix = "")
+      : Call((std::string(deltic_op_name(which)) + suffix).c_str(), words, scale, lower_bound),
+        op(which) {
     deltic_block_tensors_init(&t, sizeof t);
   }
 
@@ -42,6 +52,60 @@ struct Block : Call {
     return plan({t.k.shape[0], t.k.shape[1], heads, width}, dtype_of(function(), dtype, wide(t.k)),
                 t.k);
   }
+  // Outputs of the shapes that follow from the inputs; kg is asked for.
+  void plan_outputs(MaybeType dtype = {}, bool output_kg = false) {
+    switch (op) {
+      case DELTIC_CUMSUM:
+      case DELTIC_GATE:
+        t.out = plan_like(t.g);
+        t.out.dtype = dtype_of(function(), dtype, wide(t.g));
+        break;
+      case DELTIC_L2NORM:
+        t.out = plan_like(t.x);
+        t.out.dtype = dtype_of(function(), dtype, t.x.dtype);
+        t.rstd = plan({t.x.shape[0], t.x.shape[1], t.x.shape[2]}, wide(t.x), t.x);
+        break;
+      case DELTIC_INVERSE:
+        t.out = plan_like(t.a);
+        t.out.dtype = dtype_of(function(), dtype, t.a.dtype);
+        break;
+      case DELTIC_WY: {
+        options.c.chunk = width_of(t.a);
+        const int32_t type = dtype_of(function(), dtype, t.k.dtype);
+        const int64_t B = t.k.shape[0], T = t.k.shape[1], K = t.k.shape[3], HV = t.a.shape[2];
+        t.w = plan({B, T, HV, K}, type, t.k);
+        if (t.v.rank != 0) t.u = plan({B, T, HV, t.v.shape[3]}, type, t.k);
+        if (output_kg) t.kg = t.w;
+        if (t.q.rank != 0) t.qg = t.w;
+        break;
+      }
+      default:
+        t.out = plan_square(dtype);
+        if (op == DELTIC_SCORES_INVERSE) t.a = t.out;
+    }
+  }
+  // An output of the caller's in the place of a planned one. Of another shape it is refused here,
+  // where the inputs are right: the library takes the number of heads from it.
+  void take(const char* name, const MaybeTensor& given, deltic_tensor& planned,
+            const deltic_tensor& where) const {
+    const bool is_planned = planned.rank != 0;
+    if (!is_planned && !given.has_value()) return;
+    const deltic_tensor found = as_given(name, given);
+    if (is_planned && found.rank == planned.rank &&
+        std::equal(found.shape, found.shape + found.rank, planned.shape)) {
+      planned = found;
+      return;
+    }
+    workspace_bytes(where);
+    const std::string expected = !is_planned          ? "none"
+                                 : !given.has_value() ? "a tensor"
+                                                      : "shape " + shape_text(planned);
+    const std::string got = !is_planned          ? "a tensor"
+                            : !given.has_value() ? "none"
+                                                 : shape_text(found);
+    fail(DELTIC_INVALID_ARGUMENT,
+         options.function + ": " + name + ": expected " + expected + ", got " + got);
+  }
 
   uint64_t workspace_bytes(const deltic_tensor& where) const {
     uint64_t bytes = 0;
@@ -61,21 +125,13 @@ struct Block : Call {
   }
 };
 
-// The chunk length that a square per chunk, [B,T,HV,W], was made with; 64 for another shape, which
-// the library then refuses.
-int32_t width_of(const deltic_tensor& a) {
-  const bool is_short = a.rank == 4 && (a.shape[3] == 16 || a.shape[3] == 32);
-  return is_short ? static_cast<int32_t>(a.shape[3]) : 64;
-}
-
 Tensor cumsum(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bias,
               const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu, MaybeFloat scale,
               MaybeFloat lower_bound, const std::string& options, MaybeType dtype) {
   Block b(DELTIC_CUMSUM, options, scale, lower_bound);
   b.gate(g, A_log, dt_bias);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
-  b.t.out = plan_like(b.t.g);
-  b.t.out.dtype = dtype_of(b.function(), dtype, wide(b.t.g));
+  b.plan_outputs(dtype);
   return b.run_for_out(b.t.g);
 }
 
@@ -85,8 +141,7 @@ Tensor gate(const Tensor& g, const MaybeTensor& A_log, const MaybeTensor& dt_bia
   Block b(DELTIC_GATE, options, {}, lower_bound);
   b.gate(g, A_log, dt_bias);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
-  b.t.out = plan_like(b.t.g);
-  b.t.out.dtype = dtype_of(b.function(), dtype, wide(b.t.g));
+  b.plan_outputs(dtype);
   return b.run_for_out(b.t.g);
 }
 
@@ -96,9 +151,7 @@ std::tuple<Tensor, Tensor> l2norm(const Tensor& x, const MaybeTensor& cu_seqlens
   Block b(DELTIC_L2NORM, options);
   b.t.x = b.input("x", x);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
-  b.t.out = plan_like(b.t.x);
-  b.t.out.dtype = dtype_of(b.function(), dtype, b.t.x.dtype);
-  b.t.rstd = plan({b.t.x.shape[0], b.t.x.shape[1], b.t.x.shape[2]}, wide(b.t.x), b.t.x);
+  b.plan_outputs(dtype);
   const uint64_t bytes = b.workspace_bytes(b.t.x);
   Tensor out = allocate(b.t.out, b.t.x), rstd = allocate(b.t.rstd, b.t.x);
   b.run(bytes, b.t.x);
@@ -112,7 +165,7 @@ Tensor kkt(const Tensor& k, const MaybeTensor& g, const MaybeTensor& beta,
   b.t.k = b.input("k", k), b.t.g = b.input("g", g);
   b.t.beta = b.input("beta", beta);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
-  b.t.out = b.plan_square(dtype);
+  b.plan_outputs(dtype);
   return b.run_for_out(b.t.k);
 }
 
@@ -122,7 +175,7 @@ Tensor scores(const Tensor& q, const Tensor& k, const MaybeTensor& g, const Mayb
   Block b(DELTIC_SCORES, options, scale);
   b.t.q = b.input("q", q), b.t.k = b.input("k", k), b.t.g = b.input("g", g);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
-  b.t.out = b.plan_square(dtype);
+  b.plan_outputs(dtype);
   return b.run_for_out(b.t.k);
 }
 
@@ -131,8 +184,7 @@ Tensor inverse(const Tensor& a, const MaybeTensor& cu_seqlens, const MaybeTensor
   Block b(DELTIC_INVERSE, options);
   b.t.a = b.input("a", a);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
-  b.t.out = plan_like(b.t.a);
-  b.t.out.dtype = dtype_of(b.function(), dtype, b.t.a.dtype);
+  b.plan_outputs(dtype);
   return b.run_for_out(b.t.a);
 }
 
@@ -144,8 +196,7 @@ std::tuple<Tensor, Tensor> scores_inverse(const Tensor& q, const Tensor& k, cons
   b.t.q = b.input("q", q), b.t.k = b.input("k", k), b.t.g = b.input("g", g);
   b.t.beta = b.input("beta", beta);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
-  b.t.out = b.plan_square(dtype);
-  b.t.a = b.t.out;
+  b.plan_outputs(dtype);
   const uint64_t bytes = b.workspace_bytes(b.t.k);
   Tensor out = allocate(b.t.out, b.t.k), inverse = allocate(b.t.a, b.t.k);
   b.run(bytes, b.t.k);
@@ -163,19 +214,44 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> wy(const Tensor& k, const Tensor& a,
   b.t.g = b.input("g", g), b.t.beta = b.input("beta", beta);
   b.t.q = b.input("q", q);
   b.sequences(cu_seqlens, cu_seqlens_cpu);
-  b.options.c.chunk = width_of(b.t.a);
-  const int32_t type = dtype_of(b.function(), dtype, b.t.k.dtype);
-  const int64_t B = b.t.k.shape[0], T = b.t.k.shape[1], K = b.t.k.shape[3], HV = b.t.a.shape[2];
-  b.t.w = plan({B, T, HV, K}, type, b.t.k);
-  if (b.t.v.rank != 0) b.t.u = plan({B, T, HV, b.t.v.shape[3]}, type, b.t.k);
-  if (output_kg) b.t.kg = b.t.w;
-  if (b.t.q.rank != 0) b.t.qg = b.t.w;
+  b.plan_outputs(dtype, output_kg);
   const deltic_tensor& where = b.t.k;
   const uint64_t bytes = b.workspace_bytes(where);
   Tensor w = allocate(b.t.w, where), u = allocate(b.t.u, where), kg = allocate(b.t.kg, where),
          qg = allocate(b.t.qg, where);
   b.run(bytes, where);
   return {w, u, kg, qg};
+}
+
+// A block into memory of the caller's: every output that there is. `inverse` is that of
+// scores_inverse.
+void block_out_(int64_t op, const MaybeTensor& q, const MaybeTensor& k, const MaybeTensor& v,
+                const MaybeTensor& x, const MaybeTensor& g, const MaybeTensor& beta,
+                const MaybeTensor& A_log, const MaybeTensor& dt_bias, const MaybeTensor& a,
+                const MaybeTensor& cu_seqlens, const MaybeTensor& cu_seqlens_cpu,
+                const MaybeTensor& out, const MaybeTensor& rstd, const MaybeTensor& inverse,
+                const MaybeTensor& w, const MaybeTensor& u, const MaybeTensor& kg,
+                const MaybeTensor& qg, MaybeFloat scale, MaybeFloat lower_bound,
+                const std::string& options) {
+  if ((op < DELTIC_CUMSUM || op > DELTIC_WY) && op != DELTIC_SCORES_INVERSE) {
+    fail(DELTIC_INVALID_ARGUMENT, "block_out_: op: expected a building block, 2 to 8 or " +
+                                      std::to_string(DELTIC_SCORES_INVERSE) + ", got " +
+                                      std::to_string(op));
+  }
+  Block b(static_cast<deltic_op>(op), options, scale, lower_bound, "_out_");
+  deltic_block_tensors& t = b.t;
+  t.q = b.input("q", q), t.k = b.input("k", k), t.v = b.input("v", v);
+  t.x = b.input("x", x), t.g = b.input("g", g), t.beta = b.input("beta", beta);
+  t.A_log = b.input("A_log", A_log), t.dt_bias = b.input("dt_bias", dt_bias);
+  t.a = b.input("a", a);
+  b.sequences(cu_seqlens, cu_seqlens_cpu);
+  const deltic_tensor where = t.k.rank != 0 ? t.k : t.x.rank != 0 ? t.x : t.g.rank != 0 ? t.g : t.a;
+  b.plan_outputs({}, kg.has_value());
+  b.take("out", out, t.out, where), b.take("rstd", rstd, t.rstd, where);
+  if (b.op == DELTIC_SCORES_INVERSE) b.take("inverse", inverse, t.a, where);
+  b.take("w", w, t.w, where), b.take("u", u, t.u, where);
+  b.take("kg", kg, t.kg, where), b.take("qg", qg, t.qg, where);
+  b.run(b.workspace_bytes(where), where);
 }
 
 // The gated norm: x and z [B,T,H,D], weight [D].
@@ -294,6 +370,7 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
   m.impl("inverse", TORCH_BOX(&inverse));
   m.impl("wy", TORCH_BOX(&wy));
   m.impl("scores_inverse", TORCH_BOX(&scores_inverse));
+  m.impl("block_out_", TORCH_BOX(&block_out_));
   m.impl("block_backward", TORCH_BOX(&block_backward));
   m.impl("rmsnorm", TORCH_BOX(&rmsnorm));
   m.impl("rmsnorm_out_", TORCH_BOX(&rmsnorm_out_));
@@ -327,6 +404,12 @@ DELTIC_TORCH_OPERATORS(DELTIC_TORCH_NAMESPACE, m) {
   m.def(
       "rmsnorm_backward(Tensor d_out, Tensor x, Tensor? z, Tensor? weight, float eps, "
       "str options='', int want=7) -> (Tensor dx, Tensor dz, Tensor dweight)");
+  m.def(
+      "block_out_(int op, Tensor? q, Tensor? k, Tensor? v, Tensor? x, Tensor? g, Tensor? beta, "
+      "Tensor? A_log, Tensor? dt_bias, Tensor? a, Tensor? cu_seqlens, Tensor? cu_seqlens_cpu, "
+      "Tensor(a!)? out, Tensor(b!)? rstd, Tensor(c!)? inverse, Tensor(d!)? w, Tensor(e!)? u, "
+      "Tensor(f!)? kg, Tensor(g!)? qg, float? scale=None, float? lower_bound=None, "
+      "str options='') -> ()");
   m.def(
       "block_backward(int op, Tensor? q, Tensor? k, Tensor? v, Tensor? x, Tensor? g, Tensor? beta, "
       "Tensor? A_log, Tensor? dt_bias, Tensor? a, Tensor? out, Tensor? cu_seqlens, "

@@ -59,12 +59,32 @@ constexpr std::pair<std::string_view, const char*> kStepArguments[] = {
     {"conv.read_index", "conv_index"}, {"conv.write_index", "conv_write_index"},
     {"norm.weight", "norm_weight"}};
 
+// Of blocks with several outputs, which stand together in `out`; without an operator: of all.
+struct Output {
+  std::string_view op, known;
+  const char* ours;
+};
+constexpr Output kOutputs[] = {{"l2norm_out_", "out", "out.y"},
+                               {"scores_inverse_out_", "out", "out.scores"},
+                               {"scores_inverse_out_", "a", "out.inverse"},
+                               {"", "inverse", "out.inverse"},
+                               {"", "rstd", "out.rstd"},
+                               {"", "w", "out.w"},
+                               {"", "u", "out.u"},
+                               {"", "kg", "out.kg"},
+                               {"", "qg", "out.qg"}};
+
 const char* argument_name(std::string_view op, const char* name) {
   if (op.starts_with("step")) {
     for (const auto& [known, ours] : kStepArguments) {
       if (known == name) return ours;
     }
     if (const char* point = std::strchr(name, '.'); point != nullptr) name = point + 1;
+  }
+  if (op.ends_with("_out_")) {
+    for (const Output& x : kOutputs) {
+      if (name == x.known && (x.op.empty() || x.op == op)) return x.ours;
+    }
   }
   const std::string of_conv = op.starts_with("conv") ? std::string("conv.") + name : "";
   for (const auto& [known, ours] : kArguments) {

@@ -66,10 +66,10 @@ class Object {
 // What Python hands over once, in the order of `direct` in _library.py. References live as long as
 // the process.
 struct Python {
-  PyObject *none, *tensor, *parameter, *number, *text;  // types
-  PyObject* api;                                        // a capsule
-  PyObject* questions;                                  // (function, answer of the plain case)...
-  PyObject* facts;                                      // (dict, name, value of the plain case)...
+  PyObject *none, *tensor, *parameter, *number, *whole, *text;  // types
+  PyObject* api;                                                // a capsule
+  PyObject* questions;  // (function, answer of the plain case)...
+  PyObject* facts;      // (dict, name, value of the plain case)...
   PyObject *is_grad_enabled, *yes, *no, *requires_grad, *is_neg;
   PyObject *empty_like, *contiguous;        // keywords
   PyObject *new_empty, *float32, *float64;  // keywords
@@ -129,15 +129,16 @@ constexpr Place kPlaces[] = {{&deltic_tensors::q, Kind::input},
                              {&deltic_tensors::write_pool, Kind::given},
                              {&deltic_tensors::has_initial_state, Kind::flags},
                              {&deltic_tensors::accepted, Kind::given},
+                             {&deltic_tensors::parents, Kind::given},
                              {&deltic_tensors::cu_seqlens, Kind::input},
                              {&deltic_tensors::cu_seqlens_host, Kind::input},
                              {&deltic_tensors::o, Kind::given}};
 constexpr int kTensors = std::size(kPlaces);
-enum : int { kV = 2, kInitialState = 8, kStatePool = 9, kWritePool = 12, kOut = 17 };
+enum : int { kV = 2, kInitialState = 8, kStatePool = 9, kWritePool = 12, kOut = 18 };
 // Behind them: scale, lower_bound, then the options that words are made of.
 enum : int { kGate, kBetaForm, kStateLayout, kNorm, kFinal, kNumOptions };
-enum : int { kScale = kTensors, kLowerBound, kOptions, kImpl = kOptions + kNumOptions };
-constexpr int kArguments = kImpl + 1;
+enum : int { kScale = kTensors, kLowerBound, kOptions, kImpl = kOptions + kNumOptions, kNullSlot };
+constexpr int kArguments = kNullSlot + 1;
 
 int32_t dtype_of(const DlTensor& x, Kind kind) {
   enum : uint8_t { kInt = 0, kUint = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
@@ -244,6 +245,17 @@ bool number(PyObject* x, int32_t& has, float& value) {
   const double given = PyFloat_AsDouble(x);
   if (!(std::abs(given) <= std::numeric_limits<float>::max())) return false;
   has = 1, value = static_cast<float>(given);
+  return true;
+}
+
+// A bool is no slot, nor is what 32 bits do not hold.
+bool slot(PyObject* x, int32_t& has, int32_t& value) {
+  if (x == g_python.none) return true;
+  if (!is_type(x, g_python.whole)) return false;
+  const long long given = PyLong_AsLongLong(x);
+  if (given == -1 && PyErr_Occurred() != nullptr) return false;
+  if (given != static_cast<int32_t>(given)) return false;
+  has = 1, value = static_cast<int32_t>(given);
   return true;
 }
 
@@ -381,7 +393,8 @@ struct DirectCall {
     if (args[kImpl] != g_python.none || !options_of(args + kOptions, found)) return false;
     options = found.options, has_final = found.final_state;
     if (!number(args[kScale], options.has_scale, options.scale) ||
-        !number(args[kLowerBound], options.has_lower_bound, options.lower_bound)) {
+        !number(args[kLowerBound], options.has_lower_bound, options.lower_bound) ||
+        !slot(args[kNullSlot], options.has_null_slot, options.null_slot)) {
       return false;
     }
     deltic_tensors_init(&t, sizeof t);

@@ -21,6 +21,7 @@ struct PyMethodDef {
 DELTIC_PYTHON void Py_IncRef(PyObject* x);
 DELTIC_PYTHON void Py_DecRef(PyObject* x);
 DELTIC_PYTHON void PyErr_Clear();
+DELTIC_PYTHON PyObject* PyErr_Occurred();  // borrowed
 DELTIC_PYTHON PyObject* PyObject_Type(PyObject* x);
 DELTIC_PYTHON PyObject* PyObject_GetAttr(PyObject* x, PyObject* name);
 DELTIC_PYTHON PyObject* PyObject_Call(PyObject* f, PyObject* args, PyObject* kwargs);
@@ -32,6 +33,7 @@ DELTIC_PYTHON ptrdiff_t PyTuple_Size(PyObject* tuple);
 DELTIC_PYTHON int PyTuple_SetItem(PyObject* tuple, ptrdiff_t i, PyObject* x);  // takes x
 DELTIC_PYTHON PyObject* PyDict_GetItem(PyObject* dict, PyObject* key);         // borrowed
 DELTIC_PYTHON PyObject* PyLong_FromLongLong(long long x);
+DELTIC_PYTHON long long PyLong_AsLongLong(PyObject* x);
 DELTIC_PYTHON void* PyLong_AsVoidPtr(PyObject* x);
 DELTIC_PYTHON double PyFloat_AsDouble(PyObject* x);
 DELTIC_PYTHON PyObject* PyUnicode_AsUTF8String(PyObject* x);

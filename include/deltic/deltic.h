@@ -431,7 +431,8 @@ typedef struct deltic_conv_backward_tensors {
  *   conv    as in a call of conv, without out and checkpoints. x is [B,T,D], D = 2*H*K + HV*V: H rows
  *           of K numbers q, H of k, HV of V numbers v
  *   decode  as in a call of decode, without q, k and v, and without o where there is a norm. States
- *           are required, given or asked for: K, V and HV are theirs, and H follows from D
+ *           are required, given or asked for: K, V and HV are theirs, and H follows from D. No parents
+ *           but with weights of one tap: the windows of more are chains
  *   norm    as in a call of rmsnorm, without x: out [B,T,HV,V] [z weight]. Null: no norm, decode's o
  *           is the result
  *

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._fakes import register_fake
-from ._library import OPS, call, qualified, said_in
+from ._fakes import BLOCKS, register_fake
+from ._library import OPS, call, got, kind_of, qualified, said_in
 from ._native import (
     GATES,
     Gate,
@@ -15,13 +15,23 @@ from ._native import (
     chunk_word,
     flag_word,
     name_word,
+    needs_grad,
     word_for,
 )
 from ._sequence_ops import nothing, refuse_gradient, refuse_vmap, wanted, wide
 
 _BLOCK_BACKWARD = OPS.block_backward.default
-# The numbers of the building blocks at the C ABI.
-_NUMBERS = {"cumsum": 2, "gate": 3, "l2norm": 4, "kkt": 5, "scores": 6, "inverse": 7, "wy": 8}
+_BLOCK_OUT_ = OPS.block_out_.default
+_NUMBERS = BLOCKS
+# In the order of block_out_'s arguments.
+_INPUTS = ("q", "k", "v", "x", "g", "beta", "A_log", "dt_bias", "a", "cu_seqlens", "cu_seqlens_cpu")
+_OUTPUTS = ("out", "rstd", "inverse", "w", "u", "kg", "qg")
+_REQUIRED = {
+    name: tuple(
+        x.name for x in getattr(OPS, name).default._schema.arguments if str(x.type) == "Tensor"
+    )
+    for name in BLOCKS
+}
 # Bits of `want`, in the order of block_backward's outputs.
 _GRADIENTS = ("q", "k", "v", "x", "g", "beta", "a", "A_log", "dt_bias")
 
@@ -163,6 +173,11 @@ def _wy_fake(
     )
 
 
+@register_fake("block_out_")
+def _block_out_fake(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
 @register_fake("block_backward")
 def _block_backward_fake(
     op: int,
@@ -188,7 +203,7 @@ def _block_backward_fake(
     options: str = "",
     want: int = 511,
 ) -> tuple[Tensor, ...]:
-    if op not in _NUMBERS.values():
+    if not 2 <= op <= 8:
         raise ValueError(f"block_backward: op: expected a building block, 2 to 8, got {op}")
     inputs = (q, k, v, x, g, beta, out if a is None else a, A_log, dt_bias)
     like = next(tensor for tensor in inputs if tensor is not None)
@@ -322,6 +337,7 @@ torch.library.register_autograd(
 refuse_vmap("scores_inverse")
 refuse_gradient("block_backward")
 refuse_vmap("block_backward")
+refuse_vmap("block_out_")
 
 
 # ---- Functions ----------------------------------------------------------------------------------
@@ -371,6 +387,64 @@ def _words(
     return words + name_word(op, impl)
 
 
+def _check_tensor(op: str, name: str, x: Any) -> None:
+    """Raises the error for what is no dense tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{op}: {name}: expected a tensor, got {got(x)}")
+    if kind_of(x):
+        raise TypeError(f"{op}: {name}: expected a dense tensor, got {kind_of(x)}")
+
+
+def _parts_of(op: str, out: Any, asked: Mapping[str, bool]) -> tuple[Tensor | None, ...]:
+    """The tensors of an ``out`` of several: those that are asked for, None for the others."""
+    names, found = tuple(asked), tuple(out) if isinstance(out, (tuple, list)) else ()
+    if len(found) != len(names):
+        is_list = isinstance(out, (tuple, list))
+        said = f"{len(found)} of them" if is_list else "a tensor"
+        said = said if is_list or isinstance(out, Tensor) else got(out)
+        raise (ValueError if is_list else TypeError)(
+            f"{op}: out: expected ({', '.join(names)}), got {said}"
+        )
+    for name, x in zip(names, found, strict=True):
+        if asked[name]:
+            _check_tensor(op, f"out.{name}", x)
+        elif x is not None:
+            raise ValueError(f"{op}: out.{name}: expected none, as it is not asked for, got one")
+    return found
+
+
+def _write(
+    op: str,
+    block: str,
+    inputs: Mapping[str, Tensor | None],
+    outputs: Mapping[str, Tensor | None],
+    words: str,
+    dtype: torch.dtype | None,
+    scale: float | None = None,
+    lower_bound: float | None = None,
+) -> None:
+    """A block into memory of the caller's."""
+    for name in _REQUIRED[block]:
+        _check_tensor(op, name, inputs[name])
+    if "out" in outputs and len(outputs) == 1:
+        _check_tensor(op, "out", outputs["out"])
+    if dtype is not None:
+        raise ValueError(f"{op}: dtype: expected none with out, which has its own, got {dtype}")
+    if needs_grad((*inputs.values(), *outputs.values())):
+        raise ValueError(
+            f"{op}: out: expected none where gradients are asked for (use torch.no_grad()), got one"
+        )
+    call(
+        _BLOCK_OUT_,
+        _NUMBERS[block],
+        *(inputs.get(x) for x in _INPUTS),
+        *(outputs.get(x) for x in _OUTPUTS),
+        scale,
+        lower_bound,
+        words,
+    )
+
+
 def chunk_cumsum(
     g: Tensor,
     *,
@@ -384,6 +458,7 @@ def chunk_cumsum(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor:
     """The cumulative sum of a log decay inside of chunks, of g or of the gate's form of it.
@@ -396,6 +471,8 @@ def chunk_cumsum(
         scale: of the result, by default 1.
         reverse: sums from the chunk's end.
         dtype: of the result, by default fp32.
+        out: of the result's shape, in which it is written and returned; it has its own dtype.
+            Such a call has no gradient.
 
     Returns:
         A tensor of g's shape.
@@ -414,7 +491,13 @@ def chunk_cumsum(
         dtype=dtype,
         impl=impl,
     )
-    out: Tensor = call(
+    if out is not None:
+        inputs = {"g": g, "A_log": A_log, "dt_bias": dt_bias}
+        inputs |= {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        numbers = (scale, lower_bound)
+        _write("chunk_cumsum", "cumsum", inputs, {"out": out}, words, dtype, *numbers)
+        return out
+    result: Tensor = call(
         OPS.cumsum.default,
         g,
         A_log,
@@ -426,7 +509,7 @@ def chunk_cumsum(
         words,
         dtype,
     )
-    return out
+    return result
 
 
 def log_decay(
@@ -439,6 +522,7 @@ def log_decay(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor:
     """The log decay that a gate's form makes of what a layer projects.
@@ -448,6 +532,8 @@ def log_decay(
     Args:
         g: ``[B, T, HV]`` or ``[B, T, HV, K]``; the other arguments as in :func:`deltic.delta_rule`.
         dtype: of the result, by default fp32.
+        out: of the result's shape, in which it is written and returned; it has its own dtype.
+            Such a call has no gradient.
 
     Returns:
         The log decay, a tensor of g's shape.
@@ -457,7 +543,14 @@ def log_decay(
     >>> bool(torch.allclose(g, -torch.log(torch.tensor(2.0))))
     True
     """
-    out: Tensor = call(
+    words = _words("log_decay", gate=gate, lower_bound=lower_bound, dtype=dtype, impl=impl)
+    if out is not None:
+        inputs = {"g": g, "A_log": A_log, "dt_bias": dt_bias}
+        inputs |= {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        outputs = {"out": out}
+        _write("log_decay", "gate", inputs, outputs, words, dtype, None, lower_bound)
+        return out
+    result: Tensor = call(
         OPS.gate.default,
         g,
         A_log,
@@ -465,10 +558,10 @@ def log_decay(
         cu_seqlens,
         cu_seqlens_cpu,
         lower_bound,
-        _words("log_decay", gate=gate, lower_bound=lower_bound, dtype=dtype, impl=impl),
+        words,
         dtype,
     )
-    return out
+    return result
 
 
 cumsum, gate = chunk_cumsum, log_decay
@@ -480,6 +573,7 @@ def l2norm(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
     impl: str | None = None,
 ) -> L2Norm:
     """Rows divided by ``sqrt(sum(x ** 2) + 1e-6)``.
@@ -487,6 +581,8 @@ def l2norm(
     Args:
         x: ``[B, T, H, D]``.
         dtype: of the result, by default x's.
+        out: ``(y, rstd)``, in which the results are written and returned; they have their own
+            dtypes. Such a call has no gradient.
 
     Returns:
         ``y``, the rows, and ``rstd``, one over their norms ``[B, T, H]`` in fp32, which has no
@@ -498,8 +594,13 @@ def l2norm(
     ([0.5, 0.5, 0.5, 0.5], 0.25)
     """
     words = _words("l2norm", dtype=dtype, impl=impl)
-    out, rstd = call(OPS.l2norm.default, x, cu_seqlens, cu_seqlens_cpu, words, dtype)
-    return L2Norm(out, rstd)
+    if out is not None:
+        y, rstd = _parts_of("l2norm", out, {"y": True, "rstd": True})
+        inputs = {"x": x, "cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        _write("l2norm", "l2norm", inputs, {"out": y, "rstd": rstd}, words, dtype)
+        return L2Norm(*out)
+    y, rstd = call(OPS.l2norm.default, x, cu_seqlens, cu_seqlens_cpu, words, dtype)
+    return L2Norm(y, rstd)
 
 
 def kkt(
@@ -511,6 +612,7 @@ def kkt(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor:
     """``beta_i * sum_d k_id k_jd exp(G_id - G_jd)`` for j < i inside of chunks, else 0.
@@ -520,6 +622,8 @@ def kkt(
         g: the cumulative sum G of the log decay, ``[B, T, HV]`` or ``[B, T, HV, K]``.
         beta: ``[B, T, HV]``.
         dtype: of the result, by default fp32.
+        out: of the result's shape, in which it is written and returned; it has its own dtype.
+            Such a call has no gradient.
 
     Returns:
         ``[B, T, HV, chunk_size]``: row i of each chunk, with HV of g or beta, else H.
@@ -529,8 +633,13 @@ def kkt(
     [[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [2.0, 2.0, 0.0]]
     """
     words = _words("kkt", chunk_size=chunk_size, dtype=dtype, impl=impl)
-    out: Tensor = call(OPS.kkt.default, k, g, beta, cu_seqlens, cu_seqlens_cpu, words, dtype)
-    return out
+    if out is not None:
+        inputs = {"k": k, "g": g, "beta": beta}
+        inputs |= {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        _write("kkt", "kkt", inputs, {"out": out}, words, dtype)
+        return out
+    result: Tensor = call(OPS.kkt.default, k, g, beta, cu_seqlens, cu_seqlens_cpu, words, dtype)
+    return result
 
 
 def scores(
@@ -543,6 +652,7 @@ def scores(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor:
     """``scale * sum_d q_id k_jd exp(G_id - G_jd)`` for j <= i inside of chunks, else 0.
@@ -552,6 +662,8 @@ def scores(
         g: the cumulative sum G of the log decay, ``[B, T, HV]`` or ``[B, T, HV, K]``.
         scale: by default ``K ** -0.5``.
         dtype: of the result, by default fp32.
+        out: of the result's shape, in which it is written and returned; it has its own dtype.
+            Such a call has no gradient.
 
     Returns:
         ``[B, T, HV, chunk_size]``, with HV of g, else H.
@@ -562,8 +674,14 @@ def scores(
     [[2.0, 0.0], [2.0, 2.0]]
     """
     words = _words("scores", chunk_size=chunk_size, scale=scale, dtype=dtype, impl=impl)
-    out: Tensor = call(OPS.scores.default, q, k, g, cu_seqlens, cu_seqlens_cpu, scale, words, dtype)
-    return out
+    if out is not None:
+        inputs = {"q": q, "k": k, "g": g}
+        inputs |= {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        _write("scores", "scores", inputs, {"out": out}, words, dtype, scale)
+        return out
+    lists = (cu_seqlens, cu_seqlens_cpu)
+    result: Tensor = call(OPS.scores.default, q, k, g, *lists, scale, words, dtype)
+    return result
 
 
 def inverse(
@@ -572,6 +690,7 @@ def inverse(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
     impl: str | None = None,
 ) -> Tensor:
     """``(I + A)^-1`` per chunk; only entries below the diagonal are read.
@@ -579,6 +698,8 @@ def inverse(
     Args:
         a: ``[B, T, HV, W]``, as :func:`deltic.kkt` gives it; W, 16, 32 or 64, is the chunk length.
         dtype: of the result, by default a's.
+        out: of the result's shape, in which it is written and returned; it has its own dtype.
+            Such a call has no gradient.
 
     Returns:
         A tensor of a's shape, with a unit diagonal and zeros above it.
@@ -589,8 +710,12 @@ def inverse(
     [[1.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.0, -1.0, 1.0]]
     """
     words = _words("inverse", dtype=dtype, impl=impl)
-    out: Tensor = call(OPS.inverse.default, a, cu_seqlens, cu_seqlens_cpu, words, dtype)
-    return out
+    if out is not None:
+        inputs = {"a": a, "cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        _write("inverse", "inverse", inputs, {"out": out}, words, dtype)
+        return out
+    result: Tensor = call(OPS.inverse.default, a, cu_seqlens, cu_seqlens_cpu, words, dtype)
+    return result
 
 
 def scores_inverse(
@@ -604,6 +729,7 @@ def scores_inverse(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
     impl: str | None = None,
 ) -> ScoresInverse:
     """:func:`deltic.scores`, and :func:`deltic.inverse` of :func:`deltic.kkt`, in one pass.
@@ -616,6 +742,8 @@ def scores_inverse(
         beta: ``[B, T, HV]``, of the inverse.
         scale: of the scores, by default ``K ** -0.5``.
         dtype: of the results, by default fp32.
+        out: ``(scores, inverse)``, in which the results are written and returned; they have their
+            own dtypes. Such a call has no gradient.
 
     Returns:
         ``scores`` and ``inverse``, both ``[B, T, HV, chunk_size]``, with HV of g or beta, else H.
@@ -627,6 +755,13 @@ def scores_inverse(
     ([[2.0, 0.0], [2.0, 2.0]], [[1.0, 0.0], [-4.0, 1.0]])
     """
     words = _words("scores_inverse", chunk_size=chunk_size, scale=scale, dtype=dtype, impl=impl)
+    if out is not None:
+        scores, inverse = _parts_of("scores_inverse", out, {"scores": True, "inverse": True})
+        inputs = {"q": q, "k": k, "g": g, "beta": beta}
+        inputs |= {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        outputs = {"out": scores, "inverse": inverse}
+        _write("scores_inverse", "scores_inverse", inputs, outputs, words, dtype, scale)
+        return ScoresInverse(*out)
     scores, inverse = call(
         OPS.scores_inverse.default, q, k, g, beta, cu_seqlens, cu_seqlens_cpu, scale, words, dtype
     )
@@ -645,6 +780,7 @@ def wy(
     cu_seqlens: Tensor | None = None,
     cu_seqlens_cpu: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    out: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None] | None = None,
     impl: str | None = None,
 ) -> WY:
     """The WY pair of a chunk and the gated rows that go with it.
@@ -658,6 +794,8 @@ def wy(
         q: ``[B, T, H, K]``, for qg.
         output_kg: returns kg.
         dtype: of the results, by default k's.
+        out: ``(w, u, kg, qg)``, in which the results are written and returned, None for what is
+            not asked for; they have their own dtypes. Such a call has no gradient.
 
     Returns:
         ``w = A (beta k exp(G)) [B, T, HV, K]``, ``u = A (beta v) [B, T, HV, V]``,
@@ -670,6 +808,14 @@ def wy(
     >>> w.shape, u.shape, kg, qg
     (torch.Size([1, 20, 1, 8]), torch.Size([1, 20, 1, 4]), None, None)
     """
+    words = _words("wy", dtype=dtype, impl=impl)
+    if out is not None:
+        asked = {"w": True, "u": v is not None, "kg": output_kg, "qg": q is not None}
+        outputs = dict(zip(asked, _parts_of("wy", out, asked), strict=True))
+        inputs = {"k": k, "a": a, "v": v, "g": g, "beta": beta, "q": q}
+        inputs |= {"cu_seqlens": cu_seqlens, "cu_seqlens_cpu": cu_seqlens_cpu}
+        _write("wy", "wy", inputs, outputs, words, dtype)
+        return WY(*out)
     w, u, kg, qg = call(
         OPS.wy.default,
         k,
@@ -681,7 +827,7 @@ def wy(
         cu_seqlens,
         cu_seqlens_cpu,
         output_kg,
-        _words("wy", dtype=dtype, impl=impl),
+        words,
         dtype,
     )
     return WY(w, None if v is None else u, kg if output_kg else None, None if q is None else qg)

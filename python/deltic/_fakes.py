@@ -14,6 +14,11 @@ from ._library import OPS, argument_name, function_of, qualified
 
 # Their elements count, in whatever shape.
 ANY_SHAPE = ("A_log", "dt_bias", "saved")
+# The building blocks that have an operator of their own, with their numbers at the C ABI.
+BLOCKS = {
+    **{"cumsum": 2, "gate": 3, "l2norm": 4, "kkt": 5, "scores": 6, "inverse": 7, "wy": 8},
+    "scores_inverse": 11,
+}
 # The most tokens of a tree.
 _MOST_DRAFTS = 16
 
@@ -254,13 +259,42 @@ def _check_block(c: _Shapes) -> None:
         c.sizes["W"] = 64 if is_size else square[3]
     c.take("a", "B,T,HV,W")
     width = c.sizes.get("W")
-    if c.operator == "inverse" and isinstance(width, int) and width not in (16, 32, 64):
+    if c.operator.startswith("inverse") and isinstance(width, int) and width not in (16, 32, 64):
         c.refuse("a", f"a width of 16, 32 or 64, got {width}")
     c.gates()
     c.sequences()
     c.take("q", "B,T,H,K")
     c.take("beta", "B,T,HV")
     c.take("v", "B,T,HV,V")
+
+
+# What they write into memory of the caller's.
+_RESULTS = {
+    "cumsum": {"out": "g"},
+    "gate": {"out": "g"},
+    "l2norm": {"out": "B,T,H,D", "rstd": "B,T,H"},
+    "kkt": {"out": "B,T,HV,W"},
+    "scores": {"out": "B,T,HV,W"},
+    "inverse": {"out": "B,T,HV,W"},
+    "wy": {"w": "B,T,HV,K", "u": "B,T,HV,V", "kg": "B,T,HV,K", "qg": "B,T,HV,K"},
+    "scores_inverse": {"out": "B,T,HV,W", "inverse": "B,T,HV,W"},
+}
+
+
+def _check_block_out(c: _Shapes) -> None:
+    """The building blocks with outputs of the caller's."""
+    block = next((name for name, number in BLOCKS.items() if number == c.given["op"]), None)
+    if block is None:
+        text = f"expected a building block, 2 to 8 or 11, got {c.given['op']}"
+        raise ValueError(f"block_out_: op: {text}")
+    c.operator = f"{block}_out_"
+    _check_block(c)
+    chunk = [word.removeprefix("chunk=") for word in c.words if word.startswith("chunk=")]
+    c.sizes.setdefault("W", int(chunk[0]) if chunk else 64)
+    for name, letters in _RESULTS[block].items():
+        if letters == "g":
+            letters = "B,T,HV" if len(c.shapes["g"]) == 3 else "B,T,HV,K"
+        c.take(name, letters)
 
 
 def _check_norm(c: _Shapes) -> None:
@@ -334,6 +368,9 @@ def _check_step(c: _Shapes) -> None:
     """The convolution, the delta rule on its rows, and the norm."""
     lists, pools = ("conv_index", "conv_write_index"), ("conv_state", "conv_write_state")
     _check_windows(c, ("conv_weight", "conv_bias"), lists, pools)
+    taps = c.sizes["W"]
+    if "parents" in c.shapes and _is_less(1, taps):
+        c.refuse("parents", f"none with W = {taps} taps, whose windows are chains, got a tensor")
     _bind_widths(c)
     _check_rule(c)
     c.take("z", "B,T,HV,V")
@@ -439,6 +476,7 @@ _CHECKS: dict[str, Callable[[_Shapes], None]] = {
         ("cumsum", "gate", "l2norm", "kkt", "scores", "inverse", "scores_inverse", "wy"),
         _check_block,
     ),
+    "block_out_": _check_block_out,
     **dict.fromkeys(("rmsnorm", "rmsnorm_out_"), _check_norm),
     "move_": _check_move,
     "commit_": _check_commit,

@@ -129,7 +129,7 @@ def direct_calls() -> tuple[Direct, Direct] | None:
             (vars(profiler), "_is_profiler_enabled", False),
         )
         handed = (
-            *(None, tensor, torch.nn.Parameter, float, str, tensor.__dlpack_c_exchange_api__),
+            *(None, tensor, torch.nn.Parameter, float, int, str, tensor.__dlpack_c_exchange_api__),
             *(questions, facts, torch.is_grad_enabled, True, False, "requires_grad", tensor.is_neg),
             *(torch.empty_like, {"memory_format": torch.contiguous_format}),
             *(tensor.new_empty, {"dtype": torch.float32}, {"dtype": torch.float64}),
@@ -149,9 +149,9 @@ def direct_calls() -> tuple[Direct, Direct] | None:
 
 
 # q, k, v, beta, g, gv, A_log, dt_bias, initial_state, state_pool, read_index, write_index,
-# write_pool, has_initial_state, accepted, cu_seqlens, cu_seqlens_cpu, out, scale, lower_bound,
-# gate, beta_form, state_layout, qk_l2norm, output_final_state and impl, to (o, final state or
-# None).
+# write_pool, has_initial_state, accepted, parents, cu_seqlens, cu_seqlens_cpu, out, scale,
+# lower_bound, gate, beta_form, state_layout, qk_l2norm, output_final_state, impl and null_slot, to
+# (o, final state or None).
 DIRECT_FORWARD, DIRECT_DECODE = direct_calls() or (None, None)
 
 

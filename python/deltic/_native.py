@@ -415,7 +415,7 @@ def delta_rule(
     >>> o.shape, state.shape
     (torch.Size([1, 100, 2, 64]), torch.Size([1, 2, 64, 64]))
     """
-    is_plain = checkpoints is None and null_slot is None and form is None and recurrent_from is None
+    is_plain = checkpoints is None and form is None and recurrent_from is None
     is_plain = is_plain and split == "auto" and chunk_size is _CHUNK and recompute is True
     if is_plain and DIRECT_FORWARD is not None and not is_compiling():
         found = DIRECT_FORWARD(
@@ -434,6 +434,7 @@ def delta_rule(
             write_pool,
             has_initial_state,
             accepted,
+            None,
             cu_seqlens,
             cu_seqlens_cpu,
             out,
@@ -445,6 +446,7 @@ def delta_rule(
             qk_l2norm,
             output_final_state,
             impl,
+            null_slot,
         )
         if found is not None:
             return found
@@ -725,6 +727,7 @@ def recurrent(
             None,
             has_initial_state,
             None,
+            None,
             cu_seqlens,
             cu_seqlens_cpu,
             out,
@@ -736,6 +739,7 @@ def recurrent(
             qk_l2norm,
             output_final_state,
             impl,
+            None,
         )
         if found is not None:
             return found
@@ -850,8 +854,7 @@ def decode(
     >>> o.shape, [slot for slot in range(8) if pool[slot].any()]
     (torch.Size([3, 1, 2, 64]), [0, 2, 5])
     """
-    is_plain = record is None and parents is None and null_slot is None and seed is None
-    is_plain = is_plain and positions is None and state_pool is not None
+    is_plain = record is None and seed is None and positions is None and state_pool is not None
     if is_plain and DIRECT_DECODE is not None and not is_compiling():
         found = DIRECT_DECODE(
             q,
@@ -869,6 +872,7 @@ def decode(
             write_pool,
             has_initial_state,
             accepted,
+            parents,
             cu_seqlens,
             cu_seqlens_cpu,
             out,
@@ -880,6 +884,7 @@ def decode(
             qk_l2norm,
             False,
             impl,
+            null_slot,
         )
         if found is not None:
             return found[0]

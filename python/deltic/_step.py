@@ -161,7 +161,7 @@ def step(
         conv_write_state: a second pool that is written instead of ``conv_state``.
         beta, g, gv, state_pool, read_index, write_index, write_pool, parents, record, seed,
             positions, scale, gate, A_log, dt_bias, lower_bound, beta_form, qk_l2norm, state_layout:
-            as in :func:`decode`.
+            as in :func:`decode`; no ``parents`` with more than one tap, whose windows are chains.
         has_initial_state, accepted, null_slot: of both pools.
         cu_seqlens, cu_seqlens_cpu: as in :func:`delta_rule`.
         norm: False leaves the norm out: the result is o.

@@ -174,6 +174,11 @@ class StepChecker {
     if (decode_.saved.bytes != 0) {
       c_.bad("decode.saved", "expected none, got ", decode_.saved.bytes, " bytes");
     }
+    // With more taps a branch would see the inputs of its neighbour, which stand before its own.
+    if (decode_.parents.rank != 0 && parts_.conv.taps > 1) {
+      c_.bad("decode.parents", "expected none with W = ", parts_.conv.taps,
+             " taps, whose windows are chains, got a tensor");
+    }
     share_lengths(decode_, "decode.cu_seqlens", "decode.cu_seqlens_host");
     const Widths w = widths();
     const int64_t B = parts_.conv.B, T = parts_.conv.T, D = parts_.conv.K;

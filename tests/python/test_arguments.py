@@ -244,6 +244,10 @@ EFFECTS = {
 COPY = {"cu_seqlens_cpu": (dict(cu_seqlens=CU), dict(cu_seqlens=CU, cu_seqlens_cpu=CU.clone()))}
 OUT = {"out": ({}, dict(out=torch.full((1, T, HV, V), float("nan"))))}
 SAME_BITS = {name: COPY | OUT if name in SEQUENCES else COPY for name in BASE}
+for name in BLOCKS:
+    results = getattr(deltic, name)(**BASE[name])
+    empty = tuple(x * float("nan") for x in results) if isinstance(results, tuple) else results * 0
+    SAME_BITS[name] = COPY | {"out": ({}, dict(out=empty))}
 SAME_BITS["delta_rule"] |= {
     "split": ({}, dict(split="off")),
     "recompute": ({}, dict(recompute=False)),
@@ -303,7 +307,10 @@ GATES = {
     "dt_bias": (dict(dt_bias=DT_BIAS), ValueError, "dt_bias: expected none with the gate form"),
     "lower_bound": (dict(lower_bound=-1.0), ValueError, "expected none without the gate form"),
 }
-OUTPUT = {"dtype": (dict(dtype=torch.int8), TypeError, "dtype: expected fp32, bf16 or fp16")}
+OUTPUT = {
+    "dtype": (dict(dtype=torch.int8), TypeError, "dtype: expected fp32, bf16 or fp16"),
+    "out": (dict(out=1), TypeError, "out: expected .*, got 1$"),
+}
 CHUNK = {"chunk_size": (dict(chunk_size=48), ValueError, "chunk_size: expected 16, 32 or 64")}
 SCALE = {"scale": (dict(scale=float("nan")), ValueError, "scale: expected a finite number")}
 FINAL = {
@@ -508,6 +515,10 @@ CALLS = [
     ("log_decay", dict(BASE["log_decay"], **FORMED, **ONE_SEQUENCE)),
     *((name, dict(BASE[name], **ONE_SEQUENCE)) for name in BLOCKS[2:]),
     ("kkt", dict(BASE["kkt"], g=None)),
+    *(
+        (name, dict(BASE[name], out=getattr(deltic, name)(**BASE[name]).clone()))
+        for name in ("chunk_cumsum", "log_decay", "kkt", "scores", "inverse")
+    ),
     ("causal_conv1d", dict(CONV, initial_state=randn(2, 6, 3), output_final_state=True)),
     ("causal_conv1d_update", dict(CONV, state=randn(2, 6, 3), state_index=torch.tensor([0, 1]))),
     (

@@ -54,7 +54,28 @@ def calls(device="cpu", dtype=torch.float32):
         assert last is None and {version(pool), version(other)} in ({-1}, {1})
         return o, pool, other
 
+    def server(name, **options):
+        """A server's step: raw gates, slot 0 nobody's, an output of its own."""
+        given = dict(zip(("q", "k", "v"), one if name == "tokens" else drafts, strict=True))
+        count = given["q"].shape[1]
+        raw = {"g": gates["g"][:, :count], "beta": gates["beta"][:, :count], "beta_form": "sigmoid"}
+        raw |= {"gate": "softplus", "A_log": A_log, "dt_bias": dt_bias, "qk_l2norm": True}
+        if name == "drafts":
+            given = {n: x.flatten(0, 1)[None] for n, x in given.items()}
+            raw |= {n: raw[n].flatten(0, 1)[None] for n in ("g", "beta")}
+        pool = torch.linspace(-1, 1, 8 * initial[0].numel(), device=device, dtype=dtype)
+        pool = pool.view(8, *initial.shape[1:])
+        buffer = torch.full_like(given["v"], 7)
+        o = deltic.decode(
+            *(given.values()), **raw, state_layout="vk", state_pool=pool, out=buffer, **options
+        )
+        assert o is buffer and version(buffer) in (-1, 2)
+        return o, pool
+
     index = torch.arange(2, device=device).flip(0)
+    drafts = [x[:, :3] for x in (q, k, v)]
+    table = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=torch.int32, device=device)
+    tree = torch.tensor([[-1, 0, 0], [-1, 0, 1]], dtype=torch.int32, device=device)
     flags = torch.tensor([True, False], device=device)
     whole = [x[:1] for x in (q, k, v)], {n: x[:1] for n, x in gates.items()}
     return {
@@ -101,6 +122,25 @@ def calls(device="cpu", dtype=torch.float32):
         "columns": lambda: deltic.recurrent(q, k, v, g=gates["g"], beta=v.sigmoid(), gv=-v.abs()),
         "decode": decode,
         "decode, slots": lambda: decode(read_index=index, write_index=index),
+        "prompts, null slot": lambda: deltic.delta_rule(
+            *(q, k, v), **gates, state_pool=initial.clone(), read_index=index, null_slot=0
+        )[:1],
+        "tokens of a server": lambda: server("tokens", read_index=index, null_slot=0),
+        "no null slot": lambda: server("tokens", read_index=index - 1, null_slot=-1),
+        "drafts of a server": lambda: server(
+            "drafts",
+            read_index=table,
+            accepted=torch.tensor([2, 1], dtype=torch.int32, device=device),
+            cu_seqlens=torch.tensor([0, 3, 6], dtype=torch.int32, device=device),
+            null_slot=0,
+        ),
+        "tree of a server": lambda: server(
+            "tree",
+            read_index=index,
+            write_index=table - 1,
+            write_pool=torch.zeros(8, *initial.shape[1:], device=device, dtype=dtype),
+            parents=tree,
+        ),
     }
 
 
@@ -188,6 +228,24 @@ def test_errors_are_those_of_the_operator(wrong):
                 assert direct == operator
             else:
                 assert torch.equal(direct[0], operator[0])
+
+
+@needs_direct
+@pytest.mark.parametrize("null_slot", [-2, -1, 1, 2, 7, 2**31, -(2**31) - 1, 2**70, True, 1.0, "0"])
+@pytest.mark.parametrize("has_index", [False, True])
+def test_null_slots_are_those_of_the_operator(taken, null_slot, has_index):
+    (q, k, v), gates = rows(T=1)
+    states, index = state(slots=3), torch.tensor([1, 2]) if has_index else None
+
+    def call():
+        pool = states.clone()
+        lists = {"read_index": index, "null_slot": null_slot}
+        return deltic.decode(q, k, v, **gates, state_pool=pool, **lists), pool
+
+    with torch.no_grad():
+        check_alike(call)
+    is_slot = type(null_slot) is int and 0 <= null_slot < 3
+    assert taken == [null_slot == -1 or is_slot and has_index]
 
 
 @needs_direct

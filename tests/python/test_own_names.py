@@ -98,6 +98,9 @@ def arguments(path):
         found.pop("out"), found.pop("state_pool")
     if path in ("recurrent", "decode"):
         found.pop("gv"), found.pop("out")
+    if function.__module__ == "deltic._blocks":
+        del found["out"]
+        found["out"] = function(**found)
     if "gk" in found and "g" in found and not path.startswith("common"):
         found.pop("gk")
     return {k: x for k, x in found.items() if k not in NOT_READ}

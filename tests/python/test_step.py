@@ -211,6 +211,10 @@ def test_meta_tensors() -> None:
         ({"z": torch.ones(B, 1, 2, V)}, r"z: expected shape \[4, 1, 4, 16\], got \[4, 1, 2, 16\]"),
         ({"norm_weight": torch.ones(3)}, r"norm_weight: expected shape \[16\], got \[3\]"),
         ({"beta": torch.ones(B, 2, HV)}, r"beta: expected shape \[4, 1, 4\], got \[4, 2, 4\]"),
+        (
+            {"parents": torch.full((B, 1), -1)},
+            "parents: expected none with W = 4 taps, whose windows ",
+        ),
         ({"read_index": torch.ones(B, 2, dtype=torch.int64)}, r"conv_index: expected a tensor \[N"),
     ],
 )
