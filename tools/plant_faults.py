@@ -15,7 +15,8 @@ results fit the list.
   tools/plant_faults.py --first           what the test of each entry sees: for writing the list
   tools/plant_faults.py --table           writes docs/planted_faults.md from the results
 
-Faults in src/cuda need nvcc and no GPU: they are those that tests see on the host. Those in python/
+Faults in src/cuda need nvcc and no GPU: they are those that tests see on the host, where kernels
+run on an emulated GPU. Those in python/
 and bindings/ need torch: --python names an interpreter that has it, pytest and hypothesis. Exit
 status: 0 all found, 1 a survivor or an entry that does not apply, 2 a build or a test that fails
 without any fault.
@@ -70,7 +71,8 @@ class Fault:
     """One entry: `old` stands once in `file` and becomes `new`; `test` should see it first.
 
     A test is `PROGRAM_test:FILTER`, `ctest:NAME`, `test_FILE.py:EXPRESSION` of pytest (the part
-    behind the colon may be left out), or `compiler`.
+    behind the colon may be left out), `emulator:FILTER` (`deltic verify` of those cases on an
+    emulated H200), or `compiler`.
     """
 
     id: str
@@ -165,6 +167,8 @@ def check_results(faults: list[Fault], results: dict[str, dict[str, str]], page:
 def check_test(fault: Fault, programs: str) -> None:
     name, _, rest = fault.test.partition(":")
     if name == "compiler" or (name == "ctest" and rest in ("abi_pairs", "abi_layout")):
+        return
+    if name == "emulator" and rest and fault.world == "cuda":
         return
     if name.endswith(".py"):
         if not (ROOT / "tests/python" / name).exists():
@@ -321,13 +325,18 @@ class Workshop:
             built = self.build(world, ["tests/abi/all"], f"{log}-build")
             command = ["ctest", "--test-dir", str(self.build_folder(world)), "--output-on-failure"]
             command += ["--no-tests=error", "-R", f"^{rest}$"]
+        elif name == "emulator":
+            built = self.build(world, ["deltic_on_emulator"], f"{log}-build")
+            program = self.build_folder(world) / "tests/emulator/deltic_on_emulator"
+            command = [str(program), "verify", "--device", "cuda", "--threads", "1"]
+            command += ["--filter", rest]
         else:
             built = self.build(world, [name], f"{log}-build")
             command = [str(self.build_folder(world) / "tests" / name)]
             command += ["--gtest_fail_fast", f"--gtest_filter={rest or '*'}"]
         if not built.passed:
             return Outcome(1, "not built", built.seconds)
-        more = {"PYTHONDONTWRITEBYTECODE": "1"}
+        more = {"PYTHONDONTWRITEBYTECODE": "1", "DELTIC_EMULATED_SMS": "132"}
         if world == "torch":
             more["PYTHONPATH"] = str(self.site())
             # oneDNN dies of AMX instructions on some virtual machines.
@@ -407,6 +416,11 @@ class Workshop:
 def finder(test: str, done: Outcome) -> str:
     """The test that failed, by its own name; of one that crashed, the last that began."""
     name = test.partition(":")[0]
+    wrong = re.search(r"^FAIL (\S+)", done.text, re.M)
+    fault = re.search(r"^emulated GPU: (.+)", done.text, re.M)
+    if name == "emulator":
+        by = wrong[1] if wrong else fault[1] if fault else f"exit status {done.status}"
+        return f"verify on the emulator: {by}"
     failed = re.search(r"^\[  FAILED  \] ([\w./]+)", done.text, re.M)
     began = re.findall(r"^\[ RUN      \] ([\w./]+)", done.text, re.M)
     pytest = re.search(r"^(?:FAILED|ERROR) \S*?(test_\w+\.py(?:::\w+)*)", done.text, re.M)
