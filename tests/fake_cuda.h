@@ -25,6 +25,7 @@ struct Machine {
   std::vector<Stream> streams;
   int current = 0;             // the context of every thread
   bool takes_launches = true;  // the driver's function, else the runtime's alone
+  bool is_counted = true;      // else nothing is noted: for times
 };
 Machine& machine();
 void* stream(size_t index);
