@@ -467,6 +467,8 @@ def page(document: dict[str, Any], folder: Path) -> str:
         "its own results are compared with the oracle and a whole sequence with fp32 on the CPU;",
         "a wrong row has no time. The others' times are those of `bench/anchors/h200.json`, same",
         f"kind of GPU, same method. `floor`: the bytes that must move at {COPY_TBPS} TB/s.",
+        "Rows `train` are what `delta_rule` does on CUDA tensors that require gradients: forward",
+        "keeps nothing, backward starts from the inputs.",
         "",
         table(
             ("work", "measured", "needed", "aim", "floor", "met"), (line.cells() for line in lines)
