@@ -7,9 +7,9 @@
 # Steps: verify tests progress python soak sanitize times (default: all). Results go to --out (default build/gpu): logs,
 # verify.json, times.json and the page h200.md with h200.json; `bench/gpu_table.py OUT` writes both to docs.
 # DELTIC_COMMIT names the commit where there is no git; DELTIC_GPU_SEEDS (default 1; "1 3 7", "1-5") are the draws that
-# verify checks, DELTIC_GPU_SANITIZE (default all) what sanitize runs: groups of cases (core rows decode drafts blocks
-# long) and tools (memcheck racecheck initcheck); DELTIC_GPU_SUITES ("--suite NAME ...") and DELTIC_GPU_SECONDS
-# (default 420) are for the times, DELTIC_IMPL as everywhere, PYTHON is the interpreter.
+# verify checks, 1-5 before a release, DELTIC_GPU_SANITIZE (default all) what sanitize runs: groups of cases (core rows
+# decode drafts blocks long) and tools (memcheck racecheck initcheck); DELTIC_GPU_SUITES ("--suite NAME ...") and
+# DELTIC_GPU_SECONDS (default 420) are for the times, DELTIC_IMPL as everywhere, PYTHON is the interpreter.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -220,7 +220,8 @@ if wants tests; then
 fi
 
 if wants progress; then
-  timeout -k 5 180 "$progress" >"$out/progress.log" 2>&1
+  # As much as all scenarios may take: each has a limit of its own, which names it.
+  timeout -k 5 660 "$progress" >"$out/progress.log" 2>&1
   code=$?
   cat "$out/progress.log"
   say progress "$code" "$(last "$out/progress.log")"
@@ -255,7 +256,7 @@ fi
 if wants sanitize; then
   # Small cases of every kernel, by groups: gates, forms, groups, empty and partial sequences, pools. The sizes of
   # `decode` are the least with which an H200 (132 SMs) takes the kernel (sm80/decode/launch.cu); those that it
-  # takes for little work are in `core`.
+  # takes for little work are in `core`. The last two of `long` fill one: fused CTAs, and chains that share CTAs.
   lines="$out/small.txt"
   awk -v wanted=" ${groups[*]} " '/^# / { on = index(wanted, " " $2 " ") > 0 } on' >"$lines" <<'CASES'
 # core
@@ -348,6 +349,8 @@ backward gate=channel gates=slow seqs=200,65 H=1 K=128 V=128 dtype=bf16 l2norm=1
 backward gate=head gates=slow seqs=200,65 H=1 HV=2 K=64 V=64 dtype=bf16 init=1 save=states split=64
 backward gate=none seqs=200 H=1 K=64 V=128 dtype=f16 save=none split=128
 backward gate=head form=softplus seqs=70,3 pad=2 H=1 HV=2 K=64 V=64 dtype=f16 sdtype=f16 init=1 save=all
+forward gate=head seqs=3,70,0,64 H=1 HV=34 K=64 V=72 dtype=bf16 init=1
+backward gate=channel dense=1x65 H=48 K=64 V=128 dtype=bf16 save=none
 CASES
   if ! command -v compute-sanitizer >/dev/null; then
     say sanitize 1 "compute-sanitizer was not found in PATH; it comes with the CUDA toolkit"

@@ -52,13 +52,30 @@ STEPS_NEEDED = {
     "KDA 8192 H=96 HV=96 bounded, slow": (4.0, 2.6),
     "KDA 4 x 4096 H=64 HV=64 bounded, random": (5.5, 3.6),
     "KDA 4 x 4096 H=64 HV=64 softplus": (5.8, 3.8),
-    "KDA 2 x 16384 H=16 HV=16 bounded, random": (3.2, None),
-    "KDA 8192 H=32 HV=32 bounded, random": (1.6, None),
-    "KDA 8192 H=8 HV=8 bounded, random": (1.3, None),
+    "KDA 2 x 16384 H=16 HV=16 bounded, random": (3.2, 2.0),
+    "KDA 8192 H=32 HV=32 bounded, random": (1.6, 1.0),
+    "KDA 8192 H=8 HV=8 bounded, random": (1.3, 0.6),
     "DeltaNet 4 x 4096 H=64 HV=64": (3.8, 2.6),
 }
 # Memory of a step beyond its inputs, GiB needed and aimed at.
-PEAK_NEEDED = {"KDA 8192 H=96 HV=96 bounded, random": (2.5, 1.8)}
+PEAK_NEEDED: dict[str, tuple[float, float | None]] = {
+    "KDA 8192 H=96 HV=96 bounded, random": (2.5, 1.8),
+    "KDA 8192 H=96 HV=96 bounded, slow": (2.5, None),
+}
+# Decode: suite, a pattern of its rows' labels, us needed and aimed at of each of them.
+DECODE_NEEDED = (
+    ("decode", r"(GDN|KDA) B=1 fp32", 4.2, 3.2),
+    ("decode", r"GDN B=1 bf16", 3.3, 2.8),
+    ("decode", r"KDA B=1 bf16", 2.65, 2.4),
+    ("decode", r"(GDN|KDA) B=64 fp32", 69, 66),
+    ("decode", r"(GDN|KDA) B=64 bf16", 37, 34),
+    ("decode", r"(GDN|KDA) B=256 fp32", 264, 258),
+    ("decode", r"(GDN|KDA) B=256 bf16", 137, 131),
+    ("decode_tokens", r"GDN B=64 fp32 .* 4 tokens", 76, 70),
+    ("decode_tokens", r"GDN B=64 bf16 .* 4 tokens", 44, 38),
+    ("decode_tokens", r"KDA B=64 bf16 .* 4 tokens", 46, 40),
+    ("decode_tokens", r"GDN B=64 fp32 .* 8 tokens, not kept", 50, 40),
+)
 # Over the best other: geometric mean and least, needed and aim.
 SUITES_NEEDED = {
     "gdn_backward": ("GDN gradients", (1.1, 0.85), (1.5, 1.2)),
@@ -215,6 +232,23 @@ def block_lines(run: Run) -> list[Line]:
     return lines
 
 
+def decode_lines(run: Run) -> list[Line]:
+    """Of the rows with one target the slowest, whatever their gates and layouts."""
+    lines = []
+    for suite, pattern, needed, aim in DECODE_NEEDED:
+        rows = [r for r in run.suite(suite) if re.fullmatch(pattern + r"\b.*", r["label"])]
+        if not rows:
+            continue
+        slowest = max(rows, key=lambda r: r["median_ms"])
+        us, floor = 1e3 * slowest["median_ms"], f"{1e3 * floor_ms(slowest):.2f} us"
+        work = f"decode, {slowest['label']}"
+        if len(rows) > 1:
+            work += f", slowest of {len(rows)} rows"
+        texts = (f"{us:.2f} us", f"{needed:g} us", f"{aim:g} us")
+        lines.append(Line(work, *texts, us <= needed, floor))
+    return lines
+
+
 def step_lines(run: Run) -> list[Line]:
     """Training steps: forward and backward in one time."""
     lines = []
@@ -224,7 +258,8 @@ def step_lines(run: Run) -> list[Line]:
         if row := run.find("train", label):
             gib = row["peak_bytes"] * 2.0**-30
             work = f"its memory beyond the inputs, {label}"
-            lines.append(Line(work, f"{gib:.2f} GiB", f"{most} GiB", f"{aim} GiB", gib <= most))
+            hoped = "" if aim is None else f"{aim} GiB"
+            lines.append(Line(work, f"{gib:.2f} GiB", f"{most} GiB", hoped, gib <= most))
     if rows := run.compared("train"):
         lines.append(ratio_line("training steps", rows, None, None))
     return lines
@@ -245,6 +280,7 @@ def other_lines(run: Run, folder: Path) -> list[Line]:
     for suite, (what, least, most) in SUITES_NEEDED.items():
         if rows := [r for r in run.compared(suite) if r["baseline"] != "copy"]:
             lines.append(ratio_line(what, rows, least, most))
+    lines += decode_lines(run)
     for row in run.compared("places"):
         times, work = 1 / row["ratio"], f"{row['label']}: time over that of slots in order"
         lines.append(Line(work, f"{times:.2f}", "1.05", "", times <= 1.05))
@@ -258,7 +294,7 @@ def other_lines(run: Run, folder: Path) -> list[Line]:
         found = f"{row['copy_percent']:.0f} %"
         work = f"{row['label']}, of the copy's bandwidth"
         lines.append(Line(work, found, "80 %", "90 %", row["copy_percent"] >= 80))
-    for what, log, most in (("call", "tests", 200), ("training step", "python", 500)):
+    for what, log, most in (("call", "tests", 200), ("training step from a loss", "python", 500)):
         first = first_ms(folder, what, log)
         if first is not None:
             work = f"first {what} in a fresh process, context there"
@@ -431,6 +467,8 @@ def page(document: dict[str, Any], folder: Path) -> str:
         "its own results are compared with the oracle and a whole sequence with fp32 on the CPU;",
         "a wrong row has no time. The others' times are those of `bench/anchors/h200.json`, same",
         f"kind of GPU, same method. `floor`: the bytes that must move at {COPY_TBPS} TB/s.",
+        "Rows `train` are what `delta_rule` does on CUDA tensors that require gradients: forward",
+        "keeps nothing, backward starts from the inputs.",
         "",
         table(
             ("work", "measured", "needed", "aim", "floor", "met"), (line.cells() for line in lines)

@@ -342,17 +342,20 @@ void Instance::add_checkpoints() {
   const Case& c = spec_;
   if (c.ckpt.empty()) return;
   std::vector<int64_t> cu = {0}, tokens, slots;
+  std::vector<bool> has_state;
   for (int64_t n = 0; n < c.num_sequences(); ++n) {
     for (int64_t offset : c.ckpt) {
       if (offset > c.sequence_length(n)) continue;
       tokens.push_back(offset == kCkptEnd ? c.sequence_length(n) : offset);
+      has_state.push_back(c.pool == Pool::none || !is_skipped(n));
     }
     cu.push_back(static_cast<int64_t>(tokens.size()));
   }
   const auto M = static_cast<int64_t>(tokens.size());
   for (int64_t m = 0; m < M; ++m) {  // from the end; slot 0 and the last belong to nobody
     slots.push_back(c.ckptskip && m % 2 == 1 ? c.null_slot : c.null_slot + 1 + M - m);
-    if (slots.back() > c.null_slot) ckpt_written_.push_back(slots.back());
+    if (slots.back() > c.null_slot && has_state[static_cast<size_t>(m)])
+      ckpt_written_.push_back(slots.back());
   }
   std::sort(ckpt_written_.begin(), ckpt_written_.end());
   const auto add_list = [&](const char* name, const std::vector<int64_t>& list) {

@@ -203,14 +203,14 @@ class Anchors {
         anchor);
   }
 
-  // A training step: forward that keeps what backward starts from, and backward. The quickest of
-  // several times of one case is what it is compared with.
+  // A training step as the Python package runs it on CUDA: forward that keeps nothing, and backward
+  // from the inputs. The quickest of several times of one case is what it is compared with.
   void add_step(const std::string& label, const std::string& options, const Json& row,
                 const Anchor& anchor) {
     const Json r = dense(row);
     const std::string length = std::to_string(r.at("seqs").at(0).get<int64_t>());
     const std::string line = "backward dense=" + std::to_string(r.at("seqs").size()) + "x" +
-                             length + heads(r) + kWide + " dfinal=0 " + options;
+                             length + heads(r) + kWide + " dfinal=0 save=none " + options;
     const auto at = std::find_if(result.rows.begin(), result.rows.end(), [&](const SuiteRow& x) {
       return x.is_step && x.spec == cases::parse(line);
     });

@@ -6,6 +6,8 @@
 
 #include "decode_sizes.h"
 #include "gpu_support.h"
+#include "not_finite.h"
+#include "support.h"
 
 namespace deltic::test {
 namespace {
@@ -20,7 +22,7 @@ Part part_of(const std::string& name) {
     return Part::nothing;
   }
   if (name == "weight" || name == "bias") return Part::nothing;
-  return name.ends_with("_state") ? Part::state : Part::row;
+  return name.ends_with("_state") || name == "positions" ? Part::state : Part::row;
 }
 // Rows or states: so many of them, `begin` and `count` those of sequence n.
 struct Range {
@@ -121,6 +123,44 @@ TEST_F(Gpu, LaterTokensChangeNoBit) {
       EXPECT_FALSE(a.bytes(out) == b.bytes(out));
     }
   }
+}
+
+// What an H200 is filled with runs in fused CTAs, a sequence alone in roles: 320 heads, and 16.
+constexpr const char* kFusedLines[] = {
+    "forward gate=head seqs=5,70,0,64,1,130,3,65,2,17,63,4,9,66,1,2,90,3,8,10 H=8 HV=16 K=32 V=24 "
+    "dtype=bf16 init=1 split=off",
+    "forward gate=none seqs=5,70,0,64,1,130,3,65,2,17,63,4,9,66,1,2,90,3,8,10 H=8 HV=16 K=16 V=72 "
+    "dtype=f16 l2norm=1 init=1 state=vk sdtype=bf16 split=off",
+};
+constexpr const char* kOtherSize = "these lines are for the 132 SMs of an H200";
+bool is_fused(const Case& c) {
+  const Instance shapes = Instance::shapes_of(c, DeviceType::cuda);
+  const auto all = explain_division(shapes.options({}), shapes.tensors());
+  return !all.empty() && all.front().what.starts_with("fused");
+}
+TEST_F(GpuBits, FusedCtasAndRolesAgree) {
+  if (!runs_on_gpu(Op::forward, "cuda.sm90.forward")) GTEST_SKIP() << "no code for Hopper";
+  for (const char* line : kFusedLines) {
+    const Case c = cases::parse(line);
+    Case alone = c;
+    alone.seqs = {130};
+    const std::vector<std::string> names = takers(c);
+    if (std::find(names.begin(), names.end(), "cuda.sm90.forward") == names.end()) continue;
+    if (!is_fused(c) || is_fused(alone)) GTEST_SKIP() << kOtherSize;
+    expect_sequences_alone(c, "cuda.sm90.forward", {1, 2, 3, 4, 5, 18});
+  }
+}
+
+// A CTA takes head after head: none finds anything of the one before.
+TEST_F(GpuBits, NotFiniteStaysInItsHeadOfFusedCtas) {
+  if (!runs_on_gpu(Op::forward, "cuda.sm90.forward")) GTEST_SKIP() << "no code for Hopper";
+  const char* const line =
+      "forward gate=head seqs=5,70,1,130,65,64 H=8 HV=24 K=8 V=8 dtype=bf16 init=1 "
+      "split=off";
+  const Case c = cases::parse(line);
+  if (takers(c).front() != "cuda.sm90.forward") GTEST_SKIP() << "not in this build";
+  if (!is_fused(c)) GTEST_SKIP() << kOtherSize;
+  expect_contained(line, "cuda.sm90.forward", kGpu, 0, 3);
 }
 
 // A dense case in one call, and token by token from state to state.
@@ -250,6 +290,72 @@ TEST_F(GpuBits, ServersBatchesAreTheirTokensAndSequences) {
     }
   }
   EXPECT_GE(taken, 9);  // what a build with one instance of each template has
+}
+
+// Products of two numbers of 16 bits are exact in fp32, and no bit of a sum's order is seen where
+// every token has channels of its own: what is left of a state is its rounding by chance, which is
+// the CPU's, drawn by position, head and element.
+constexpr const char* kStochasticLines[] = {
+    "decode gate={head,channel} gates=zero seqs=1,4,0,7 H=1 HV=2 K={64,128} V=40 beta=none "
+    "dtype={bf16,f16} sdtype={bf16,f16} state={kv,vk} stochastic=1",
+    "decode gate=none seqs=1,4,0,7 H=1 HV=2 K={64,128} V=40 beta=none dtype=bf16 "
+    "sdtype={bf16,f16} state={kv,vk} stochastic=1",
+    "decode gate=head gates=zero dense=44x2 H=1 HV=16 K=128 V=8 beta=none dtype=bf16 "
+    "sdtype={bf16,f16} state={kv,vk} stochastic=1",
+    "decode gate=channel gates=zero seqs=3,1,0,5 pad=1 H=1 HV=2 K=33 V=5 beta=none dtype=bf16 "
+    "pool={start,tokens} idx=i64 sdtype=bf16 stochastic=1",
+};
+constexpr int64_t kTurns = 8;  // tokens at most
+void separate_channels(Instance& x) {
+  const Case& c = x.spec();
+  auto k = x.values("k");
+  for (size_t i = 0; i < k.size(); ++i) {
+    const auto channel = static_cast<int64_t>(i) % c.K, row = static_cast<int64_t>(i) / c.K / c.H;
+    if (channel % kTurns != row % kTurns) k[i] = 0;
+  }
+  x.set_values("k", k);
+  if (!x.has("state_pool")) return;
+  auto states = x.values("state_pool");
+  for (double& s : states) s = std::isnan(s) ? s : 0;
+  x.set_values("state_pool", states);
+}
+TEST_F(GpuBits, RoundingByChanceIsTheCpus) {
+  std::set<std::string> names;
+  for (const char* lines : kStochasticLines) {
+    for (const std::string& line : cases::expand(lines)) {
+      const Case c = cases::parse(line);
+      const std::string states = c.pool == cases::Pool::none ? "final_state" : "state_pool";
+      Instance cpu(c);
+      separate_channels(cpu);
+      cpu.run();
+      for (const std::string& impl : takers(c)) {
+        Instance gpu(c, true, kGpu);
+        separate_channels(gpu);
+        gpu.run({.impl = impl});
+        EXPECT_TRUE(gpu.bytes(states) == cpu.bytes(states)) << impl << "\n  " << line;
+        names.insert(impl);
+      }
+      Case other = c;
+      other.stochastic = false;
+      Instance to_nearest(other);
+      separate_channels(to_nearest);
+      to_nearest.run();
+      EXPECT_FALSE(to_nearest.bytes(states) == cpu.bytes(states)) << line;
+    }
+  }
+  EXPECT_TRUE(names.contains("cuda.decode") && names.contains("cuda.general"));
+}
+TEST_F(GpuBits, RoundingByChanceDoesNotSeeTheBatch) {
+  for (const char* line :
+       {"decode gate=head seqs=3,1,0,5,2 H=1 HV=2 K=128 V=40 dtype=bf16 init=1 sdtype=bf16 "
+        "state=vk stochastic=1",
+        "decode gate=channel dense=5x4 H=2 HV=4 K=64 V=24 dtype=f16 init=1 sdtype=f16 stochastic=1",
+        "decode gate=head dense=44x2 H=1 HV=16 K=128 V=8 dtype=bf16 init=1 sdtype=bf16 state=vk "
+        "stochastic=1"}) {
+    const Case c = cases::parse(line);
+    for (const std::string& impl : takers(c))
+      expect_sequences_alone(c, impl, {0, 1, 3, c.num_sequences() - 1});
+  }
 }
 
 TEST_F(GpuBits, GradientsOfASequenceAreThoseAlone) {

@@ -810,7 +810,7 @@ std::string mps(const Settings&) {
 constexpr struct {
   const char* name;
   std::string (*run)(const Settings&);
-  unsigned limit_s;  // of the watchdog
+  unsigned limit_s;  // of the watchdog; bench/gpu.sh allows 660 s for all of them
 } kScenarios[] = {
     {"alone", alone, 60},
     {"green context of 2", green<2>, 30},

@@ -87,6 +87,12 @@ inline void halve_rows(cases::Instance& b, int64_t from) {
   }
 }
 
+// Whether an error's text names that argument, of a step's parts that of either.
+inline bool is_about(const std::string& text, const std::string& name) {
+  for (const char* part : {": ", ": conv.", ": decode."})
+    if (text.find(part + name + ": expected ") != std::string::npos) return true;
+  return false;
+}
 inline std::string error_of(const std::function<void()>& f) {
   try {
     f();

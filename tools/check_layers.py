@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Checks from the #include lines that every layer sees only the layers below it, and that the GPU
-backend has its instructions in one room and no launches but those of tile/launch.h.
+"""Checks from the #include lines that every layer sees only the layers below it, that the GPU
+backend has its instructions in one room and no launches but those of tile/launch.h, and that no
+type of the library has the name of one of the C++ layer, whose users may link both as objects.
 
 Exit status 0 if the tree obeys, 1 with one line per offence. The rules are first tried on a few
 made-up files that break them, so that a rule that stopped working is noticed.
@@ -55,6 +56,9 @@ KEPT = [
     (re.compile(r"<<<"), None, "launch or launch_after of cuda/tile/launch.h"),
 ]
 
+PUBLIC = "include/deltic/deltic.hpp"
+NAMESPACE = re.compile(r"namespace\s*([\w:]*)\s*\{$")
+TYPE = re.compile(r"(?:struct|class|union)\s+(\w+)[^;]*$")
 COMMENT = re.compile(r"//.*")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 SOURCE_ENDINGS = (".h", ".hpp", ".c", ".cpp", ".cu", ".cuh", ".inc")
@@ -96,13 +100,30 @@ def strays(path, number, line):
             yield f"{path}:{number}: {match.group()} {where}: use {instead}"
 
 
+def types_of(text):
+    """Line number and full name of every type that stands in the first column."""
+    spaces = []
+    for number, line in enumerate(text.splitlines(), 1):
+        space, kind = NAMESPACE.match(line), TYPE.match(line)
+        if space:
+            spaces.append(space.group(1))
+        elif line.startswith("}  // namespace") and spaces:
+            spaces.pop()
+        elif kind and "" not in spaces:
+            yield number, "::".join([*spaces, kind.group(1)])
+
+
 def offences(files):
     """One sentence per line that breaks a rule. `files` maps paths to texts."""
     found = []
+    public = {name for _, name in types_of(files.get(PUBLIC, ""))}
     for path, text in sorted(files.items()):
         layer = layer_of(path)
         if layer is None:
             continue
+        for number, name in types_of(text) if layer.startswith("src/") else ():
+            if name in public:
+                found.append(f"{path}:{number}: {name} is a type of {PUBLIC}: use another name")
         for number, line in enumerate(text.splitlines(), 1):
             if layer == "src/cuda":
                 found.extend(strays(path, number, line))
@@ -132,6 +153,8 @@ def self_check():
     """Fails unless every kind of offence is found in files made for it."""
     base = {
         "include/deltic/deltic.h": "",
+        PUBLIC: "namespace deltic {\nnamespace detail {\n}  // namespace detail\n"
+        "struct Way : Choice {\n};\n}  // namespace deltic\n",
         "src/core/problem.h": '#include "deltic/deltic.h"\n',
         "src/cpu/cpu.h": '#include "core/problem.h"\n#include <hwy/highway.h>\n',
         "src/reference/reference.h": '#include "core/problem.h"\n',
@@ -141,12 +164,14 @@ def self_check():
         "src/cuda/sm90/chunk/rows.cuh": '#include "cuda/ptx/mma.cuh"\n',
         "src/cuda/sm90/forward/kernel.cuh": '#include "cuda/sm90/chunk/rows.cuh"\n',
         "src/cuda/sm90/forward/stage.cuh": "int n = 0;  // no asm, no <<<\n",
+        "src/cuda/sm90/way.h": "namespace deltic::gpu {\nstruct Way {\n};\n",
+        "src/core/way.cpp": "namespace deltic {\nnamespace {\nstruct Way {\n};\n}  // namespace\n",
         "cli/main.cpp": '#include "deltic/deltic.h"\n#include <CLI/CLI.hpp>\n',
         "tests/all.cpp": '#include "cpu/cpu.h"\n',
     }
     assert offences(base) == [], offences(base)
     bad = {
-        "include/deltic/deltic.hpp": '#include "core/problem.h"',
+        PUBLIC: '#include "core/problem.h"',
         "include/deltic/x.h": "#include <torch/torch.h>",
         "src/core/a.h": '#include "cpu/cpu.h"',
         "src/core/b.h": "#include <hwy/highway.h>",
@@ -166,10 +191,11 @@ def self_check():
         "src/cuda/sm90/q.cuh": "const auto at = __cvta_generic_to_shared(p);",
         "src/cuda/ptx/r.cuh": "kernel<<<1, 32>>>();",
         "src/api/i.cpp": '#include "tests/all.cpp"',
+        "src/core/s.h": "namespace deltic {\nstruct Way {\n",
     }
     for path, text in bad.items():
         got = offences({**base, path: text})
-        if len(got) != 1 or not got[0].startswith(path + ":1:"):
+        if len(got) != 1 or not got[0].startswith(path + ":"):
             sys.exit(f"check_layers: the rule against `{text}` in {path} found {got}")
 
 

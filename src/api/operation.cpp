@@ -413,9 +413,9 @@ void explain_division(deltic_op op, const deltic_options* options, const Tensors
     const Implementation& candidate = implementation_at(p.op, p.device, i);
     if (candidate.divisions == nullptr || (call.named != nullptr && &candidate != call.named))
       continue;
-    const std::vector<Division> ways =
-        call.listed == p.op ? candidate.divisions(p, sms) : std::vector<Division>{};
-    for (const Division& d : ways)
+    const std::vector<WorkDivision> ways =
+        call.listed == p.op ? candidate.divisions(p, sms) : std::vector<WorkDivision>{};
+    for (const WorkDivision& d : ways)
       fn(user, candidate.name, d.what.c_str(), d.predicted_us, d.chosen, d.reason.c_str());
     if (!ways.empty()) continue;
     // Without tokens `refuse` may name this machine or build, which do not matter here.

@@ -10,7 +10,7 @@
 namespace deltic {
 
 // One way to divide a call's work over a device, for `deltic explain`.
-struct Division {
+struct WorkDivision {
   std::string what;
   double predicted_us = 0;
   bool chosen = false;
@@ -30,7 +30,7 @@ struct Implementation {
   bool only_when_named = false;  // the oracle
   // Null: there is one way. Else the ways on a GPU with so many SMs, which need not be here; empty
   // for a call without tokens, and for one that `refuse` has a sentence for on every GPU.
-  std::vector<Division> (*divisions)(const Problem&, int num_sms) = nullptr;
+  std::vector<WorkDivision> (*divisions)(const Problem&, int num_sms) = nullptr;
 };
 
 using ImplementationList = std::span<const Implementation>;

@@ -17,8 +17,8 @@ namespace deltic::gpu {
 
 constexpr int64_t kSavedHeaderBytes = 256;
 
-// Backward makes the header of its own call and compares: on the device, as the host reads nothing
-// of a buffer there. What the host can see of it is the size.
+// What the call was that wrote the buffer. Nothing on a GPU reads it: backward there starts from
+// the inputs, whatever is given, and the host asks only that it is aligned memory of its own.
 struct SavedHeader {
   char magic[8];  // "delticSG": a buffer of the CPU has other letters
   int64_t version, save, B, T, N, H, HV, K, V, chunk, segment, gate, dtype, is_packed;

@@ -47,11 +47,11 @@ std::string forward_text(ChainCosts c, const ChainWork& work) {
 }
 
 // Jobs as fused CTAs would run them, or do.
-Division explain_fused(const Problem& p, int sms) {
+WorkDivision explain_fused(const Problem& p, int sms) {
   const Work work = equal_work(p, sms);
   const FusedShare share = share_of(work);
   const FusedCosts& c = kFusedCosts;
-  Division d;
+  WorkDivision d;
   d.what = "fused: whole sequences of a head in one CTA";
   d.predicted_us = double(fused_time(c, work));
   d.chosen = fuses(p, sms);
@@ -67,7 +67,7 @@ Division explain_fused(const Problem& p, int sms) {
 
 }  // namespace
 
-std::vector<Division> explain(const Problem& p, int sms) {
+std::vector<WorkDivision> explain(const Problem& p, int sms) {
   if (p.N == 0 || p.T == 0 || sms < kFewestSms) return {};
   const Costs c = costs_of(kind_of(p)).measured, shares = costs_of(kind_of(p)).shares;
   const Work work = work_of(p, sms);
@@ -80,11 +80,11 @@ std::vector<Division> explain(const Problem& p, int sms) {
   if (chosen > 0) counts.push_back(by_length(chosen));
   std::sort(counts.begin(), counts.end());
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
-  std::vector<Division> all;
+  std::vector<WorkDivision> all;
   for (const int n : counts) {
     const bool is_chosen = chosen > 0 ? n == by_length(chosen) : n == 1;
     const int segment = is_chosen ? chosen : segment_of(work.longest, n);
-    Division d;
+    WorkDivision d;
     d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
     d.predicted_us = double(time_of_segments(c, work, int(p.K), n, segment));
     d.chosen = is_chosen;
@@ -106,16 +106,16 @@ std::vector<Division> explain(const Problem& p, int sms) {
     all.push_back(std::move(d));
   }
   if (chosen == 0 && kind_of(p) == GateKind::kHead) {
-    Division fused = explain_fused(p, sms);
-    for (Division& d : all) d.chosen = d.chosen && !fused.chosen;
+    WorkDivision fused = explain_fused(p, sms);
+    for (WorkDivision& d : all) d.chosen = d.chosen && !fused.chosen;
     all.push_back(std::move(fused));
   }
-  std::stable_partition(all.begin(), all.end(), [](const Division& d) { return d.chosen; });
+  std::stable_partition(all.begin(), all.end(), [](const WorkDivision& d) { return d.chosen; });
   return all;
 }
 
-std::vector<Division> explain_chains(const Problem& p, int sms, int64_t rounds,
-                                     int64_t round_bytes) {
+std::vector<WorkDivision> explain_chains(const Problem& p, int sms, int64_t rounds,
+                                         int64_t round_bytes) {
   if (p.N == 0 || p.T == 0) return {};
   const ChainCosts c = chain_costs_of(kind_of(p));
   const ChainWork work = chain_work_of(p, sms);
@@ -129,14 +129,14 @@ std::vector<Division> explain_chains(const Problem& p, int sms, int64_t rounds,
     const int segment = segment_of(work.longest, n);
     if (segment != chosen) segments.push_back(segment);
   }
-  std::vector<Division> all;
+  std::vector<WorkDivision> all;
   for (const int segment : segments) {
     const int n = number(segment);
     // What is not chosen would have rounds of its own: it is shown in one.
     const bool is_chosen = segment == chosen;
     const int64_t heads = is_chosen ? round_at(p.H, rounds, 0).heads : p.H;
     const ChainTime time = chain_time(c, chain_work_in(work, p.H, heads), n, segment);
-    Division d;
+    WorkDivision d;
     d.what = segment == 0 ? "whole sequences" : cat(n, " segments of ", segment, " chunks");
     d.predicted_us = is_chosen && rounds > 1 ? double(chain_time_in_rounds(p, sms, segment, rounds))
                                              : double(time.all());

@@ -254,7 +254,7 @@ void run(const Problem& p, std::span<std::byte> workspace, void* stream_) {
   }
 }
 
-std::vector<Division> divisions(const Problem& p, int sms) {
+std::vector<WorkDivision> divisions(const Problem& p, int sms) {
   // Neither this machine's GPU nor this build's set of kernels matters here.
   const char* sentence = refuse(p);
   const bool is_taken = sentence == nullptr || sentence == refuse_before_sm90(p) ||

@@ -268,12 +268,12 @@ const char* refuse(const Problem& p) {
 
 namespace {
 
-std::vector<Division> divisions(const Problem& p, int sms) {
+std::vector<WorkDivision> divisions(const Problem& p, int sms) {
   // Neither this machine's GPU nor this build's set of kernels matters here.
   const char* sentence = refuse(p);
   const bool is_taken = sentence == nullptr || sentence == refuse_before_sm90(p) ||
                         std::string_view(sentence) == kNotInThisBuild;
-  return is_taken ? schedule::explain(p, sms) : std::vector<Division>{};
+  return is_taken ? schedule::explain(p, sms) : std::vector<WorkDivision>{};
 }
 
 }  // namespace

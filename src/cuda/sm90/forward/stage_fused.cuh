@@ -147,7 +147,11 @@ __device__ inline void score_fused(FusedSmem& s, const Params& params) {
         s.slot[st], s.keys[st], s.aqk[st], tokens_left, params, kFusedScoreBarrier, [] {}, [] {});
     lanes_arrive(&s.scored[opaque(st)]);
   }
-  barrier_arrive(&s.scored[n % kFusedStages]);  // there is none: those who invert may leave
+  // There is none: those who invert may leave. Not before both are past the chunk that had the
+  // place before: nothing else keeps this from ending a second phase there, which waits for the
+  // first to end would take for none.
+  if (n >= kFusedStages) barrier_wait(&s.solved[n % kFusedStages], (n / kFusedStages - 1) & 1);
+  barrier_arrive(&s.scored[n % kFusedStages]);
 }
 
 // Two warps: the inverse of every chunk.
