@@ -83,7 +83,7 @@ __device__ void sum_gates(const Params& p, GradientShared<Tr>& s, const GatePlac
     if (at.run == 0) pair_of(&s.gate_bias[at.channel]) = {gates.bias[0], gates.bias[1]};
     if (thread_index() == 0) s.gate_rate = rate;
     with_form(p.gate_form, [&](auto kForm) {
-      const GateForm<kForm> form(rate, p.lower_bound);
+      const ApproxGate<kForm> form(rate, p.lower_bound);
       walk([&](float2 g, int i) {
         const float x = form.log_decay(g.x + gates.bias[0]);
         const float y = form.log_decay(g.y + gates.bias[1]);

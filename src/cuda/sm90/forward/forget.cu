@@ -57,9 +57,7 @@ __device__ float most_of_warp(float x) {
 // Summed over the warp's tokens: log2 of what a token's decay leaves of the channel that it leaves
 // most of; infinity if one is NaN.
 __device__ float slowest_decays(const Params& p, const RawRows& raw, int head) {
-  const auto form = p.form == GateForm::kBounded    ? DELTIC_GATE_BOUNDED
-                    : p.form == GateForm::kSoftplus ? DELTIC_GATE_SOFTPLUS
-                                                    : DELTIC_GATE_LOG_DECAY;
+  const deltic_gate_form form = form_of(p);
   const float rate = p.a_log.data ? gate_rate(load_number(p.a_log.data, p.a_log.type, head)) : 1.f;
   float bias[kLookChannels], sum = 0;
 #pragma unroll

@@ -179,7 +179,7 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
   recurrence::run(tail, stream);
 }
 
-template <class E, GateForm kForm, bool kTransfer>
+template <class E, deltic_gate_form kForm, bool kTransfer>
 void launch_channel(const Problem& p, const Params& d, const Maps& maps, int sms,
                     cudaStream_t stream) {
   if (has_gate_tiles(p))
@@ -191,13 +191,13 @@ template <class E, bool kTransfer>
 void launch_gate(const Problem& p, const Params& d, const Maps& maps, int sms,
                  cudaStream_t stream) {
   if (kind_of(p) == GateKind::kHead)
-    launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, sms, stream);
-  else if (d.form == GateForm::kLogDecay)
-    launch_channel<E, GateForm::kLogDecay, kTransfer>(p, d, maps, sms, stream);
-  else if (d.form == GateForm::kBounded)
-    launch_channel<E, GateForm::kBounded, kTransfer>(p, d, maps, sms, stream);
+    launch<E, GateKind::kHead, DELTIC_GATE_LOG_DECAY, false, kTransfer>(d, maps, sms, stream);
+  else if (p.gate_form == DELTIC_GATE_LOG_DECAY)
+    launch_channel<E, DELTIC_GATE_LOG_DECAY, kTransfer>(p, d, maps, sms, stream);
+  else if (p.gate_form == DELTIC_GATE_BOUNDED)
+    launch_channel<E, DELTIC_GATE_BOUNDED, kTransfer>(p, d, maps, sms, stream);
   else
-    launch_channel<E, GateForm::kSoftplus, kTransfer>(p, d, maps, sms, stream);
+    launch_channel<E, DELTIC_GATE_SOFTPLUS, kTransfer>(p, d, maps, sms, stream);
 }
 template <bool kTransfer>
 void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
@@ -205,9 +205,9 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
   if constexpr (!kFullSet) {
     using E = __nv_bfloat16;
     if (kind_of(p) == GateKind::kHead)
-      launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, sms, stream);
+      launch<E, GateKind::kHead, DELTIC_GATE_LOG_DECAY, false, kTransfer>(d, maps, sms, stream);
     else
-      launch<E, GateKind::kChannel, GateForm::kBounded, false, kTransfer>(d, maps, sms, stream);
+      launch<E, GateKind::kChannel, DELTIC_GATE_BOUNDED, false, kTransfer>(d, maps, sms, stream);
   } else if (p.q.dtype == DType::f16) {
     launch_gate<__half, kTransfer>(p, d, maps, sms, stream);
   } else {

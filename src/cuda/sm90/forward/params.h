@@ -21,10 +21,10 @@ using chunk::kHalfBytes, chunk::kTileBytes;
 using schedule::divide, schedule::kChunk, schedule::kWidth, schedule::Piece, schedule::Place,
     schedule::Plan;
 
-enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
+// spec.md 2. For the planning kernels alone, and numbered as they were measured: with
+// deltic_gate_form they are other machine code.
+enum class GateForm { kLogDecay, kBounded, kSoftplus };
 enum class Number { kF32, kBf16, kF16 };
-
-constexpr float kLog2e = 1.4426950408889634f;
 
 // Per-token factors of one chunk as the carrying threads read them: lane x of four needs columns
 // 8 j + 2 x and the next, j = 0 .. 7, in a row; blocks of four are exchanged between lanes so that

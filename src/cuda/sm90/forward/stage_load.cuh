@@ -115,14 +115,14 @@ __device__ inline float beta_of(const Params& params, const Fetched& f, int i, i
   return params.beta.data ? beta_value(params, number_of(f.beta[i], params.beta.type)) : 1.f;
 }
 // The same warp, later: beta and the parameters of gates per channel.
-template <GateForm kForm>
+template <deltic_gate_form kForm>
 __device__ inline void finish_item(Stage& stage, const Params& params, const Fetched& f) {
   const int lane = threadIdx.x % 32;
-  if constexpr (kForm != GateForm::kLogDecay) {
+  if constexpr (kForm != DELTIC_GATE_LOG_DECAY) {
     const float slope = -gate_rate(number_of(f.a_log, params.a_log.type)) *
-                        (kForm == GateForm::kBounded ? kLog2e : 1.f);
+                        (kForm == DELTIC_GATE_BOUNDED ? kLog2e : 1.f);
     if (lane == 0) stage.slope = slope;
-    const float by = kForm == GateForm::kBounded ? slope : kLog2e;
+    const float by = kForm == DELTIC_GATE_BOUNDED ? slope : kLog2e;
     *reinterpret_cast<float4*>(&stage.bias[4 * lane]) =
         make_float4(number_of(f.bias[0], params.dt_bias.type) * by,
                     number_of(f.bias[1], params.dt_bias.type) * by,

@@ -49,7 +49,7 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
 
 // Keys, queries and decays of 16 tokens from block b on, `tokens_left` of them there, from the raw
 // tiles; kWideGate: gates come by ordinary loads.
-template <GateForm kForm, bool kWideGate, bool kQueries>
+template <deltic_gate_form kForm, bool kWideGate, bool kQueries>
 __device__ inline void load_rows(chunk::Rows& r, const Stage& stage, const Params& params, int b,
                                  int channel, int tokens_left, chunk::RawTiles from,
                                  uint32_t lane4) {
@@ -64,14 +64,14 @@ __device__ inline void load_rows(chunk::Rows& r, const Stage& stage, const Param
     float2 g = make_float2(r.fs[t][0], r.fs[t][1]);
     if constexpr (!kWideGate) g = unpack<__nv_bfloat16>(load_shared(from.g + at));
     r.k[t] = load_shared(from.k + at), r.q[t] = kQueries ? load_shared(from.q + at) : 0;
-    r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
-    r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
+    r.fs[t][0] = channel_decay<kForm>(g.x, slope, bias.x, bound);
+    r.fs[t][1] = channel_decay<kForm>(g.y, slope, bias.y, bound);
   }
 }
 
 // 256 threads, every item of the CTA. Tiles and numbers come by raw_full, operands of levels leave
 // by the full and come back by the empty barriers, the packet's operands leave by rows_done.
-template <class E, GateForm kForm, bool kWideGate, bool kQueries>
+template <class E, deltic_gate_form kForm, bool kWideGate, bool kQueries>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
   // lane4 anew in each: kept over all of them it would cost a register and its sums some more.
   auto fill_level = [&](auto level, int n, auto write) {
