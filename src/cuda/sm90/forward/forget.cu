@@ -4,6 +4,7 @@
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/instantiate.h"
+#include "cuda/tile/search.cuh"
 
 namespace deltic::gpu::forward {
 namespace {
@@ -22,16 +23,13 @@ __device__ Border find_border(const Params& p, int window) {
     const int border = schedule::border_in(window, begin, begin + p.num_tokens, cut);
     return {batch, border < 0 || batch >= p.num_batches ? -1 : border - begin};
   }
-  int lo = 0, hi = p.num_sequences;  // cu[lo] <= next < cu[hi], where they are in order
-  while (hi - lo > 1) {
-    const int mid = (lo + hi) / 2;
-    (load_index(p.cu_seqlens, mid) <= next ? lo : hi) = mid;
-  }
+  const int n =
+      last_begun(p.num_sequences, [&](int i) { return load_index(p.cu_seqlens, i) <= next; });
   const auto clamped = [&](int64_t x) {
     return int(min(max(x, int64_t(0)), int64_t(p.num_tokens)));
   };
-  return {0, schedule::border_in(window, clamped(load_index(p.cu_seqlens, lo)),
-                                 clamped(load_index(p.cu_seqlens, lo + 1)), cut)};
+  return {0, schedule::border_in(window, clamped(load_index(p.cu_seqlens, n)),
+                                 clamped(load_index(p.cu_seqlens, n + 1)), cut)};
 }
 
 // The warp's rows of width numbers, as bits: token t, channels lane, lane + 32 ...

@@ -7,6 +7,7 @@
 #include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/instantiate.h"
 #include "cuda/sm90/forward/stage_attend.cuh"
+#include "cuda/tile/search.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu::forward {
@@ -79,14 +80,7 @@ struct CheckpointPlace {
 __device__ inline CheckpointPlace checkpoint_at(const Params& p, int m) {
   CheckpointPlace at{};
   at.slot = int(named_slot(load_index(p.ckpt.slots, m), p.slots.null_slot, p.ckpt.num_slots));
-  int lo = 0, hi = p.num_sequences;  // cu[lo] <= m < cu[hi]
-  while (hi - lo > 1) {
-    const int mid = (lo + hi) / 2;
-    if (load_index(p.ckpt.cu, mid) <= m)
-      lo = mid;
-    else
-      hi = mid;
-  }
+  const auto [lo, hi] = list_of_entry(p.ckpt.cu, p.num_sequences, m);
   if (at.slot < 0 || hi == 0 || load_index(p.ckpt.cu, lo) > m || load_index(p.ckpt.cu, hi) <= m)
     return at;
   const int first = p.first_piece[lo], last = p.first_piece[lo + 1] - 1;
