@@ -15,8 +15,8 @@ __device__ inline float beta_value(const Params& p, float x) {
 }
 // log2 of a decay per head.
 __device__ inline float head_decay(const Params& p, float x, int head) {
-  const float rate = p.a_log.data ? gate_rate(load_number(p.a_log.data, p.a_log.type, head)) : 1.f;
-  if (p.dt_bias.data) x += load_number(p.dt_bias.data, p.dt_bias.type, head);
+  const float rate = p.a_log.data ? gate_rate(load_number(p.a_log.data, p.a_log.dtype, head)) : 1.f;
+  if (p.dt_bias.data) x += load_number(p.dt_bias.data, p.dt_bias.dtype, head);
   return log2_decay(form_of(p), p.lower_bound, x, rate);
 }
 

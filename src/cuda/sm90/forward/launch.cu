@@ -26,9 +26,6 @@ using schedule::chunks_in, schedule::kFewestSms, schedule::kFewestSmsSplit, sche
 constexpr const char* kName = "cuda.sm90.forward";
 constexpr int kRing = 8;  // packets per carrier: 4 starve it, 32 leave L2
 
-Number number_type(DType type) {
-  return type == DType::f32 ? Number::kF32 : type == DType::bf16 ? Number::kBf16 : Number::kF16;
-}
 // g per channel as tiles of bf16.
 bool has_gate_tiles(const Problem& p) {
   return p.gate == Gate::channel && p.g.dtype == DType::bf16 && is_16_bytes(p.g, p.HV, 2, p.B);
@@ -90,11 +87,11 @@ Workspace workspace_of(const Problem& p, int64_t sms) {
 }
 
 IndexList list_of(const Indices& i) { return {i.present ? i.data : nullptr, i.is64, i.s0}; }
-Values values_of(const Rows& r) {
-  return {r.present ? r.data : nullptr, number_type(r.dtype), r.sb, r.st, r.sh};
+Rows values_of(const Rows& r) {
+  return {r.present ? r.data : nullptr, r.dtype, r.present, r.sb, r.st, r.sh};
 }
 StateView view_of(const States& s) {
-  return {s.present ? s.data : nullptr, number_type(s.dtype), s.s_slot, s.s_head, s.s_k, s.s_v};
+  return {s.present ? s.data : nullptr, s.dtype, s.s_slot, s.s_head, s.s_k, s.s_v};
 }
 
 Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
@@ -102,8 +99,8 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   if (p.beta_kind != BetaKind::none) d.beta = values_of(p.beta);
   if (p.gate == Gate::head) d.g_head = values_of(p.g);
   if (p.gate == Gate::channel && !has_gate_tiles(p)) d.g_channel = values_of(p.g);
-  if (p.A_log) d.a_log = {p.A_log.data, number_type(p.A_log.dtype)};
-  if (p.dt_bias) d.dt_bias = {p.dt_bias.data, number_type(p.dt_bias.dtype)};
+  if (p.A_log) d.a_log = {p.A_log.data, p.A_log.dtype};
+  if (p.dt_bias) d.dt_bias = {p.dt_bias.data, p.dt_bias.dtype};
   d.o = {static_cast<uint16_t*>(p.o.data), p.o.sb, p.o.st, p.o.sh};
   d.state_in = view_of(p.state_in), d.state_out = view_of(p.state_out);
   d.scale = p.scale, d.lower_bound = p.lower_bound;

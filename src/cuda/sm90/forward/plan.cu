@@ -51,8 +51,8 @@ __device__ inline void make_head_rows(const Params& p, int cta, int ctas) {
 #pragma unroll
     for (int j = 0; j < kRowHeads; j++) {
       const int head = min(first + j, hv - 1);
-      auto load = [&](const Values& v) {
-        return v.data ? load_bits(v.data, v.type, batch * v.sb + token * v.st + head * v.sh) : 0;
+      auto load = [&](const Rows& v) {
+        return v.data ? load_bits(v.data, v.dtype, batch * v.sb + token * v.st + head * v.sh) : 0;
       };
       g[j] = load(p.g_head), beta[j] = load(p.beta);
     }
@@ -60,8 +60,8 @@ __device__ inline void make_head_rows(const Params& p, int cta, int ctas) {
     for (int j = 0; j < kRowHeads; j++)
       if (first + j < hv)
         p.head_rows[(first + j) * tokens + at] = make_float2(
-            p.g_head.data ? head_decay(p, number_of(g[j], p.g_head.type), first + j) : 0.f,
-            p.beta.data ? beta_value(p, number_of(beta[j], p.beta.type)) : 1.f);
+            p.g_head.data ? head_decay(p, number_of(g[j], p.g_head.dtype), first + j) : 0.f,
+            p.beta.data ? beta_value(p, number_of(beta[j], p.beta.dtype)) : 1.f);
   }
 }
 __device__ inline Piece nothing() {

@@ -16,10 +16,10 @@ using Index = std::integral_constant<int, i>;
 
 // Two channels' gates of 16 tokens, fp32 or a 16-bit type, zeros from `count` on. All loads are
 // under way before a number is looked at; the pointer walks, as 16 of them would spill.
-__device__ inline void load_gates(const Values& g, const void* chunk, int token, int channel,
+__device__ inline void load_gates(const Rows& g, const void* chunk, int token, int channel,
                                   int count, float (&x)[16][2]) {
   const int64_t at = token * g.st + channel;
-  const bool is_wide = g.type == Number::kF32;
+  const bool is_wide = g.dtype == DType::f32;
   const int64_t step = g.st * (is_wide ? 4 : 2);
   auto* from = static_cast<const uint8_t*>(chunk) + at * (is_wide ? 4 : 2);
   auto walk = [&](auto load) {
@@ -42,7 +42,7 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t bits = __float_as_uint(x[t][0]);
-    const float2 f = g.type == Number::kBf16 ? unpack<__nv_bfloat16>(bits) : unpack<__half>(bits);
+    const float2 f = g.dtype == DType::bf16 ? unpack<__nv_bfloat16>(bits) : unpack<__half>(bits);
     x[t][0] = f.x, x[t][1] = f.y;
   }
 }
