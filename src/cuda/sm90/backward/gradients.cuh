@@ -28,6 +28,33 @@ __device__ void store_dbeta(const Params& p, const GradientShared<Tr>& s, const 
         beta_gradient(p.beta_form, s.rows_of(kRawBeta)[t], sum));
 }
 
+// Per channel: what pairs of tokens of different blocks give, level by level, and of a block's two
+// halves.
+template <class Tr>
+__device__ void add_levels(GradientShared<Tr>& s, Fragment<Tr>& dk, Fragment<Tr>& dG) {
+#pragma unroll 1
+  for (int level = 0; level < 2; ++level) {
+    const bool is_row = (thread_index() / 32 & (2 >> level)) != 0;  // of the warp's block
+    LevelOperands<Tr> own;
+    lay_level<Tr>(s, level, is_row, own);
+    Part<Tr>().sync_quarter();  // operands of the pairs
+    is_row ? add_level<Tr, true>(s, level, own, dk, dG)
+           : add_level<Tr, false>(s, level, own, dk, dG);
+    Part<Tr>().sync_quarter();  // they have been read
+  }
+  add_middle<Tr>(s, dk, dG);
+}
+// And pairs of eight neighbours, onto the sums of the warpgroup's channels.
+template <class Tr>
+__device__ void add_nearest(GradientShared<Tr>& s) {
+  const Part<Tr> at;
+  at.sync_quarter();                 // those sums
+  constexpr int kPairs = Tr::K / 8;  // of channels
+  if (const int i = thread_index() % 128; i < 8 * kPairs) {
+    add_inside<Tr>(s, i / kPairs * 8, at.first_column() + i % kPairs * 2);
+  }
+}
+
 // One value head of a chunk, which s says; phase: of its bulk copies. A barrier must follow.
 template <class Tr>
 __device__ void go_over_head(const Params& p, GradientShared<Tr>& s, uint32_t phase,
@@ -67,17 +94,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s, uint32_t ph
   if constexpr (Tr::kPerChannel) {
     if (s.is_next_loaded) prefetch_gates<Tr>(p, s);
     put_fragment<Tr>(s.x.sum.dq, dq);
-#pragma unroll 1
-    for (int level = 0; level < 2; ++level) {
-      const bool is_row = (thread_index() / 32 & (2 >> level)) != 0;  // of the warp's block
-      LevelOperands<Tr> own;
-      lay_level<Tr>(s, level, is_row, own);
-      Part<Tr>().sync_quarter();  // operands of the pairs
-      is_row ? add_level<Tr, true>(s, level, own, dk, dG)
-             : add_level<Tr, false>(s, level, own, dk, dG);
-      Part<Tr>().sync_quarter();  // they have been read
-    }
-    add_middle<Tr>(s, dk, dG);
+    add_levels<Tr>(s, dk, dG);
     put_fragment<Tr>(s.x.sum.dG, dG);
   } else {
     GroupSums<Tr> sums;
@@ -87,14 +104,7 @@ __device__ void go_over_head(const Params& p, GradientShared<Tr>& s, uint32_t ph
     s.is_last ? put_fragment<Tr>(s.x.sum.dq, dq) : store_sums<Tr>(p, dq, dk);
   }
   if (Tr::kPerChannel || s.is_last) put_fragment<Tr>(s.x.sum.dk, dk);
-  if constexpr (Tr::kPerChannel) {
-    const Part<Tr> at;
-    at.sync_quarter();                 // sums of the warpgroup's channels
-    constexpr int kPairs = Tr::K / 8;  // of channels
-    if (const int i = thread_index() % 128; i < 8 * kPairs) {
-      add_inside<Tr>(s, i / kPairs * 8, at.first_column() + i % kPairs * 2);
-    }
-  }
+  if constexpr (Tr::kPerChannel) add_nearest<Tr>(s);
   // The next head's parameters of gates, and what is read again, before it is waited for. It stays
   // in registers: the place that raw gates had is taken. Zeros before it is read, as elsewhere:
   // what has no value on some path takes its registers all the way around.

@@ -46,19 +46,12 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
       wait_keys(s, n);
       if (kind & kIsShort) clear_tail<kGate>(s, params, n, reread(part().tokens_left) - n * kChunk);
       uint32_t as[32];
-#pragma unroll
-      for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
+      round_operand<E>(S, as);
       if (kIsHead && !alone) wait_turn(n);
       multiply_state<E, kHalfBytes>(as, keys_of(s, n), acc);
       if constexpr (!kIsHead) barrier_wait(&s.v_full[vs], (n / kValueStages) & 1);
       uint32_t v[16], ob[16];
-      {
-        const uint32_t at =
-            smem_u32(s.v[vs][carry_tid() / kWarpgroup]) + fragment_offset(carry_tid());
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), at + i * 2048);
-      }
+      load_values(s.v[vs][carry_tid() / kWarpgroup], v);
       if constexpr (kTransfer) {
         warp_arrive(&s.v_empty[vs]);
       } else if (!(kind & kIsFirst)) {
@@ -88,17 +81,9 @@ __device__ inline void carry_state(CarrySmem<kGate>& s, const Params& params) {
         fence_operands(acc);
         if constexpr (kHasFactor) multiply_columns(factors, acc);
       }
-#pragma unroll
-      for (int i = 0; i < 16; i++) av[i] = pack<E>(acc[2 * i], acc[2 * i + 1]);
-      uint32_t ah[16];  // v_new with the decays to the chunk's end
-      if constexpr (kIsHalf<E>) {
-        decay_values(update_factor(body), av, ah);
-      } else if constexpr (kIsHead) {
-        decay_values(body, av, ah);
-      } else {
-#pragma unroll
-        for (int i = 0; i < 16; i++) ah[i] = av[i];
-      }
+      round_operand<E>(acc, av);
+      uint32_t ah[16];
+      update_operand<E, kGate>(body, av, ah);
       add_to_state<E, kHalfBytes>(ah, update_keys(s, n), S);
       if constexpr (kHasOutput) {
         if constexpr (kIsHead) {

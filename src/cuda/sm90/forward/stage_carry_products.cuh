@@ -91,6 +91,33 @@ __device__ inline void decay_values(const float* factor, const uint32_t (&av)[16
   }
 }
 
+// Accumulators, rounded, as the operand of the next product.
+template <class E, int N>
+__device__ inline void round_operand(const float (&x)[2 * N], uint32_t (&r)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) r[i] = pack<E>(x[2 * i], x[2 * i + 1]);
+}
+// A warpgroup's tile of v to registers.
+__device__ inline void load_values(const uint8_t* tile, uint32_t (&v)[16]) {
+  const uint32_t at = smem_u32(tile) + fragment_offset(carry_tid());
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), at + i * 2048);
+}
+// v_new as the state's update takes it, with the decays to the chunk's end.
+template <class E, GateKind kGate, class Body>
+__device__ inline void update_operand(const Body& body, const uint32_t (&av)[16],
+                                      uint32_t (&ah)[16]) {
+  if constexpr (kIsHalf<E>) {
+    decay_values(update_factor(body), av, ah);
+  } else if constexpr (kGate == GateKind::kHead) {
+    decay_values(body, av, ah);
+  } else {  // they are in the keys
+#pragma unroll
+    for (int i = 0; i < 16; i++) ah[i] = av[i];
+  }
+}
+
 // acc = S (as operand) times a tile of keys or queries, under way on return.
 // kHalf: bytes from one half of the channels to the other.
 template <class E, int kHalf>

@@ -69,6 +69,20 @@ __device__ inline void load_rows(chunk::Rows& r, const Stage& stage, const Param
   }
 }
 
+// Operands of block b's rows with the decays to the chunk's ends. total(i): of block i's tokens.
+template <class E, bool kQueries, class Total>
+__device__ inline void put_rows(chunk::Rows& r, int b, Total total, const chunk::RawTiles& tiles,
+                                uint32_t lane4) {
+  float2 before = make_float2(1.f, 1.f), after = before;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float2 f = total(i);
+    if (i < b) before.x *= f.x, before.y *= f.y;
+    if (i > b) after.x *= f.x, after.y *= f.y;
+  }
+  chunk::put_operands<E, kQueries>(r, before, after, tiles, lane4);
+}
+
 // 256 threads, every item of the CTA. Tiles and numbers come by raw_full, operands of levels leave
 // by the full and come back by the empty barriers, the packet's operands leave by rows_done.
 template <class E, deltic_gate_form kForm, bool kWideGate, bool kQueries>
@@ -142,14 +156,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     }
     // Every thread writes where it has read; the norms, too, have been read when a level has been
     // multiplied.
-    float2 before = make_float2(1.f, 1.f), after = before;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float2 f = total(i);
-      if (i < b) before.x *= f.x, before.y *= f.y;
-      if (i > b) after.x *= f.x, after.y *= f.y;
-    }
-    chunk::put_operands<E, kQueries>(r, before, after, tiles, lane4);
+    put_rows<E, kQueries>(r, b, total, tiles, lane4);
     fence_async_proxy();
     barrier_arrive(&s.rows_done[st]);
   }
