@@ -370,7 +370,8 @@ TEST_F(OnStreams, ALaunchThatTheDriverRefusesIsTheRuntimes) {
   EXPECT_TRUE(seen.kernels.empty());
 }
 
-// The work of the host in a call from C, its workspace query included, besides what the driver does.
+// The work of the host in a call from C, its workspace query included, besides what the driver
+// does.
 TEST(HostCalls, ACallIsMicrosecondsOfTheHost) {
   // Measured 0.9 to 1.9 us; the least of many batches counts, so that a busy machine does not.
   constexpr double kMostUs = 6;

@@ -5,10 +5,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <numeric>
 #include <random>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -531,6 +535,47 @@ TEST(Fused, AreTakenWhereTheyWereShorter) {
       if (w.longest >= 8) EXPECT_NEAR(roles_time(w), 1000 * r.roles, 150 * r.roles);
       EXPECT_NEAR(fused_time(kFusedCosts, w), 1000 * r.fused, 150 * r.fused);
     }
+}
+
+// Two calls in turn, and then more than are kept: the answer is that of a thread that was asked
+// nothing before.
+TEST(Fused, OfCallsInTurn) {
+  Draw draw;
+  std::vector<Problem> calls;
+  for (int i = 0; i < 400; i++) {
+    calls.push_back(dense_heads(draw.up_to(32), 64 << draw.up_to(6), 4 << draw.up_to(4)));
+    calls.push_back(calls[size_t(draw.up_to(2 * i + 1) - 1)]);
+  }
+  int fused = 0;
+  for (const Problem& p : calls) {
+    const bool is_fused = fuses(p, 132);
+    bool alone = false;
+    std::thread([&] { alone = fuses(p, 132); }).join();
+    ASSERT_EQ(is_fused, alone) << p.N << " x " << p.T << ", " << p.HV << " heads";
+    fused += is_fused;
+  }
+  EXPECT_GT(fused, 50);
+  EXPECT_LT(fused, 750);
+}
+
+// Costs of one thing are near each other, whatever they are for, and every row has a name.
+TEST(Costs, AreInOneTable) {
+  std::set<std::string> names;
+  std::map<std::string, std::pair<float, float>> range[2];
+  for (const CostRow& row : kCostTable) {
+    EXPECT_TRUE(names.insert(std::string(row.who) + ", " + row.what).second) << row.who;
+    EXPECT_GT(row.head + row.channel, 0.f) << row.who << ", " << row.what;
+    for (const int kind : {0, 1}) {
+      const float us = kind == 0 ? row.head : row.channel;
+      if (us == 0.f) continue;
+      const auto [at, is_first] = range[kind].try_emplace(row.who, us, us);
+      at->second = {std::min(at->second.first, us), std::max(at->second.second, us)};
+    }
+    std::printf("%-36s %-13s %7.3f %7.3f us\n", row.who, row.what, double(row.head),
+                double(row.channel));
+  }
+  for (const auto& of_kind : range)
+    for (const auto& [who, us] : of_kind) EXPECT_LE(us.second, 3 * us.first) << who;
 }
 
 // The backward's: cut where few states leave SMs idle, whole where they fill them.

@@ -44,8 +44,8 @@ struct alignas(16) FloatFragment {
 };
 
 // With operands cut to tf32: off by 2^-11 of themselves at most.
-__device__ inline void mma_tf32(float (&c)[4], const FloatFragment& upper,
-                                const FloatFragment& lower, const FloatFragment& b) {
+__device__ inline void mma_1xtf32(float (&c)[4], const FloatFragment& upper,
+                                  const FloatFragment& lower, const FloatFragment& b) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
     mma_tf32(c, upper.x[i], lower.x[i], upper.x[i + 1], lower.x[i + 1], b.x[i], b.x[i + 1]);

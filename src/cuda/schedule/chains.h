@@ -8,21 +8,6 @@
 
 namespace deltic::gpu::schedule {
 
-// Microseconds of an H200: a step of a CTA with 64 or with 128 value columns, of one that finds a
-// segment's transfer, which stores nothing, and of one of the chain forward with all columns; what
-// memory takes of a step of both chains, of one state.
-struct ChainCosts {
-  float narrow, wide, transfer, forward, memory;
-  bool is_mixed;  // a CTA of 64 columns backwards goes with all of them forwards
-};
-constexpr ChainCosts kHeadChain = {2.4f, 3.3f, 3.3f, 2.4f, 0.045f, false};
-constexpr ChainCosts kChannelChain = {2.8f, 3.9f, 3.6f, 2.4f, 0.066f, true};
-constexpr const ChainCosts& chain_costs_of(GateKind gate) {
-  return gate == GateKind::kChannel ? kChannelChain : kHeadChain;
-}
-// Until a CTA takes its first step, with a chunk that leads up to it; a step of the merge of
-// transfers; two launches more.
-constexpr float kChainStartUs = 10.f, kChainMergeUs = 1.5f, kChainLaunchesUs = 10.f;
 // CTAs of the chain forward where all would have an SM and memory is the bound: more of them only
 // hold up the others. Measured per channel, 64 states of 128 chunks: 611 us, with 38 of them 622,
 // with 48 636, with one to each state 648.
@@ -73,16 +58,9 @@ constexpr int64_t kRoundBytes = int64_t{1} << 30;
 // sequence show. Rounds may add so much to the predicted time of a call.
 constexpr float kRoundsWorth = 1.05f;
 constexpr int64_t kMostRounds = 256;  // three to five launches each
-// One round more: the ends of its launches, where SMs wait for the last CTAs, and chains that have
-// fewer neighbours. Measured per channel: two rounds of 48 heads 3.58 -> 3.72 ms, four of 16 heads
-// of four sequences 4.59 -> 5.01.
-constexpr float kRoundUs = 140.f;
 // Predicted for the SMs of an H200, whatever runs: a round is a matter of memory, and the query's
 // answer should not depend on the GPU where the segments do not.
 constexpr int kRoundSms = 132;
-// Microseconds of the launches beside the chains, a chunk and value head, K = V = 128: a call of
-// 4096 takes 0.79 ms without the chains' 0.35, one of 12288 per channel 3.58 without 0.95.
-constexpr float kHeadRest = 0.11f, kChannelRest = 0.21f;
 
 // Q/k heads [first, first + heads) of round `index`; those with one more come first.
 struct HeadRange {

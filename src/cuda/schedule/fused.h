@@ -8,14 +8,6 @@
 
 namespace deltic::gpu::schedule {
 
-// As measured, in microseconds: the plan, and a CTA's first chunk; a step; from job to job.
-struct FusedCosts {
-  float begin, step, part;
-};
-constexpr FusedCosts kFusedCosts = {11.f, 3.7f, 5.f};
-// What roles take where jobs fill the GPU. Apart from kHeadCosts: those share CTAs out, and choose
-// segments, where jobs are few.
-constexpr Costs kFullCosts = {2.1f, 1.7f, 1.75f, 5.5f};
 // Fused CTAs are taken where they are predicted to need less than this part of the roles' time.
 constexpr float kFusedGain = .98f;
 // And where jobs are this part of the SMs at least. Fewer leave SMs idle that roles use: 96 jobs on

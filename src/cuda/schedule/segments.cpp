@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <array>
 
+#include "cuda/schedule/kept.h"
+
 namespace deltic::gpu::schedule {
 namespace {
 
@@ -114,24 +116,21 @@ int split_chunks(const Problem& p, int num_sms) {
             : std::max(p.segment_length / kChunk, (most + kMaxSegments - 1) / kMaxSegments);
     return chunks < most ? int(chunks) : 0;
   }
-  // A call asks twice, for its workspace and for the launch, and the caller before it; the layers
-  // of a model, or a server's batches, ask with a few shapes: a choice takes up to 1.5 us.
+  // A call asks twice, for its workspace and for the launch, and the caller before it: a choice
+  // takes up to 1.5 us.
   struct Choice {
     GateKind gate{};
     Work work{};  // no call has its total of 0
     int keys = 0, chunks = 0;
   };
-  constexpr size_t kKept = 8;
-  static thread_local std::array<Choice, kKept> kept;
-  static thread_local size_t oldest = 0;
+  static thread_local Kept<Choice> kept;
   const GateKind gate = kind_of(p);
   const Work work = work_of(p, num_sms);
   const int keys = int(p.K);
   for (const Choice& c : kept)
     if (c.gate == gate && c.keys == keys && c.work == work) return c.chunks;
   const int chunks = choose_segment(costs_of(gate).measured, work, keys);
-  kept[oldest] = {gate, work, keys, chunks};
-  oldest = (oldest + 1) % kKept;
+  kept.add({gate, work, keys, chunks});
   return chunks;
 }
 

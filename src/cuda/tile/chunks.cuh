@@ -2,6 +2,7 @@
 // of 64. Every tile has a number, so that a grid can be sized without reading the lengths.
 #pragma once
 
+#include "cuda/tile/search.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu {
@@ -33,11 +34,8 @@ __device__ inline int64_t first_tile(const Tokens& x, int64_t n, int tokens_log2
 // Packed; a list that decreases gives a tile below 0. A sequence without tokens has one number.
 __device__ inline TilePlace place_of_tile(const Tokens& x, int64_t number,
                                           int tokens_log2 = kTileLog2) {
-  int64_t n = 0, end = x.N;  // the sequence is in [n, end)
-  while (end - n > 1) {
-    const int64_t middle = (n + end) / 2;
-    (first_tile(x, middle, tokens_log2) <= number ? n : end) = middle;
-  }
+  const int64_t n =
+      last_begun(x.N, [&](int64_t i) { return first_tile(x, i, tokens_log2) <= number; });
   return {n, number - first_tile(x, n, tokens_log2)};
 }
 

@@ -6,6 +6,7 @@
 #include "cuda/sm80/backward/traits.h"
 #include "cuda/tile/gate_gradients.cuh"
 #include "cuda/tile/norms.cuh"
+#include "cuda/tile/search.cuh"
 
 namespace deltic::gpu::backward {
 
@@ -26,11 +27,7 @@ __device__ inline RowToken token_of(const Params& p, int64_t row, int64_t m) {
     return {row / x.T, t, t / p.segment == m};
   }
   // The last sequence that begins at the row's token or before, and is not empty.
-  int64_t n = 0, end = x.N;
-  while (end - n > 1) {
-    const int64_t middle = (n + end) / 2;
-    (load_index(x.cu, middle) <= row ? n : end) = middle;
-  }
+  const int64_t n = last_begun(x.N, [&](int64_t i) { return load_index(x.cu, i) <= row; });
   const Span span = span_of(x, n);
   const int64_t t = row - span.begin;
   return {0, row, t >= 0 && t < span.length && t / p.segment == m};

@@ -4,6 +4,7 @@
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm80/conv/stage_backward.cuh"
 #include "cuda/sm80/conv/stage_single.cuh"
+#include "cuda/tile/search.cuh"
 
 namespace deltic::gpu::conv {
 
@@ -142,12 +143,7 @@ __global__ void __launch_bounds__(kThreads) checkpoint_kernel(const __grid_const
   const Place at = find_place<Tr>(p);
   if (at.channel >= p.channels) return;
   const int64_t m = at.part;
-  int n = 0,
-      end = static_cast<int>(p.tokens.N);  // the last sequence whose list begins at m or before
-  while (end - n > 1) {
-    const int middle = (n + end) / 2;
-    (load_index(p.ckpt_cu, middle) <= m ? n : end) = middle;
-  }
+  const int n = list_of_entry(p.ckpt_cu, static_cast<int>(p.tokens.N), m).last;
   if (m < load_index(p.ckpt_cu, n) || m >= load_index(p.ckpt_cu, n + 1)) return;
   const int64_t slot =
       named_slot(load_index(p.ckpt_slots, m), p.slots.null_slot, p.ckpt.states.slots);

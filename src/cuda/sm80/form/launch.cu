@@ -8,6 +8,7 @@
 #include "cuda/device.h"
 #include "cuda/tile/grid.h"
 #include "cuda/tile/launch.h"
+#include "cuda/tile/search.cuh"
 #include "cuda/tile/slots.cuh"
 
 namespace deltic::gpu {
@@ -40,11 +41,7 @@ __device__ void fill_sequence(const Params& p, int64_t n) {
 
 // An entry that no sequence has is unused in both halves.
 __device__ void fill_checkpoint(const Params& p, int64_t m) {
-  int64_t n = 0, end = p.tokens.N;  // the sequence is in [n, end)
-  while (end - n > 1) {
-    const int64_t middle = (n + end) / 2;
-    (load_index(p.ckpt_cu, middle) <= m ? n : end) = middle;
-  }
+  const auto [n, end] = list_of_entry(p.ckpt_cu, p.tokens.N, m);
   p.lists.ckpt_before[m] = p.lists.ckpt_after[m] = -1, p.lists.tokens_after[m] = 0;
   if (n == end || load_index(p.ckpt_cu, n) > m || load_index(p.ckpt_cu, n + 1) <= m) return;
   const int64_t from = recurrent_from(p, n, span_of(p.tokens, n).length);

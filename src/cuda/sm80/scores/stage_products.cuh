@@ -100,7 +100,7 @@ struct Products {
     if constexpr (Tr::kIsFloat) {
       mma_3xtf32(c, upper, lower, columns);
     } else if constexpr (Tr::kIsTf32) {
-      mma_tf32(c, upper, lower, columns);
+      mma_1xtf32(c, upper, lower, columns);
     } else {
       mma<E>(c, upper, lower, columns);
     }

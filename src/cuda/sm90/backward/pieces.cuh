@@ -4,6 +4,7 @@
 #include "cuda/ptx/registers.cuh"
 #include "cuda/schedule/pieces.cuh"
 #include "cuda/sm90/backward/params.h"
+#include "cuda/tile/search.cuh"
 
 namespace deltic::gpu::gradient {
 
@@ -20,12 +21,7 @@ __device__ inline int64_t first_piece_of(const Params& p, int64_t n) {
 // The sequence that a piece's number belongs to.
 __device__ inline int64_t sequence_of_piece(const Params& p, int64_t number) {
   if (p.segment == 0) return number;
-  int64_t n = 0, end = p.tokens.N;  // it is in [n, end)
-  while (end - n > 1) {
-    const int64_t middle = (n + end) / 2;
-    (first_piece_of(p, middle) <= number ? n : end) = middle;
-  }
-  return n;
+  return last_begun(p.tokens.N, [&](int64_t n) { return first_piece_of(p, n) <= number; });
 }
 
 // By a warp. The state before chunk `border`, or is_back the gradient of it, follows from 0 so many

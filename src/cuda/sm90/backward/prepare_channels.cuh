@@ -100,7 +100,7 @@ __device__ inline void to_log_decays(const Params& p, const ChannelGates& gates,
 #pragma unroll
   for (int t = 0; t < 16; ++t) place[t * pitch] = {g[t][0], g[t][1]};
   with_form(p.gate_form, [&](auto kForm) {
-    const GateForm<kForm> form(gates.rate(), p.lower_bound);
+    const ApproxGate<kForm> form(gates.rate(), p.lower_bound);
     float2* at = place;
 #pragma unroll 1
     for (int n = 0; n < 16; n += 4, at += 4 * pitch) {

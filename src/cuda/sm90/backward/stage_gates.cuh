@@ -109,7 +109,7 @@ __device__ float gate_gradients(const Params& p, const GradientShared<Tr>& s,
   } else {
     const float2 bias = pair_of(&s.gate_bias[at.channel]);
     with_form(p.gate_form, [&](auto kForm) {
-      const GateForm<kForm> form(s.gate_rate, p.lower_bound);
+      const ApproxGate<kForm> form(s.gate_rate, p.lower_bound);
       walk([&](float2 g, float2 dg) {
         const GateGradient x = form.gradient(g.x + bias.x, dg.x);
         const GateGradient y = form.gradient(g.y + bias.y, dg.y);

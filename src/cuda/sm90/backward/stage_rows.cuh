@@ -3,9 +3,9 @@
 #pragma once
 
 #include "cuda/ptx/registers.cuh"
-#include "cuda/sm90/backward/gate_forms.cuh"
 #include "cuda/sm90/backward/params.h"
 #include "cuda/sm90/backward/tiles.cuh"
+#include "cuda/tile/gate_approx.cuh"
 #include "cuda/tile/gates.cuh"
 #include "cuda/tile/norms.cuh"
 

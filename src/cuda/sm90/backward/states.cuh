@@ -41,6 +41,47 @@ struct StepKind {
   bool has_outputs = true, has_values = true;
 };
 
+// x = beta (v - k S) from k S, and as an operand; v: as operands.
+template <class Tr>
+__device__ void subtract_from_values(const float* rows, const uint32_t (&v)[4][4], int lane,
+                                     float (&x)[8][4], uint32_t (&ax)[4][4]) {
+  using E = typename Tr::E;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      float(&y)[4] = x[2 * i + n];
+      if constexpr (!Tr::kPerChannel) scale_columns(y, factors_of(rows, kStart, 2 * i + n, lane));
+      const float2 low = unpack<E>(v[i][2 * n]), high = unpack<E>(v[i][2 * n + 1]);
+      y[0] = low.x - y[0], y[1] = low.y - y[1], y[2] = high.x - y[2], y[3] = high.y - y[3];
+      scale_columns(y, factors_of(rows, kBeta, 2 * i + n, lane));
+    }
+    to_left<E>(&x[2 * i], ax[i]);
+  }
+}
+// e = y / beta to the workspace, from the place of v; of a first chunk what rounding left, too.
+template <class Tr>
+__device__ void send_left(const Params& p, const ChainItem<Tr>& at, int c, int64_t item, int lane,
+                          StatesStage<Tr>& s, ChainOut<Tr>& out, float (&y)[8][4]) {
+  using E = typename Tr::E;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) scale_columns(y[n], factors_of(s.rows, kInverse, n, lane));
+  const bool has_rest = c == 0 && p.dbeta.present;
+  __syncwarp();  // v has been read by all lanes
+  put_values<Tr>(s.values, y);
+  if (has_rest) {
+    to_rests<E>(y);
+    put_values<Tr>(out.rests, y);
+  }
+  fence_async_proxy();
+  send_values<Tr>(at, [&](auto send) {
+    send(s.values, static_cast<E*>(p.work.e) + item * (kChunk * Tr::V));
+    if (has_rest) {
+      send(out.rests, static_cast<E*>(p.work.e_rest) + at.sequence_item(p) * (kChunk * Tr::V));
+    }
+  });
+}
+
 // One chunk by a warpgroup. release: of the stage before, when the first product is under way.
 template <class Tr, class F>
 __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, StatesStage<Tr>& s,
@@ -73,18 +114,7 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
     }
     end_product<0>(x);
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      float(&y)[4] = x[2 * i + n];
-      if constexpr (!Tr::kPerChannel) scale_columns(y, factors_of(s.rows, kStart, 2 * i + n, lane));
-      const float2 low = unpack<E>(v[i][2 * n]), high = unpack<E>(v[i][2 * n + 1]);
-      y[0] = low.x - y[0], y[1] = low.y - y[1], y[2] = high.x - y[2], y[3] = high.y - y[3];
-      scale_columns(y, factors_of(s.rows, kBeta, 2 * i + n, lane));
-    }
-    to_left<E>(&x[2 * i], ax[i]);
-  }
+  subtract_from_values<Tr>(s.rows, v, lane, x, ax);
   float(&y)[8][4] = x;
   begin_product(y);
   multiply_square<Tr, Major::k>(smem_u32(s.T), ax, true, y);
@@ -106,24 +136,7 @@ __device__ void step_states(const Params& p, const ChainItem<Tr>& at, int c, Sta
   begin_product(S);
   add_outer<Tr>(smem_u32(s.keys[Tr::kPerChannel ? 1 : 0]), ax, S);
   wgmma_commit();
-  if (kind.has_outputs) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) scale_columns(y[n], factors_of(s.rows, kInverse, n, lane));
-    const bool has_rest = c == 0 && p.dbeta.present;
-    __syncwarp();  // v has been read by all lanes
-    put_values<Tr>(s.values, y);
-    if (has_rest) {
-      to_rests<E>(y);
-      put_values<Tr>(out.rests, y);
-    }
-    fence_async_proxy();
-    send_values<Tr>(at, [&](auto send) {
-      send(s.values, static_cast<E*>(p.work.e) + item * (kChunk * Tr::V));
-      if (has_rest) {
-        send(out.rests, static_cast<E*>(p.work.e_rest) + at.sequence_item(p) * (kChunk * Tr::V));
-      }
-    });
-  }
+  if (kind.has_outputs) send_left<Tr>(p, at, c, item, lane, s, out, y);
   end_product<0>(S);
 }
 

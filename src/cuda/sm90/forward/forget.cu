@@ -4,6 +4,7 @@
 #include "cuda/ptx/launch_order.cuh"
 #include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/instantiate.h"
+#include "cuda/tile/search.cuh"
 
 namespace deltic::gpu::forward {
 namespace {
@@ -22,30 +23,27 @@ __device__ Border find_border(const Params& p, int window) {
     const int border = schedule::border_in(window, begin, begin + p.num_tokens, cut);
     return {batch, border < 0 || batch >= p.num_batches ? -1 : border - begin};
   }
-  int lo = 0, hi = p.num_sequences;  // cu[lo] <= next < cu[hi], where they are in order
-  while (hi - lo > 1) {
-    const int mid = (lo + hi) / 2;
-    (load_index(p.cu_seqlens, mid) <= next ? lo : hi) = mid;
-  }
+  const int n =
+      last_begun(p.num_sequences, [&](int i) { return load_index(p.cu_seqlens, i) <= next; });
   const auto clamped = [&](int64_t x) {
     return int(min(max(x, int64_t(0)), int64_t(p.num_tokens)));
   };
-  return {0, schedule::border_in(window, clamped(load_index(p.cu_seqlens, lo)),
-                                 clamped(load_index(p.cu_seqlens, lo + 1)), cut)};
+  return {0, schedule::border_in(window, clamped(load_index(p.cu_seqlens, n)),
+                                 clamped(load_index(p.cu_seqlens, n + 1)), cut)};
 }
 
 // The warp's rows of width numbers, as bits: token t, channels lane, lane + 32 ...
 struct RawRows {
   uint32_t bits[kLookTokens][kLookChannels];
 };
-__device__ void load_rows(const Values& x, int64_t row, int width, RawRows& raw) {
+__device__ void load_rows(const Rows& x, int64_t row, int width, RawRows& raw) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int t = 0; t < kLookTokens; t++) {
 #pragma unroll
     for (int i = 0; i < kLookChannels; i++) {
       const int channel = 32 * i + lane;
-      raw.bits[t][i] = channel < width ? load_bits(x.data, x.type, row + t * x.st + channel) : 0;
+      raw.bits[t][i] = channel < width ? load_bits(x.data, x.dtype, row + t * x.st + channel) : 0;
     }
   }
 }
@@ -57,16 +55,14 @@ __device__ float most_of_warp(float x) {
 // Summed over the warp's tokens: log2 of what a token's decay leaves of the channel that it leaves
 // most of; infinity if one is NaN.
 __device__ float slowest_decays(const Params& p, const RawRows& raw, int head) {
-  const auto form = p.form == GateForm::kBounded    ? DELTIC_GATE_BOUNDED
-                    : p.form == GateForm::kSoftplus ? DELTIC_GATE_SOFTPLUS
-                                                    : DELTIC_GATE_LOG_DECAY;
-  const float rate = p.a_log.data ? gate_rate(load_number(p.a_log.data, p.a_log.type, head)) : 1.f;
+  const deltic_gate_form form = form_of(p);
+  const float rate = p.a_log.data ? gate_rate(load_number(p.a_log.data, p.a_log.dtype, head)) : 1.f;
   float bias[kLookChannels], sum = 0;
 #pragma unroll
   for (int i = 0; i < kLookChannels; i++) {
     const int channel = 32 * i + int(threadIdx.x) % 32;
     const bool has_bias = p.dt_bias.data && channel < p.key_width;
-    bias[i] = has_bias ? load_number(p.dt_bias.data, p.dt_bias.type,
+    bias[i] = has_bias ? load_number(p.dt_bias.data, p.dt_bias.dtype,
                                      int64_t(head) * p.key_width + channel)
                        : 0.f;
   }
@@ -77,7 +73,7 @@ __device__ float slowest_decays(const Params& p, const RawRows& raw, int head) {
     for (int i = 0; i < kLookChannels; i++) {
       if (32 * i + int(threadIdx.x) % 32 >= p.key_width) continue;
       const float x =
-          log_decay(form, p.lower_bound, number_of(raw.bits[t][i], p.look_g.type), rate, bias[i]);
+          log_decay(form, p.lower_bound, number_of(raw.bits[t][i], p.look_g.dtype), rate, bias[i]);
       most = isnan(x) ? INFINITY : fmaxf(most, x);
     }
     sum += most_of_warp(most) * kLog2e;
@@ -90,7 +86,7 @@ __device__ float key_square(const Params& p, const RawRows& raw, int t) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < kLookChannels; i++) {
-    const float x = number_of(raw.bits[t][i], p.look_k.type);
+    const float x = number_of(raw.bits[t][i], p.look_k.dtype);
     sum += x * x;
   }
   return warp_sum(sum);
@@ -116,7 +112,7 @@ __global__ __launch_bounds__(32 *
   if (has_border) {
     const int first = border.token - (kLookWarps - warp) * kLookTokens;
     const int key_head = head / (p.num_value_heads / p.num_heads);
-    const auto row_of = [&](const Values& x, int h) {
+    const auto row_of = [&](const Rows& x, int h) {
       return border.batch * x.sb + int64_t(first) * x.st + h * x.sh;
     };
     RawRows gates, keys;
@@ -125,13 +121,13 @@ __global__ __launch_bounds__(32 *
     if (!p.has_norm) load_rows(p.look_k, row_of(p.look_k, key_head), p.key_width, keys);
 #pragma unroll
     for (int t = 0; t < kLookTokens; t++) {
-      const Values& x = p.beta;
-      betas[t] = x.data ? load_bits(x.data, x.type, row_of(x, head) + t * x.st) : 0;
+      const Rows& x = p.beta;
+      betas[t] = x.data ? load_bits(x.data, x.dtype, row_of(x, head) + t * x.st) : 0;
     }
     sum = slowest_decays(p, gates, head);
 #pragma unroll
     for (int t = 0; t < kLookTokens; t++) {
-      const float beta = p.beta.data ? beta_value(p, number_of(betas[t], p.beta.type)) : 1.f;
+      const float beta = p.beta.data ? beta_value(p, number_of(betas[t], p.beta.dtype)) : 1.f;
       sum += growth(beta, key_square(p, keys, t));
     }
   }

@@ -40,8 +40,9 @@ __global__ __launch_bounds__(kThreads,
   } else {
     fewer_registers<kFusedSolveRegs>();
     const int warp = thread_index() / 32 % kWarpgroupWarps;
-    if (warp < 2) {
-      fill_outside(params, {*params.plan, int(blockIdx.x), grid_size()}, thread_index() % 64, 64);
+    if (warp < kFusedSolvers / 32) {
+      fill_outside(params, {*params.plan, int(blockIdx.x), grid_size()},
+                   thread_index() % kFusedSolvers, kFusedSolvers);
       solve_fused<E>(s);
     } else if (warp == 2) {
       sum_gates(s, params);

@@ -7,7 +7,7 @@
 
 namespace deltic::gpu::forward {
 
-template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
+template <class E, GateKind kGate, deltic_gate_form kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream) {
   const auto kernel = delta_forward<E, kGate, kForm, kWideGate, kTransfer>;
   static SharedMemory memory;

@@ -14,7 +14,7 @@ namespace deltic::gpu::forward {
 struct Maps {
   CUtensorMap q, k, v, g, o;  // g: per channel, else any
 };
-template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
+template <class E, GateKind kGate, deltic_gate_form kForm, bool kWideGate, bool kTransfer>
 void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
 // Of jobs that fill the GPU, gates per head or none: nobody waits for another CTA.
 template <class E>

@@ -15,7 +15,7 @@
 namespace deltic::gpu::forward {
 
 // E: of q, k, v, o and of all operands.
-template <class E, GateKind kGate, GateForm kForm, bool kWideGate, bool kTransfer>
+template <class E, GateKind kGate, deltic_gate_form kForm, bool kWideGate, bool kTransfer>
 __global__ __launch_bounds__(kThreads, 1) void delta_forward(
     const __grid_constant__ CUtensorMap map_q, const __grid_constant__ CUtensorMap map_k,
     const __grid_constant__ CUtensorMap map_v, const __grid_constant__ CUtensorMap map_g,

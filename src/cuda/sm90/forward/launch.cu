@@ -26,9 +26,6 @@ using schedule::chunks_in, schedule::kFewestSms, schedule::kFewestSmsSplit, sche
 constexpr const char* kName = "cuda.sm90.forward";
 constexpr int kRing = 8;  // packets per carrier: 4 starve it, 32 leave L2
 
-Number number_type(DType type) {
-  return type == DType::f32 ? Number::kF32 : type == DType::bf16 ? Number::kBf16 : Number::kF16;
-}
 // g per channel as tiles of bf16.
 bool has_gate_tiles(const Problem& p) {
   return p.gate == Gate::channel && p.g.dtype == DType::bf16 && is_16_bytes(p.g, p.HV, 2, p.B);
@@ -90,11 +87,11 @@ Workspace workspace_of(const Problem& p, int64_t sms) {
 }
 
 IndexList list_of(const Indices& i) { return {i.present ? i.data : nullptr, i.is64, i.s0}; }
-Values values_of(const Rows& r) {
-  return {r.present ? r.data : nullptr, number_type(r.dtype), r.sb, r.st, r.sh};
+Rows values_of(const Rows& r) {
+  return {r.present ? r.data : nullptr, r.dtype, r.present, r.sb, r.st, r.sh};
 }
 StateView view_of(const States& s) {
-  return {s.present ? s.data : nullptr, number_type(s.dtype), s.s_slot, s.s_head, s.s_k, s.s_v};
+  return {s.present ? s.data : nullptr, s.dtype, s.s_slot, s.s_head, s.s_k, s.s_v};
 }
 
 Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
@@ -102,8 +99,8 @@ Params params_of(const Problem& p, const Workspace& w, uint8_t* base) {
   if (p.beta_kind != BetaKind::none) d.beta = values_of(p.beta);
   if (p.gate == Gate::head) d.g_head = values_of(p.g);
   if (p.gate == Gate::channel && !has_gate_tiles(p)) d.g_channel = values_of(p.g);
-  if (p.A_log) d.a_log = {p.A_log.data, number_type(p.A_log.dtype)};
-  if (p.dt_bias) d.dt_bias = {p.dt_bias.data, number_type(p.dt_bias.dtype)};
+  if (p.A_log) d.a_log = {p.A_log.data, p.A_log.dtype};
+  if (p.dt_bias) d.dt_bias = {p.dt_bias.data, p.dt_bias.dtype};
   d.o = {static_cast<uint16_t*>(p.o.data), p.o.sb, p.o.st, p.o.sh};
   d.state_in = view_of(p.state_in), d.state_out = view_of(p.state_out);
   d.scale = p.scale, d.lower_bound = p.lower_bound;
@@ -179,7 +176,7 @@ void finish_checkpoints(const Problem& p, const Params& d, void* stream) {
   recurrence::run(tail, stream);
 }
 
-template <class E, GateForm kForm, bool kTransfer>
+template <class E, deltic_gate_form kForm, bool kTransfer>
 void launch_channel(const Problem& p, const Params& d, const Maps& maps, int sms,
                     cudaStream_t stream) {
   if (has_gate_tiles(p))
@@ -191,13 +188,13 @@ template <class E, bool kTransfer>
 void launch_gate(const Problem& p, const Params& d, const Maps& maps, int sms,
                  cudaStream_t stream) {
   if (kind_of(p) == GateKind::kHead)
-    launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, sms, stream);
-  else if (d.form == GateForm::kLogDecay)
-    launch_channel<E, GateForm::kLogDecay, kTransfer>(p, d, maps, sms, stream);
-  else if (d.form == GateForm::kBounded)
-    launch_channel<E, GateForm::kBounded, kTransfer>(p, d, maps, sms, stream);
+    launch<E, GateKind::kHead, DELTIC_GATE_LOG_DECAY, false, kTransfer>(d, maps, sms, stream);
+  else if (p.gate_form == DELTIC_GATE_LOG_DECAY)
+    launch_channel<E, DELTIC_GATE_LOG_DECAY, kTransfer>(p, d, maps, sms, stream);
+  else if (p.gate_form == DELTIC_GATE_BOUNDED)
+    launch_channel<E, DELTIC_GATE_BOUNDED, kTransfer>(p, d, maps, sms, stream);
   else
-    launch_channel<E, GateForm::kSoftplus, kTransfer>(p, d, maps, sms, stream);
+    launch_channel<E, DELTIC_GATE_SOFTPLUS, kTransfer>(p, d, maps, sms, stream);
 }
 template <bool kTransfer>
 void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
@@ -205,9 +202,9 @@ void launch_kind(const Problem& p, const Params& d, const Maps& maps, int sms,
   if constexpr (!kFullSet) {
     using E = __nv_bfloat16;
     if (kind_of(p) == GateKind::kHead)
-      launch<E, GateKind::kHead, GateForm::kLogDecay, false, kTransfer>(d, maps, sms, stream);
+      launch<E, GateKind::kHead, DELTIC_GATE_LOG_DECAY, false, kTransfer>(d, maps, sms, stream);
     else
-      launch<E, GateKind::kChannel, GateForm::kBounded, false, kTransfer>(d, maps, sms, stream);
+      launch<E, GateKind::kChannel, DELTIC_GATE_BOUNDED, false, kTransfer>(d, maps, sms, stream);
   } else if (p.q.dtype == DType::f16) {
     launch_gate<__half, kTransfer>(p, d, maps, sms, stream);
   } else {

@@ -21,10 +21,9 @@ using chunk::kHalfBytes, chunk::kTileBytes;
 using schedule::divide, schedule::kChunk, schedule::kWidth, schedule::Piece, schedule::Place,
     schedule::Plan;
 
-enum class GateForm { kLogDecay, kBounded, kSoftplus };  // spec.md 2
-enum class Number { kF32, kBf16, kF16 };
-
-constexpr float kLog2e = 1.4426950408889634f;
+// spec.md 2. For the planning kernels alone, and numbered as they were measured: with
+// deltic_gate_form they are other machine code.
+enum class GateForm { kLogDecay, kBounded, kSoftplus };
 
 // Per-token factors of one chunk as the carrying threads read them: lane x of four needs columns
 // 8 j + 2 x and the next, j = 0 .. 7, in a row; blocks of four are exchanged between lanes so that
@@ -96,18 +95,17 @@ static_assert(sizeof(Packet<GateKind::kChannel>) == 66 * 1024);
 static_assert(sizeof(Packet<GateKind::kHead>) == 18 * 1024);
 static_assert(sizeof(HeadFactors) == 1040);
 
-struct Values {  // [B,T,HV]
+// Beside Rows these are less than the Param, States and Indices of other kernels: parameters that
+// are contiguous, states without layers, lists of one column in memory that is constant to the
+// launch. With the larger ones all that follows would lie elsewhere in the kernels' parameters, and
+// lists would be read by other instructions.
+struct Flat {  // A_log, dt_bias
   const void* data;
-  Number type;
-  int64_t sb, st, sh;
-};
-struct Flat {  // A_log, dt_bias; contiguous
-  const void* data;
-  Number type;
+  DType dtype;
 };
 struct StateView {  // [slot, HV, ...]
   void* data;
-  Number type;
+  DType dtype;
   int64_t s_slot, s_head, s_k, s_v;
 };
 struct IndexList {
@@ -137,9 +135,10 @@ struct Output {  // [B,T,HV,V] bf16 or fp16
 };
 
 struct Params {
-  Values beta, g_head;    // without data: 1; decay 1
-  Values g_channel;       // [B,T,HV,K], where it does not come as bf16 tiles
-  Values look_g, look_k;  // [B,T,HV,K], [B,T,H,K] as they are, for find_forgotten()
+  // Without data where there is none.
+  Rows beta, g_head;    // none: 1; decay 1
+  Rows g_channel;       // [B,T,HV,K], where it does not come as bf16 tiles
+  Rows look_g, look_k;  // [B,T,HV,K], [B,T,H,K] as they are, for find_forgotten()
   Flat a_log, dt_bias;
   Output o;
   StateView state_in, state_out;
@@ -228,7 +227,7 @@ __device__ inline int num_carrying(const Params& p, int parts) {
 
 // A state as those in the workspace: pairs of numbers, half of the instructions, a single copy.
 __device__ inline bool is_plain(const StateView& view, const Params& params) {
-  return view.type == Number::kF32 && view.s_k == 1 && view.s_v == kWidth &&
+  return view.dtype == DType::f32 && view.s_k == 1 && view.s_v == kWidth &&
          params.key_width == kWidth && params.value_width == kWidth &&
          (reinterpret_cast<uintptr_t>(view.data) | 4 * view.s_slot | 4 * view.s_head) % 8 == 0;
 }
@@ -239,39 +238,39 @@ __device__ inline int dense_bytes(const StateView& view, const Params& params) {
   const int k = params.key_width, v = params.value_width;
   const bool is_dense =
       view.data && ((view.s_k == 1 && view.s_v == k) || (view.s_v == 1 && view.s_k == v));
-  return is_dense ? k * v * (view.type == Number::kF32 ? 4 : 2) : 0;
+  return is_dense ? k * v * (view.dtype == DType::f32 ? 4 : 2) : 0;
 }
 
 // A number's bits, and the number: apart, so that several loads are under way before one is used.
-__device__ inline uint32_t load_bits(const void* data, Number type, int64_t at) {
-  return type == Number::kF32 ? __ldg(static_cast<const unsigned*>(data) + at)
-                              : __ldg(static_cast<const unsigned short*>(data) + at);
+__device__ inline uint32_t load_bits(const void* data, DType type, int64_t at) {
+  return type == DType::f32 ? __ldg(static_cast<const unsigned*>(data) + at)
+                            : __ldg(static_cast<const unsigned short*>(data) + at);
 }
-__device__ inline float number_of(uint32_t bits, Number type) {
-  return type == Number::kF32    ? __uint_as_float(bits)
-         : type == Number::kBf16 ? __uint_as_float(bits << 16)
-                                 : __half2float(__ushort_as_half((unsigned short)bits));
+__device__ inline float number_of(uint32_t bits, DType type) {
+  return type == DType::f32    ? __uint_as_float(bits)
+         : type == DType::bf16 ? __uint_as_float(bits << 16)
+                               : __half2float(__ushort_as_half((unsigned short)bits));
 }
-__device__ inline float load_number(const void* data, Number type, int64_t at) {
+__device__ inline float load_number(const void* data, DType type, int64_t at) {
   return number_of(load_bits(data, type, at), type);
 }
 // Bits of a number of 16 bits.
-__device__ inline uint16_t narrow_bits(float x, Number type) {
-  return type == Number::kBf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x))
-                               : __half_as_ushort(__float2half_rn(x));
+__device__ inline uint16_t narrow_bits(float x, DType type) {
+  return type == DType::bf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x))
+                             : __half_as_ushort(__float2half_rn(x));
 }
 // A number of a state. The launch may write states in place, so these are no loads of constant
 // memory, as those above are.
 __device__ inline float state_number(const StateView& view, int64_t at) {
-  return view.type == Number::kF32
+  return view.dtype == DType::f32
              ? static_cast<const float*>(view.data)[at]
-             : number_of(static_cast<const uint16_t*>(view.data)[at], view.type);
+             : number_of(static_cast<const uint16_t*>(view.data)[at], view.dtype);
 }
 __device__ inline void store_number(const StateView& view, int64_t at, float x) {
-  if (view.type == Number::kF32)
+  if (view.dtype == DType::f32)
     static_cast<float*>(view.data)[at] = x;
   else
-    static_cast<uint16_t*>(view.data)[at] = narrow_bits(x, view.type);
+    static_cast<uint16_t*>(view.data)[at] = narrow_bits(x, view.dtype);
 }
 
 }  // namespace deltic::gpu::forward

@@ -7,6 +7,7 @@
 #include "cuda/sm90/forward/gates.cuh"
 #include "cuda/sm90/forward/instantiate.h"
 #include "cuda/sm90/forward/stage_attend.cuh"
+#include "cuda/tile/search.cuh"
 #include "cuda/tile/sequence.cuh"
 
 namespace deltic::gpu::forward {
@@ -50,8 +51,8 @@ __device__ inline void make_head_rows(const Params& p, int cta, int ctas) {
 #pragma unroll
     for (int j = 0; j < kRowHeads; j++) {
       const int head = min(first + j, hv - 1);
-      auto load = [&](const Values& v) {
-        return v.data ? load_bits(v.data, v.type, batch * v.sb + token * v.st + head * v.sh) : 0;
+      auto load = [&](const Rows& v) {
+        return v.data ? load_bits(v.data, v.dtype, batch * v.sb + token * v.st + head * v.sh) : 0;
       };
       g[j] = load(p.g_head), beta[j] = load(p.beta);
     }
@@ -59,8 +60,8 @@ __device__ inline void make_head_rows(const Params& p, int cta, int ctas) {
     for (int j = 0; j < kRowHeads; j++)
       if (first + j < hv)
         p.head_rows[(first + j) * tokens + at] = make_float2(
-            p.g_head.data ? head_decay(p, number_of(g[j], p.g_head.type), first + j) : 0.f,
-            p.beta.data ? beta_value(p, number_of(beta[j], p.beta.type)) : 1.f);
+            p.g_head.data ? head_decay(p, number_of(g[j], p.g_head.dtype), first + j) : 0.f,
+            p.beta.data ? beta_value(p, number_of(beta[j], p.beta.dtype)) : 1.f);
   }
 }
 __device__ inline Piece nothing() {
@@ -79,14 +80,7 @@ struct CheckpointPlace {
 __device__ inline CheckpointPlace checkpoint_at(const Params& p, int m) {
   CheckpointPlace at{};
   at.slot = int(named_slot(load_index(p.ckpt.slots, m), p.slots.null_slot, p.ckpt.num_slots));
-  int lo = 0, hi = p.num_sequences;  // cu[lo] <= m < cu[hi]
-  while (hi - lo > 1) {
-    const int mid = (lo + hi) / 2;
-    if (load_index(p.ckpt.cu, mid) <= m)
-      lo = mid;
-    else
-      hi = mid;
-  }
+  const auto [lo, hi] = list_of_entry(p.ckpt.cu, p.num_sequences, m);
   if (at.slot < 0 || hi == 0 || load_index(p.ckpt.cu, lo) > m || load_index(p.ckpt.cu, hi) <= m)
     return at;
   const int first = p.first_piece[lo], last = p.first_piece[lo + 1] - 1;

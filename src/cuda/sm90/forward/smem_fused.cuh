@@ -16,6 +16,7 @@ constexpr int kFusedStages = 3;
 // The scores' two products one after the other; a block of 16 x 16 after the other by the same
 // instructions.
 constexpr int kFusedPairs = 32, kFusedBlocks = 1;
+constexpr int kFusedSolvers = 64;  // threads that invert
 // Named barriers beside the carriers' (1 to 5): of the scoring warpgroup; of the two warps that
 // invert.
 constexpr int kFusedScoreBarrier = 6, kFusedInvertBarrier = 7;
@@ -95,7 +96,7 @@ __device__ inline void free_chunk(FusedSmem& s, int n) { lanes_arrive(&s.empty[n
 __device__ inline void init_fused_barriers(FusedSmem& s, int warpgroups) {
   for (int i = 0; i < kFusedStages; i++)
     barrier_init(&s.full[i], kRawArrivals), barrier_init(&s.empty[i], kWarpgroup * warpgroups),
-        barrier_init(&s.scored[i], kScoreThreads), barrier_init(&s.solved[i], 64);
+        barrier_init(&s.scored[i], kScoreThreads), barrier_init(&s.solved[i], kFusedSolvers);
   for (int i = 0; i < s.kValues; i++)
     barrier_init(&s.v_full[i], 1), barrier_init(&s.o_full[i], kWarpgroupWarps * warpgroups);
   for (int i = 0; i < s.kJobs; i++) barrier_init(&s.job_full[i], 1);

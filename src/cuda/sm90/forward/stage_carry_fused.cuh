@@ -40,8 +40,7 @@ __device__ inline void carry_fused(FusedSmem& s, const Params& params) {
         clear_tail<GateKind::kHead>(s, params, n, reread(part().tokens_left) - n * kChunk);
       {
         uint32_t as[32];
-#pragma unroll
-        for (int i = 0; i < 32; i++) as[i] = pack<E>(S[2 * i], S[2 * i + 1]);
+        round_operand<E>(S, as);
         multiply_state<E, FusedSmem::kHalf>(as, keys_of(s, n), acc);
         multiply_state<E, FusedSmem::kHalf>(as, queries_of(s, now()), O);
       }
@@ -56,11 +55,7 @@ __device__ inline void carry_fused(FusedSmem& s, const Params& params) {
       fence_operands(O);
       {
         uint32_t v[16];
-        const uint32_t at = smem_u32(s.v[now() % s.kValues][carry_tid() / kWarpgroup]) +
-                            fragment_offset(carry_tid());
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          ldmatrix_x4_trans(*reinterpret_cast<uint32_t(*)[4]>(&v[4 * i]), at + i * 2048);
+        load_values(s.v[now() % s.kValues][carry_tid() / kWarpgroup], v);
         subtract_from_values<E, false>(load_factors(v_factor(factors)), v, acc, av);
       }
       multiply_tokens<E>(av, inverse_of(s, now()), false, acc);  // v_new
@@ -72,13 +67,9 @@ __device__ inline void carry_fused(FusedSmem& s, const Params& params) {
         fence_operands(acc);
         multiply_columns(f, acc);
       }
-#pragma unroll
-      for (int i = 0; i < 16; i++) av[i] = pack<E>(acc[2 * i], acc[2 * i + 1]);
-      uint32_t ah[16];  // v_new with the decays to the chunk's end
-      if constexpr (kIsHalf<E>)
-        decay_values(update_factor(factors), av, ah);
-      else
-        decay_values(factors, av, ah);
+      round_operand<E>(acc, av);
+      uint32_t ah[16];
+      update_operand<E, GateKind::kHead>(factors, av, ah);
       add_to_state<E, FusedSmem::kHalf>(ah, update_keys(s, now()), S);
       multiply_tokens<E>(av, scores_of(s, now()), true, O);
       n++;

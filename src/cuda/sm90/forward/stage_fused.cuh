@@ -165,7 +165,7 @@ __device__ inline void solve_fused(FusedSmem& s) {
     // Read anew: else they are kept beside the blocks of the inverse.
     const auto stage = [&] { return opaque(n) % kFusedStages; };
     const auto half = [] { return thread_index() / 32 % 2; };
-    const auto sync = [] { named_sync(kFusedInvertBarrier, 64); };
+    const auto sync = [] { named_sync(kFusedInvertBarrier, kFusedSolvers); };
     chunk::invert_by_two<chunk::Stairs>(s.slot[stage()].l, half, sync);
     sync();  // the inverse is complete
     chunk::HeadScores& work = s.slot[stage()];

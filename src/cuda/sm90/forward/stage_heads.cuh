@@ -149,6 +149,26 @@ __device__ inline void score_heads(HeadSmem& s, const Params& params, int num_it
   }
 }
 
+// One thread: tiles of item n, when the items before it have theirs under way.
+__device__ inline void load_tiles(HeadSmem& s, const Params& params, const InputMaps& maps, int n,
+                                  const Where& w) {  // the carrier reads them again
+  const int st = n % kRawTiles;
+  while (reread(s.num_loaded) != n) {  // in order: a parity tells neighbours apart, no more
+  }
+  barrier_wait(&s.raw_empty[st], (n / kRawTiles & 1) ^ 1);
+  uint64_t* const bar = &s.raw_full[st];
+  barrier_expect(bar, params.is_transfer ? kTileBytes : 2 * kTileBytes);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    tensor_load<kEvictNormal>(s.raw[st] + 2 * h * kHalfBytes, maps.k, 64 * h, w.qk_head, w.token,
+                              w.batch, bar);
+    if (!params.is_transfer)
+      tensor_load<kEvictNormal>(s.raw[st] + (2 * h + 1) * kHalfBytes, maps.q, 64 * h, w.qk_head,
+                                w.token, w.batch, bar);
+  }
+  *const_cast<volatile int*>(&s.num_loaded) = n + 1;
+}
+
 // Warp `which` of eight: loads its chunks, and solves them.
 template <class E>
 __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps maps,
@@ -156,23 +176,6 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
   auto which = [] { return int(thread_index()) / 32 - kWarpgroupWarps * kScorers; };
   auto work = [&]() -> HeadWork& { return s.work[which()]; };
   auto is_first = [] { return thread_index() % 32 == 0; };
-  auto load_tiles = [&](int n, const Where& w) {  // the carrier reads them again
-    const int st = n % kRawTiles;
-    while (reread(s.num_loaded) != n) {  // in order: a parity tells neighbours apart, no more
-    }
-    barrier_wait(&s.raw_empty[st], (n / kRawTiles & 1) ^ 1);
-    uint64_t* const bar = &s.raw_full[st];
-    barrier_expect(bar, params.is_transfer ? kTileBytes : 2 * kTileBytes);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      tensor_load<kEvictNormal>(s.raw[st] + 2 * h * kHalfBytes, maps.k, 64 * h, w.qk_head, w.token,
-                                w.batch, bar);
-      if (!params.is_transfer)
-        tensor_load<kEvictNormal>(s.raw[st] + (2 * h + 1) * kHalfBytes, maps.q, 64 * h, w.qk_head,
-                                  w.token, w.batch, bar);
-    }
-    *const_cast<volatile int*>(&s.num_loaded) = n + 1;
-  };
   // Without a wait: it is the item's turn, and a place for its tiles is free.
   auto may_load = [&](int n) {
     return reread(s.num_loaded) == n &&
@@ -197,7 +200,7 @@ __device__ inline void solve_heads(HeadSmem& s, const Params& params, InputMaps 
 #pragma unroll 1
       for (int pass = 0; pass < 2; pass++) {  // one code for both
         if (is_left && (pass > 0 || may_load(n)))
-          load_tiles(n, work().where[i & 1]), is_left = false;
+          load_tiles(s, params, maps, n, work().where[i & 1]), is_left = false;
         if (pass == 0 && i > 0) {  // T has been read
           const Where& before = work().where[(i - 1) & 1];
           publish(params, before.carrier, before.step);

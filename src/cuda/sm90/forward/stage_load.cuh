@@ -84,50 +84,50 @@ __device__ inline void begin_item(Stage& stage, const Params& params, const Wher
   const int lane = threadIdx.x % 32;
   if (lane == 0) {
     stage.item = {w.tokens_left, w.step, w.carrier, nullptr};
-    const Values& g = params.g_channel;
+    const Rows& g = params.g_channel;
     if (g.data)
       stage.item.g =
           static_cast<const uint8_t*>(g.data) +
-          (w.batch * g.sb + w.token * g.st + w.head * g.sh) * (g.type == Number::kF32 ? 4 : 2);
+          (w.batch * g.sb + w.token * g.st + w.head * g.sh) * (g.dtype == DType::f32 ? 4 : 2);
   }
-  f.a_log = params.a_log.data ? load_bits(params.a_log.data, params.a_log.type, w.head) : 0;
+  f.a_log = params.a_log.data ? load_bits(params.a_log.data, params.a_log.dtype, w.head) : 0;
   const Flat& bias = params.dt_bias;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     f.bias[i] = 0;
     if (bias.data && 4 * lane < params.key_width)
       f.bias[i] =
-          load_bits(bias.data, bias.type, int64_t(w.head) * params.key_width + 4 * lane + i);
+          load_bits(bias.data, bias.dtype, int64_t(w.head) * params.key_width + 4 * lane + i);
   }
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     const int t = 2 * lane + i;
-    const Values& v = params.beta;
+    const Rows& v = params.beta;
     f.beta[i] =
         v.data && t < w.tokens_left
-            ? load_bits(v.data, v.type, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh)
+            ? load_bits(v.data, v.dtype, w.batch * v.sb + (w.token + t) * v.st + w.head * v.sh)
             : 0;
   }
   __syncwarp();  // all lanes see the item
 }
 __device__ inline float beta_of(const Params& params, const Fetched& f, int i, int tokens_left) {
   if (2 * int(threadIdx.x % 32) + i >= tokens_left) return 0.f;
-  return params.beta.data ? beta_value(params, number_of(f.beta[i], params.beta.type)) : 1.f;
+  return params.beta.data ? beta_value(params, number_of(f.beta[i], params.beta.dtype)) : 1.f;
 }
 // The same warp, later: beta and the parameters of gates per channel.
-template <GateForm kForm>
+template <deltic_gate_form kForm>
 __device__ inline void finish_item(Stage& stage, const Params& params, const Fetched& f) {
   const int lane = threadIdx.x % 32;
-  if constexpr (kForm != GateForm::kLogDecay) {
-    const float slope = -gate_rate(number_of(f.a_log, params.a_log.type)) *
-                        (kForm == GateForm::kBounded ? kLog2e : 1.f);
+  if constexpr (kForm != DELTIC_GATE_LOG_DECAY) {
+    const float slope = -gate_rate(number_of(f.a_log, params.a_log.dtype)) *
+                        (kForm == DELTIC_GATE_BOUNDED ? kLog2e : 1.f);
     if (lane == 0) stage.slope = slope;
-    const float by = kForm == GateForm::kBounded ? slope : kLog2e;
+    const float by = kForm == DELTIC_GATE_BOUNDED ? slope : kLog2e;
     *reinterpret_cast<float4*>(&stage.bias[4 * lane]) =
-        make_float4(number_of(f.bias[0], params.dt_bias.type) * by,
-                    number_of(f.bias[1], params.dt_bias.type) * by,
-                    number_of(f.bias[2], params.dt_bias.type) * by,
-                    number_of(f.bias[3], params.dt_bias.type) * by);
+        make_float4(number_of(f.bias[0], params.dt_bias.dtype) * by,
+                    number_of(f.bias[1], params.dt_bias.dtype) * by,
+                    number_of(f.bias[2], params.dt_bias.dtype) * by,
+                    number_of(f.bias[3], params.dt_bias.dtype) * by);
   }
   *reinterpret_cast<float2*>(&stage.beta[2 * lane]) = make_float2(
       beta_of(params, f, 0, stage.item.tokens_left), beta_of(params, f, 1, stage.item.tokens_left));

@@ -50,7 +50,7 @@ template <GateKind kGate>
 __device__ inline uint64_t* values_full(CarrySmem<kGate>& s, int n) {
   return kGate == GateKind::kChannel ? &s.v_full[n % kValueStages] : &s.keys_full[n % kKeyStages];
 }
-// Values of the chunk at position n, whose place is free.
+// Rows of the chunk at position n, whose place is free.
 template <GateKind kGate>
 __device__ inline void load_values(CarrySmem<kGate>& s, const CUtensorMap* map, int n,
                                    int warpgroups, int head, int token, int batch) {
@@ -78,7 +78,7 @@ __device__ inline void fetch_state(const Params& params, const Job& j, int bytes
   const StateView& view = params.state_in;
   const auto* const state = static_cast<const uint16_t*>(view.data) +
                             ((j.piece.read_slot * view.s_slot + j.place.head * view.s_head)
-                             << (view.type == Number::kF32));
+                             << (view.dtype == DType::f32));
   if (reinterpret_cast<uintptr_t>(state) % 16 == 0) bulk_prefetch(state, bytes);
 }
 // One thread: the job that begins at position n, for all others; returns where the next one begins.

@@ -16,10 +16,10 @@ using Index = std::integral_constant<int, i>;
 
 // Two channels' gates of 16 tokens, fp32 or a 16-bit type, zeros from `count` on. All loads are
 // under way before a number is looked at; the pointer walks, as 16 of them would spill.
-__device__ inline void load_gates(const Values& g, const void* chunk, int token, int channel,
+__device__ inline void load_gates(const Rows& g, const void* chunk, int token, int channel,
                                   int count, float (&x)[16][2]) {
   const int64_t at = token * g.st + channel;
-  const bool is_wide = g.type == Number::kF32;
+  const bool is_wide = g.dtype == DType::f32;
   const int64_t step = g.st * (is_wide ? 4 : 2);
   auto* from = static_cast<const uint8_t*>(chunk) + at * (is_wide ? 4 : 2);
   auto walk = [&](auto load) {
@@ -42,14 +42,14 @@ __device__ inline void load_gates(const Values& g, const void* chunk, int token,
 #pragma unroll
   for (int t = 0; t < 16; t++) {
     const uint32_t bits = __float_as_uint(x[t][0]);
-    const float2 f = g.type == Number::kBf16 ? unpack<__nv_bfloat16>(bits) : unpack<__half>(bits);
+    const float2 f = g.dtype == DType::bf16 ? unpack<__nv_bfloat16>(bits) : unpack<__half>(bits);
     x[t][0] = f.x, x[t][1] = f.y;
   }
 }
 
 // Keys, queries and decays of 16 tokens from block b on, `tokens_left` of them there, from the raw
 // tiles; kWideGate: gates come by ordinary loads.
-template <GateForm kForm, bool kWideGate, bool kQueries>
+template <deltic_gate_form kForm, bool kWideGate, bool kQueries>
 __device__ inline void load_rows(chunk::Rows& r, const Stage& stage, const Params& params, int b,
                                  int channel, int tokens_left, chunk::RawTiles from,
                                  uint32_t lane4) {
@@ -64,14 +64,28 @@ __device__ inline void load_rows(chunk::Rows& r, const Stage& stage, const Param
     float2 g = make_float2(r.fs[t][0], r.fs[t][1]);
     if constexpr (!kWideGate) g = unpack<__nv_bfloat16>(load_shared(from.g + at));
     r.k[t] = load_shared(from.k + at), r.q[t] = kQueries ? load_shared(from.q + at) : 0;
-    r.fs[t][0] = decay_of<kForm>(g.x, slope, bias.x, bound);
-    r.fs[t][1] = decay_of<kForm>(g.y, slope, bias.y, bound);
+    r.fs[t][0] = channel_decay<kForm>(g.x, slope, bias.x, bound);
+    r.fs[t][1] = channel_decay<kForm>(g.y, slope, bias.y, bound);
   }
+}
+
+// Operands of block b's rows with the decays to the chunk's ends. total(i): of block i's tokens.
+template <class E, bool kQueries, class Total>
+__device__ inline void put_rows(chunk::Rows& r, int b, Total total, const chunk::RawTiles& tiles,
+                                uint32_t lane4) {
+  float2 before = make_float2(1.f, 1.f), after = before;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const float2 f = total(i);
+    if (i < b) before.x *= f.x, before.y *= f.y;
+    if (i > b) after.x *= f.x, after.y *= f.y;
+  }
+  chunk::put_operands<E, kQueries>(r, before, after, tiles, lane4);
 }
 
 // 256 threads, every item of the CTA. Tiles and numbers come by raw_full, operands of levels leave
 // by the full and come back by the empty barriers, the packet's operands leave by rows_done.
-template <class E, GateForm kForm, bool kWideGate, bool kQueries>
+template <class E, deltic_gate_form kForm, bool kWideGate, bool kQueries>
 __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int num_items) {
   // lane4 anew in each: kept over all of them it would cost a register and its sums some more.
   auto fill_level = [&](auto level, int n, auto write) {
@@ -142,14 +156,7 @@ __device__ inline void prepare_rows(PrepareSmem& s, const Params& params, int nu
     }
     // Every thread writes where it has read; the norms, too, have been read when a level has been
     // multiplied.
-    float2 before = make_float2(1.f, 1.f), after = before;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float2 f = total(i);
-      if (i < b) before.x *= f.x, before.y *= f.y;
-      if (i > b) after.x *= f.x, after.y *= f.y;
-    }
-    chunk::put_operands<E, kQueries>(r, before, after, tiles, lane4);
+    put_rows<E, kQueries>(r, b, total, tiles, lane4);
     fence_async_proxy();
     barrier_arrive(&s.rows_done[st]);
   }

@@ -79,7 +79,7 @@ __device__ inline void find_item(PrepareSmem& s, const Params& params, int n) {
   __syncwarp();
 }
 // One warp: item n but for its tiles. The one after it is looked for while loads are under way.
-template <GateForm kForm>
+template <deltic_gate_form kForm>
 __device__ inline void load_item(PrepareSmem& s, const Params& params, int n, int num_items) {
   Fetched fetched;
   begin_item(s.stage[n & 1], params, s.where[n & 1][n / 2 & 1], fetched);
@@ -99,7 +99,7 @@ __device__ inline void send_operands(PrepareSmem& s, Packet<GateKind::kChannel>&
 // Raw tiles have two places, one for each of the two warpgroups. Only the levels are urgent (their
 // buffers are few); what waits for memory comes after them, while the other warpgroup has its turn:
 // two warps invert, one looks up and loads numbers, one moves tiles.
-template <class E, GateForm kForm, bool kWideGate, bool kQueries>
+template <class E, deltic_gate_form kForm, bool kWideGate, bool kQueries>
 __device__ inline void prepare_scores(PrepareSmem& s, const Params& params, InputMaps maps,
                                       int num_items) {
   const int which = threadIdx.x / kWarpgroup - 2;

@@ -49,12 +49,10 @@ __device__ inline void start_state(int half, bool is_identity, float (&S)[64]) {
 }
 // The caller's, either layout; what lies beyond its K and V is 0. One loop for fp32 and one for 16
 // bits, bf16 or fp16: a branch around each load would make them wait for one another.
-__device__ inline float element_of(float x, Number) { return x; }
-__device__ inline float element_of(uint16_t x, Number type) { return number_of(x, type); }
-__device__ inline void put_element(float& to, float x, Number) { to = x; }
-__device__ inline void put_element(uint16_t& to, float x, Number type) {
-  to = narrow_bits(x, type);
-}
+__device__ inline float element_of(float x, DType) { return x; }
+__device__ inline float element_of(uint16_t x, DType type) { return number_of(x, type); }
+__device__ inline void put_element(float& to, float x, DType) { to = x; }
+__device__ inline void put_element(uint16_t& to, float x, DType type) { to = narrow_bits(x, type); }
 template <class Element>
 __device__ inline void load_given(const Element* from, const StateView& view, const Params& params,
                                   int half, float (&S)[64]) {
@@ -64,7 +62,7 @@ __device__ inline void load_given(const Element* from, const StateView& view, co
     const int v = at.v + (i >> 1 & 1) * 8, k = at.k + (i >> 2) * 8 + (i & 1);
     Element x = 0;
     if (v < params.value_width && k < params.key_width) x = from[k * view.s_k + v * view.s_v];
-    S[i] = element_of(x, view.type);
+    S[i] = element_of(x, view.dtype);
   }
 }
 template <class Element>
@@ -75,7 +73,7 @@ __device__ inline void store_given(Element* to, const StateView& view, const Par
   for (int i = 0; i < 64; i++) {
     const int v = at.v + (i >> 1 & 1) * 8, k = at.k + (i >> 2) * 8 + (i & 1);
     if (v < params.value_width && k < params.key_width)
-      put_element(to[k * view.s_k + v * view.s_v], S[i], view.type);
+      put_element(to[k * view.s_k + v * view.s_v], S[i], view.dtype);
   }
 }
 __device__ inline void load_given(const Params& params, int slot, int head, int half,
@@ -84,7 +82,7 @@ __device__ inline void load_given(const Params& params, int slot, int head, int 
   const int64_t at = slot * view.s_slot + head * view.s_head;
   if (is_plain(view, params))
     load_state(static_cast<const float*>(view.data) + at, half, S);
-  else if (view.type == Number::kF32)
+  else if (view.dtype == DType::f32)
     load_given(static_cast<const float*>(view.data) + at, view, params, half, S);
   else
     load_given(static_cast<const uint16_t*>(view.data) + at, view, params, half, S);
@@ -95,7 +93,7 @@ __device__ inline void store_given(const Params& params, int slot, int head, int
   const int64_t at = slot * view.s_slot + head * view.s_head;
   if (is_plain(view, params))
     store_state(static_cast<float*>(view.data) + at, half, S);
-  else if (view.type == Number::kF32)
+  else if (view.dtype == DType::f32)
     store_given(static_cast<float*>(view.data) + at, view, params, half, S);
   else
     store_given(static_cast<uint16_t*>(view.data) + at, view, params, half, S);

@@ -2,11 +2,12 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__half, GateKind::kChannel, GateForm::kBounded, false, false>(const Params&,
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_BOUNDED, false, false>(const Params&,
+                                                                                    const Maps&,
+                                                                                    int,
+                                                                                    cudaStream_t);
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_BOUNDED, false, true>(const Params&,
                                                                                    const Maps&, int,
                                                                                    cudaStream_t);
-template void launch<__half, GateKind::kChannel, GateForm::kBounded, false, true>(const Params&,
-                                                                                  const Maps&, int,
-                                                                                  cudaStream_t);
 
 }  // namespace deltic::gpu::forward

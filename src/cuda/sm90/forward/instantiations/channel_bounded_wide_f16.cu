@@ -2,11 +2,11 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__half, GateKind::kChannel, GateForm::kBounded, true, false>(const Params&,
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_BOUNDED, true, false>(const Params&,
+                                                                                   const Maps&, int,
+                                                                                   cudaStream_t);
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_BOUNDED, true, true>(const Params&,
                                                                                   const Maps&, int,
                                                                                   cudaStream_t);
-template void launch<__half, GateKind::kChannel, GateForm::kBounded, true, true>(const Params&,
-                                                                                 const Maps&, int,
-                                                                                 cudaStream_t);
 
 }  // namespace deltic::gpu::forward

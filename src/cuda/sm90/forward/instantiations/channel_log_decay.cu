@@ -2,9 +2,9 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__nv_bfloat16, GateKind::kChannel, GateForm::kLogDecay, false, false>(
+template void launch<__nv_bfloat16, GateKind::kChannel, DELTIC_GATE_LOG_DECAY, false, false>(
     const Params&, const Maps&, int, cudaStream_t);
-template void launch<__nv_bfloat16, GateKind::kChannel, GateForm::kLogDecay, false, true>(
+template void launch<__nv_bfloat16, GateKind::kChannel, DELTIC_GATE_LOG_DECAY, false, true>(
     const Params&, const Maps&, int, cudaStream_t);
 
 }  // namespace deltic::gpu::forward

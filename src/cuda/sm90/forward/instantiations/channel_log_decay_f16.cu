@@ -2,12 +2,13 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__half, GateKind::kChannel, GateForm::kLogDecay, false, false>(const Params&,
-                                                                                    const Maps&,
-                                                                                    int,
-                                                                                    cudaStream_t);
-template void launch<__half, GateKind::kChannel, GateForm::kLogDecay, false, true>(const Params&,
-                                                                                   const Maps&, int,
-                                                                                   cudaStream_t);
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_LOG_DECAY, false, false>(const Params&,
+                                                                                      const Maps&,
+                                                                                      int,
+                                                                                      cudaStream_t);
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_LOG_DECAY, false, true>(const Params&,
+                                                                                     const Maps&,
+                                                                                     int,
+                                                                                     cudaStream_t);
 
 }  // namespace deltic::gpu::forward

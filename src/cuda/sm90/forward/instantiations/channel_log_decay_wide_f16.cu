@@ -2,11 +2,13 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__half, GateKind::kChannel, GateForm::kLogDecay, true, false>(const Params&,
-                                                                                   const Maps&, int,
-                                                                                   cudaStream_t);
-template void launch<__half, GateKind::kChannel, GateForm::kLogDecay, true, true>(const Params&,
-                                                                                  const Maps&, int,
-                                                                                  cudaStream_t);
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_LOG_DECAY, true, false>(const Params&,
+                                                                                     const Maps&,
+                                                                                     int,
+                                                                                     cudaStream_t);
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_LOG_DECAY, true, true>(const Params&,
+                                                                                    const Maps&,
+                                                                                    int,
+                                                                                    cudaStream_t);
 
 }  // namespace deltic::gpu::forward

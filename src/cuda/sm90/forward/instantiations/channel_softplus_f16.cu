@@ -2,12 +2,13 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__half, GateKind::kChannel, GateForm::kSoftplus, false, false>(const Params&,
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_SOFTPLUS, false, false>(const Params&,
+                                                                                     const Maps&,
+                                                                                     int,
+                                                                                     cudaStream_t);
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_SOFTPLUS, false, true>(const Params&,
                                                                                     const Maps&,
                                                                                     int,
                                                                                     cudaStream_t);
-template void launch<__half, GateKind::kChannel, GateForm::kSoftplus, false, true>(const Params&,
-                                                                                   const Maps&, int,
-                                                                                   cudaStream_t);
 
 }  // namespace deltic::gpu::forward

@@ -2,9 +2,9 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__nv_bfloat16, GateKind::kChannel, GateForm::kSoftplus, true, false>(
+template void launch<__nv_bfloat16, GateKind::kChannel, DELTIC_GATE_SOFTPLUS, true, false>(
     const Params&, const Maps&, int, cudaStream_t);
-template void launch<__nv_bfloat16, GateKind::kChannel, GateForm::kSoftplus, true, true>(
+template void launch<__nv_bfloat16, GateKind::kChannel, DELTIC_GATE_SOFTPLUS, true, true>(
     const Params&, const Maps&, int, cudaStream_t);
 
 }  // namespace deltic::gpu::forward

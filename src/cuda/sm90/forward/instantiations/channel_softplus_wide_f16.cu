@@ -2,11 +2,12 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__half, GateKind::kChannel, GateForm::kSoftplus, true, false>(const Params&,
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_SOFTPLUS, true, false>(const Params&,
+                                                                                    const Maps&,
+                                                                                    int,
+                                                                                    cudaStream_t);
+template void launch<__half, GateKind::kChannel, DELTIC_GATE_SOFTPLUS, true, true>(const Params&,
                                                                                    const Maps&, int,
                                                                                    cudaStream_t);
-template void launch<__half, GateKind::kChannel, GateForm::kSoftplus, true, true>(const Params&,
-                                                                                  const Maps&, int,
-                                                                                  cudaStream_t);
 
 }  // namespace deltic::gpu::forward

@@ -2,11 +2,11 @@
 
 namespace deltic::gpu::forward {
 
-template void launch<__half, GateKind::kHead, GateForm::kLogDecay, false, false>(const Params&,
-                                                                                 const Maps&, int,
-                                                                                 cudaStream_t);
-template void launch<__half, GateKind::kHead, GateForm::kLogDecay, false, true>(const Params&,
-                                                                                const Maps&, int,
-                                                                                cudaStream_t);
+template void launch<__half, GateKind::kHead, DELTIC_GATE_LOG_DECAY, false, false>(const Params&,
+                                                                                   const Maps&, int,
+                                                                                   cudaStream_t);
+template void launch<__half, GateKind::kHead, DELTIC_GATE_LOG_DECAY, false, true>(const Params&,
+                                                                                  const Maps&, int,
+                                                                                  cudaStream_t);
 
 }  // namespace deltic::gpu::forward

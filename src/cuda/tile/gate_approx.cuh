@@ -1,8 +1,9 @@
-// Gates per channel by approximate instructions: log decays, and their gradients.
+// Gate and beta forms by approximate instructions of 2 units in the last place, where tensor cores
+// would wait for the exact ones (gates.cuh, which all other kernels have).
 //
-// All kernels of the backward evaluate these, in this order, so that their decays agree. With
-// functions of 2 units in the last place y and its gradients are off by 1e-5 of themselves at most,
-// where the exponential does not underflow (2^-126; the exact one goes on to 2^-149).
+// Two sets of functions, because two are needed. The forward has decays, or log decays in base 2,
+// at the fewest instructions: its softplus is a logarithm of 1 + e. The backward has natural logs,
+// whose gradients need what 1 + e loses of a slow gate: a polynomial of e.
 #pragma once
 
 #include <type_traits>
@@ -10,9 +11,44 @@
 #include "cuda/ptx/numbers.cuh"
 #include "cuda/tile/gate_gradients.cuh"
 
-namespace deltic::gpu::gradient {
+namespace deltic::gpu {
 
 inline constexpr float kLog2e = 1.4426950408889634f;
+
+// 1 / (1 + 2^t), the sigmoid of -t in base 2. 2^inf = inf and 1 / inf = 0 need no clamp.
+__device__ inline float falling_sigmoid(float t) { return rcp_approx(1.0f + exp2_approx(t)); }
+// log2(1 + 2^t), the softplus in base 2.
+__device__ inline float softplus_log2(float t) {
+  return fmaxf(t, 0.0f) + log2_approx(1.0f + exp2_approx(-fabsf(t)));
+}
+
+// scale: 1, or 2 of twice a sigmoid.
+__device__ inline float scaled_sigmoid(float scale, float x) {
+  return scale * falling_sigmoid(-x * kLog2e);
+}
+
+// log2 of a decay, per head. x = g + bias.
+__device__ inline float log2_decay(deltic_gate_form form, float lower_bound, float x, float rate) {
+  if (form == DELTIC_GATE_BOUNDED) {
+    x = lower_bound * kLog2e * falling_sigmoid(-rate * kLog2e * x);
+  } else {
+    x *= kLog2e;
+    if (form == DELTIC_GATE_SOFTPLUS) x = -rate * softplus_log2(x);
+  }
+  return x < -151.0f ? -151.0f : x;  // 2^-151 is 0; the sums keep their precision; NaN stays
+}
+// The decay of one channel from the raw g. slope, bias and bound carry log2(e): of a bounded gate
+// slope = -rate log2(e), bias = slope dt_bias; of softplus slope = -rate, bias = dt_bias log2(e).
+template <deltic_gate_form kForm>
+__device__ inline float channel_decay(float raw, float slope, float bias, float bound) {
+  if constexpr (kForm == DELTIC_GATE_BOUNDED) {
+    return exp2_approx(bound * falling_sigmoid(fmaf(raw, slope, bias)));
+  } else if constexpr (kForm == DELTIC_GATE_SOFTPLUS) {
+    return exp2_approx(slope * softplus_log2(fmaf(raw, kLog2e, bias)));
+  } else {
+    return exp2_approx(raw * kLog2e);
+  }
+}
 
 // Calls f with the form as a constant: outside of loops, whose code is then that of one form.
 template <class F>
@@ -37,15 +73,18 @@ __device__ inline float log1p_unit(float e) {
   return e * fmaf(x, e, 0.999999806f);
 }
 
-// Of channels whose A_log is the same. x = g + bias, and a NaN stays one.
+// Log decays of channels whose A_log is the same, and their gradients. x = g + bias, and a NaN
+// stays one. All kernels of the backward evaluate these, in this order, so that their decays agree;
+// y and its gradients are off by 1e-5 of themselves at most, where the exponential does not
+// underflow (2^-126; the exact one goes on to 2^-149).
 template <deltic_gate_form kForm>
-struct GateForm {
+struct ApproxGate {
   static constexpr bool kBounded = kForm == DELTIC_GATE_BOUNDED;
   float rate, lower_bound;  // rate: gate_rate(A_log), or 1
   float scale;              // x to the exponential's argument
   float most;               // bounded: beyond this argument decays are clamped
 
-  __device__ GateForm(float rate_, float lower_bound_)
+  __device__ ApproxGate(float rate_, float lower_bound_)
       : rate(rate_),
         lower_bound(lower_bound_),
         scale(kBounded ? rate_ * kLog2e : kLog2e),
@@ -53,11 +92,11 @@ struct GateForm {
                  ? log2_approx(kMinLogDecay * rcp_approx(lower_bound_ - kMinLogDecay))
                  : INFINITY) {}
 
-  // The log decay, clamped. Bounded: 2^inf = inf and 1 / inf = 0 need no care.
+  // The log decay, clamped.
   __device__ float log_decay(float x) const {
     const float t = x * scale;
     if constexpr (kBounded) {
-      return max_or_nan(lower_bound * rcp_approx(1.0f + exp2_approx(-t)), kMinLogDecay);
+      return max_or_nan(lower_bound * falling_sigmoid(-t), kMinLogDecay);
     } else {
       const float e = exp2_approx(-fabsf(t));
       return max_or_nan(-rate * (fmaxf(x, 0.0f) + log1p_unit(e)), kMinLogDecay);
@@ -81,4 +120,4 @@ struct GateForm {
   }
 };
 
-}  // namespace deltic::gpu::gradient
+}  // namespace deltic::gpu
