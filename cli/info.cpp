@@ -16,7 +16,9 @@ int run_info(const InfoOptions& options) {
     report.print("  %-*s  %s\n", static_cast<int>(width), key.c_str(),
                  value.get<std::string>().c_str());
   }
-  report.print("\nimplementations, best first (the oracle, reference, runs only when named)\n");
+  report.print(
+      "\nimplementations, best first (reference, the oracle, and cuda.drafts run only when "
+      "named)\n");
   Json list = Json::object();
   std::vector<std::pair<std::string, std::string>> missing;
   for (int i = 0; i < DELTIC_NUM_OPS; ++i) {

@@ -31,15 +31,25 @@ inline bool cuda_general_takes(const cases::Case& c) {
 
 // cuda.decode: keys of 64 or 128 channels; rows whose runs of four, and states whose runs of 16
 // bytes, lie at multiples of their size.
-inline bool cuda_decode_takes(const cases::Case& c) {
-  if (c.listed_op() != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv || c.record ||
+inline bool has_decode_state(const cases::Case& c) {
+  return c.init || c.final_state != cases::Final::none || c.pool != cases::Pool::none;
+}
+inline bool decode_kernels_take(const cases::Case& c) {
+  if (c.listed_op() != Op::decode || (c.K != 64 && c.K != 128) || c.betavec || c.gv ||
       !c.ckpt.empty())
     return false;
-  const bool has_state =
-      c.init || c.final_state != cases::Final::none || c.pool != cases::Pool::none;
   const int64_t run = 16 / cases::size_of(c.sdtype);
   return c.strided != cases::Layout::wide &&
-         (!has_state || c.state == StateLayout::vk || c.V % run == 0);
+         (!has_decode_state(c) || c.state == StateLayout::vk || c.V % run == 0);
+}
+inline bool cuda_decode_takes(const cases::Case& c) { return decode_kernels_take(c) && !c.record; }
+
+// cuda.drafts: of them fp32 states that are not written, up to 16 tokens in rows of 16 bits.
+inline bool cuda_drafts_takes(const cases::Case& c) {
+  const bool keeps_states =
+      c.record || (c.pool == cases::Pool::none && c.final_state == cases::Final::none && !c.packed);
+  return decode_kernels_take(c) && keeps_states && c.longest() <= 16 && cases::is_half(c.dtype) &&
+         !(has_decode_state(c) && cases::is_half(c.sdtype));
 }
 
 // cuda.conv: the convolution, all of it.
@@ -61,6 +71,7 @@ struct CudaRule {
 inline constexpr CudaRule kCudaRules[] = {{"cuda.sm90.forward", sm90_forward_takes},
                                           {"cuda.sm90.backward", sm90_backward_takes},
                                           {"cuda.decode", cuda_decode_takes},
+                                          {"cuda.drafts", cuda_drafts_takes},
                                           {"cuda.conv", cuda_conv_takes},
                                           {"cuda.norm", cuda_norm_takes},
                                           {"cuda.move", cuda_move_takes},

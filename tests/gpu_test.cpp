@@ -117,6 +117,19 @@ TEST_F(Gpu, NotFiniteStaysInItsSequenceHeadAndChunk) {
   }
 }
 
+constexpr const char* kDraftLines[] = {
+    "decode record=1 gate=head seqs=3,9,2 H=2 HV=4 K=128 V=72 dtype=bf16 pool=drafts tree=1",
+    "decode record=1 gate=channel seqs=3,8,2 H=2 HV=4 K=64 V=72 dtype=f16 pool=drafts tree=1 "
+    "l2norm=1",
+    "decode record=1 gate=channel seqs=3,7,2 H=2 HV=4 K=128 V=64 dtype=bf16 pool=inplace state=vk",
+};
+TEST_F(Gpu, NotFiniteStaysInPathsOfDrafts) {
+  for (const char* line : kDraftLines) {
+    for (const std::string& impl : takers(cases::parse(line)))
+      expect_contained_in_paths(line, impl, kGpu, 1, 2);
+  }
+}
+
 TEST_F(Gpu, RowsOfTheNormDoNotSeeEachOther) {
   for (const char* line : kRowLines) {
     for (const std::string& impl : takers(cases::parse(line))) expect_rows_apart(line, impl, kGpu);
@@ -168,6 +181,22 @@ TEST_F(Gpu, CommitHasTheBitsOfDecode) {
               std::string("H=1 HV=2 K=128 V=72 state=") + state + " sdtype=" + type + " dtype=bf16";
           expect_bits_of_decode(gate, sizes, 3, 9, is_tree, "cuda.general", kGpu);
         }
+      }
+    }
+  }
+}
+
+// Of drafts all at once the same, but for the order of sums and bf16 pairs for fp32 states.
+TEST_F(Gpu, CommitOfDraftsAtOnceIsNearDecode) {
+  for (const char* gate : {"none", "head", "channel"}) {
+    for (const char* state : {"kv", "vk"}) {
+      const std::string sizes =
+          std::string("H=1 HV=2 K=128 V=72 sdtype=f32 dtype=bf16 state=") + state;
+      const std::vector<std::string> names = takers(
+          cases::parse(std::string("decode record=1 dense=3x9 init=1 gate=") + gate + " " + sizes));
+      if (std::find(names.begin(), names.end(), "cuda.drafts") == names.end()) continue;
+      for (const bool is_tree : {false, true}) {
+        expect_bits_of_decode(gate, sizes, 3, 9, is_tree, "cuda.general", kGpu, "cuda.drafts");
       }
     }
   }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -79,6 +80,55 @@ inline void expect_contained(const std::string& line, const std::string& impl,
         const bool must_be_nan = may_change && is_nan_gate && c.gate == cases::Gate::head;
         ASSERT_TRUE(!must_be_nan || all_nan(S, i * c.K * c.V, c.K * c.V))
             << what << ": final state";
+      }
+    }
+  }
+}
+
+// The same of drafted tokens, `at` of sequence `n`: rows of o and of the record keep their bits but
+// for those of tokens that have it on their path.
+inline void expect_contained_in_paths(const std::string& line, const std::string& impl,
+                                      const cases::Place& place, int64_t n, int64_t at) {
+  const cases::Case c = cases::parse(line);
+  cases::Instance instance(c, true, place);
+  instance.run({.impl = impl});
+  const std::vector<double> parents =
+      instance.has("parents") ? instance.values("parents") : std::vector<double>();
+  const int64_t columns = instance.has("parents") ? instance.tensor("parents").view.shape[1] : 0;
+  const auto is_on_path = [&](int64_t t) {
+    while (t > at) {
+      t = parents.empty() ? t - 1
+                          : static_cast<int64_t>(parents[static_cast<size_t>(n * columns + t)]);
+    }
+    return t == at;
+  };
+  for (const std::string tensor : {"q", "k", "v", "beta", "g"}) {
+    if (!instance.has(tensor)) continue;
+    for (const double value : {std::nan(""), std::numeric_limits<double>::infinity(),
+                               -std::numeric_limits<double>::infinity()}) {
+      cases::Instance spoiled(c, true, place);
+      put(spoiled, tensor, c.sequence_begin(n) + at, 1, value);
+      spoiled.run({.impl = impl});
+      for (const std::string name : {"o", "record"}) {
+        if (!instance.has(name)) continue;
+        const std::vector<std::byte> before = instance.bytes(name), after = spoiled.bytes(name);
+        const bool is_record = name == "record";
+        const int64_t tokens = is_record ? c.num_sequences() * c.record_tokens() : c.num_tokens();
+        const auto row = static_cast<int64_t>(before.size()) / (tokens * c.HV);
+        for (int64_t i = 0; i < tokens * c.HV; ++i) {
+          const int64_t token = i / c.HV, h = i % c.HV;
+          const int64_t first = is_record ? n * c.record_tokens() : c.sequence_begin(n);
+          const int64_t t = token - first;
+          const bool is_spoilt = tensor == "q" || tensor == "k" ? h / (c.HV / c.H) == 1 : h == 1;
+          if (t >= 0 && t < c.sequence_length(n) && is_spoilt && is_on_path(t)) continue;
+          ASSERT_TRUE(std::equal(before.begin() + i * row, before.begin() + (i + 1) * row,
+                                 after.begin() + i * row))
+              << impl << ": " << tensor << " = " << value << ": " << name << " of token " << t
+              << ", head " << h << "\n  " << line;
+        }
+        if (std::isnan(value) && name == "o") {
+          EXPECT_FALSE(before == after) << impl << ": " << tensor << ": left no trace\n  " << line;
+        }
       }
     }
   }

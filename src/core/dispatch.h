@@ -27,7 +27,7 @@ struct Implementation {
   const char* (*refuse)(const Problem&);
   size_t (*workspace_bytes)(const Problem&);
   void (*run)(const Problem&, std::span<std::byte> workspace, void* stream);
-  bool only_when_named = false;  // the oracle
+  bool only_when_named = false;  // the oracle, and what is not proven on its device
   // Null: there is one way. Else the ways on a GPU with so many SMs, which need not be here; empty
   // for a call without tokens, and for one that `refuse` has a sentence for on every GPU.
   std::vector<WorkDivision> (*divisions)(const Problem&, int num_sms) = nullptr;

@@ -18,6 +18,7 @@ struct Lists {
     of[DELTIC_FORWARD].push_back(forward::implementation());
     of[DELTIC_BACKWARD].push_back(gradient::implementation());
     of[DELTIC_DECODE].push_back(decode::implementation());
+    of[DELTIC_DECODE].push_back(decode::drafts());
     of[DELTIC_CONV].push_back(conv::implementation());
     of[DELTIC_RMSNORM].push_back(norm::implementation());
     of[DELTIC_MOVE].push_back(move::implementation());

@@ -18,6 +18,10 @@ namespace deltic::gpu::decode {
 
 template <class E, int kWidth, bool kVFirst, bool kPerChannel, Kind kKind>
 void launch(const Params& p, unsigned num_ctas, cudaStream_t stream);
+template <class Tr>
+void launch_drafts(const DraftParams& p, unsigned num_ctas, cudaStream_t stream);
+template <class Tr>
+size_t drafts_bytes();
 
 namespace {
 
@@ -41,13 +45,13 @@ bool has_vectors(const Problem& p, const States& x) {
 // Of both states, if there are two: others are refused.
 DType state_dtype(const Problem& p) { return p.state_in ? p.state_in.dtype : p.state_out.dtype; }
 
-const char* refuse(const Problem& p) {
+// What all kernels here need.
+const char* refuse_any(const Problem& p) {
   if (p.op != DELTIC_DECODE) return "it has decode alone";
   if (const char* sentence = refuse_fp64(p)) return sentence;
   if (p.K != 64 && p.K != 128) return "K is neither 64 nor 128";
   if (p.beta_kind == BetaKind::value || p.gv) return "beta or a gate per value column";
   if (p.ckpt) return "checkpoints";
-  if (p.updates) return "a record of drafted tokens, which cuda.general leaves";
   if (p.T > INT32_MAX || p.V > INT32_MAX) {
     return "more than 2^31 - 1 tokens or value columns, counted in 32 bits";
   }
@@ -70,10 +74,14 @@ const char* refuse(const Problem& p) {
       !is_aligned(p.dt_bias.data, 4 * size_of(p.dt_bias.dtype))) {
     return "dt_bias lies at no multiple of 4 elements";
   }
-  if (!kFullSet && !(state_dtype(p) == DType::bf16 && p.v_first && p.K == 128)) {
-    return kNotInThisBuild;
-  }
   return refuse_without_code(p);
+}
+
+const char* refuse(const Problem& p) {
+  if (p.updates) return "a record of drafted tokens, which cuda.general leaves";
+  if (const char* sentence = refuse_any(p)) return sentence;
+  return kFullSet || (state_dtype(p) == DType::bf16 && p.v_first && p.K == 128) ? nullptr
+                                                                                : kNotInThisBuild;
 }
 
 size_t workspace_bytes(const Problem&) { return 0; }
@@ -228,10 +236,72 @@ void run(const Problem& p, std::span<std::byte>, void* stream_handle) {
   }
 }
 
+// ---- Drafted tokens --------------------------------------------------------------------------
+
+// The most tokens of a sequence: lengths are on the device.
+int64_t num_drafts(const Problem& p) { return p.updates ? p.update_tokens : p.T; }
+
+// f(traits of a call's kernel).
+template <int kWidth, bool kVFirst, bool kPerChannel, class F>
+auto with_draft_gate(const Problem& p, F&& f) {
+  constexpr int kFew = 8, kMost = static_cast<int>(kMaxDrafts);
+  return num_drafts(p) <= kFew ? f(DraftTraits<kWidth, kVFirst, kPerChannel, kFew>{})
+                               : f(DraftTraits<kWidth, kVFirst, kPerChannel, kMost>{});
+}
+template <int kWidth, bool kVFirst, class F>
+auto with_draft_width(const Problem& p, F&& f) {
+  return p.gate == Gate::channel ? with_draft_gate<kWidth, kVFirst, true>(p, f)
+                                 : with_draft_gate<kWidth, kVFirst, false>(p, f);
+}
+template <class F>
+auto with_drafts(const Problem& p, F&& f) {
+  if constexpr (!kFullSet) {
+    return with_draft_width<128, true>(p, f);
+  } else {
+    if (p.v_first) {
+      return p.K == 64 ? with_draft_width<64, true>(p, f) : with_draft_width<128, true>(p, f);
+    }
+    return p.K == 64 ? with_draft_width<64, false>(p, f) : with_draft_width<128, false>(p, f);
+  }
+}
+
+const char* refuse_drafts(const Problem& p) {
+  if (const char* sentence = refuse_any(p)) return sentence;
+  if (p.state_out) return "states are written";
+  if (state_dtype(p) != DType::f32) return "states of 16 bits, which every token rounds";
+  if (size_of(p.q.dtype) != 2) return "fp32 rows, for which pairs of bf16 numbers are too short";
+  if (p.packed && !p.updates) return "packed sequences without a record, whose lengths are unknown";
+  if (num_drafts(p) > kMaxDrafts) return "more than 16 tokens of a sequence";
+  if (!kFullSet && !(p.v_first && p.K == 128)) return kNotInThisBuild;
+  return refuse_shared_memory(
+      p, with_drafts(p, [](auto traits) { return drafts_bytes<decltype(traits)>(); }));
+}
+
+void run_drafts(const Problem& p, std::span<std::byte>, void* stream) {
+  with_drafts(p, [&](auto traits) {
+    using Tr = decltype(traits);
+    const int64_t slices = num_slices<Tr>(p);
+    static_cast<void>(checked_ctas(std::max(p.HV, slices), "cuda.drafts"));
+    const unsigned ctas = num_ctas(p, p.N * p.HV * slices, "cuda.drafts");
+    if (ctas == 0) return;
+    DraftParams x{};
+    static_cast<Params&>(x) = params_of(p, slices);
+    x.updates = p.updates, x.update_tokens = p.update_tokens, x.K = Tr::kWidth;
+    x.o_whole = has_runs(p.o);
+    x.u_whole = p.updates && has_runs(p.updates);
+    launch_drafts<Tr>(x, ctas, static_cast<cudaStream_t>(stream));
+  });
+}
+
 }  // namespace
 
 const Implementation& implementation() {
   static const Implementation entry{"cuda.decode", missing_code, refuse, workspace_bytes, run};
+  return entry;
+}
+const Implementation& drafts() {
+  static const Implementation entry{"cuda.drafts",   missing_code, refuse_drafts,
+                                    workspace_bytes, run_drafts,   true};
   return entry;
 }
 

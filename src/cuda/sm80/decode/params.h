@@ -29,4 +29,12 @@ struct Params {
   uint32_t ahead;              // of kHintsAhead: from a CTA to the one whose state it hints
 };
 
+// Of drafted tokens.
+struct DraftParams : Params {
+  Rows updates;  // [N,T',HV,W], the record, where there is one
+  int64_t update_layer, update_tokens;
+  int32_t K;
+  bool o_whole, u_whole;  // four columns of o, and of a record's u, lie at multiples of their size
+};
+
 }  // namespace deltic::gpu::decode

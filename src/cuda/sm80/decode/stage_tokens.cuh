@@ -41,20 +41,20 @@ template <class Tr>
 struct Stage {
   static constexpr int kT = Tr::kStageTokens;
   Work work;
-  alignas(16) float q[Tr::kMma ? 1 : kT][Tr::kMma ? 4 : Tr::kWidth];  // normalised, times scale
-  alignas(16) float k[kT][Tr::kWidth];
+  alignas(16) float q[Tr::kMma ? 1 : kT][Tr::kMma ? 4 : Tr::kRowPitch];  // normalised, times scale
+  alignas(16) float k[kT][Tr::kRowPitch];
   // kMma: k and q, times decays per channel, each as the sum of three bf16 numbers, largest first.
   // Rows apart so that eight lanes of a load, of two rows, meet no bank twice.
   alignas(16) uint32_t parts[Tr::kMma ? kT : 1][6][Tr::kMma ? Tr::kWidth / 2 + 16 : 4];
   alignas(16) float decay[kT][Tr::kPerChannel ? Tr::kWidth : 4];
   float kq[kT], beta[kT];
-  alignas(16) float v[kT][Tr::kSpan];
+  alignas(16) float v[kT][Tr::kDrafts ? 4 : Tr::kSpan];
   // A thread's vectors of the state, one every kThreads: until its first token is ready it waits
   // here, not in registers.
   uint4 state[Tr::kTiles][Tr::kDirect ? 1 : Tr::kSlice * Tr::kWidth / Vector<typename Tr::E>::N];
   // K-first: a warp's sums of k and q, by turns.
-  alignas(16) float sums[Tr::kVFirst || Tr::kSingle ? 1 : 2][Tr::kWarps][2]
-                        [Tr::kVFirst ? 4 : Tr::kSlice];
+  alignas(16) float sums[Tr::kVFirst || Tr::kSingle || Tr::kDrafts ? 1 : 2][Tr::kWarps][2]
+                        [Tr::kVFirst || Tr::kDrafts ? 4 : Tr::kSlice];
 };
 
 // The first channel of half j (four channels) of a piece.
@@ -369,18 +369,28 @@ __device__ void lay_gates(const Params& p, int count, const RawTokens& raw, Stag
 }
 
 template <class Tr>
-__device__ void lay_values(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
+__device__ void lay_betas(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
   if (threadIdx.x < count) {
     s.beta[threadIdx.x] = p.beta_kind == BetaKind::none
                               ? 1.0f
                               : beta_value(p.beta_form, value_of(raw.beta, p.beta.dtype));
   }
+}
+// Rows of kSpan columns.
+template <class Tr, int kColumns>
+__device__ void lay_columns(const Params& p, int count, const RawTokens& raw,
+                            float (*v)[kColumns]) {
   const int c = threadIdx.x % Tr::kSpan;
 #pragma unroll
   for (int i = 0; i < kValueLoads<Tr>; ++i) {
     const int t = threadIdx.x / Tr::kSpan + i * kValueStep<Tr>;
-    if (t < count) s.v[t][c] = value_of(raw.v[i], p.v.dtype);
+    if (t < count) v[t][c] = value_of(raw.v[i], p.v.dtype);
   }
+}
+template <class Tr>
+__device__ void lay_values(const Params& p, int count, const RawTokens& raw, Stage<Tr>& s) {
+  lay_betas<Tr>(p, count, raw, s);
+  lay_columns<Tr>(p, count, raw, s.v);
 }
 
 }  // namespace deltic::gpu::decode

@@ -28,7 +28,8 @@ struct Choice {
   bool direct = false;                // the state straight into registers
   bool seeded = false;                // 16-bit states are rounded by chance
   bool touches = false;               // the parameters first, all at once
-  bool held = false;  // V-first: unpacked in registers from the first token to the last
+  bool held = false;    // V-first: unpacked in registers from the first token to the last
+  bool drafts = false;  // all tokens at once, from a state that stays (kernel_drafts.cuh)
 };
 
 // kTrees: tokens may start from the state after another one than the one before them.
@@ -51,6 +52,7 @@ struct Traits {
   // A thread has two pieces, half a width apart: the sums' first step over pieces is its own, and
   // what comes with a token whatever the part's size is shared by twice as many elements.
   static constexpr bool kHeld = kChoice.held;
+  static constexpr bool kDrafts = kChoice.drafts;
   static constexpr int kOwnPieces = kHeld ? 2 : 1;
   static constexpr int kThreads = kChoice.threads > 0 ? kChoice.threads : 128;
   static constexpr int kWarps = kThreads / 32;
@@ -91,7 +93,10 @@ struct Traits {
   // part are a CTA per SM.
   static constexpr bool kGoesBack = kStays && !kSingle && !kMma;
   // fp32 V-first: two runs of four channels half a width apart, so that lanes read neighbours.
-  static constexpr bool kHalves = kVFirst && sizeof(E) == 4;
+  // kDrafts: then rows have their channels in order.
+  static constexpr bool kHalves = (kVFirst || kDrafts) && sizeof(E) == 4;
+  // kDrafts: eight lanes of a fragment's load, of two rows, meet no bank twice.
+  static constexpr int kRowPitch = kWidth + (kDrafts ? 16 : 0);
   static_assert(kPieces == 8 || kPieces == 16, "a warp has whole columns of pieces");
   static_assert(kThreads / kPieces >= kStageTokens, "kPieces threads prepare a token");
   static_assert(kVFirst || kLanesV <= 32, "K-first a warp has whole rows of the slice");
@@ -102,6 +107,9 @@ struct Traits {
   static_assert(!kDirect || kSingle);
   static_assert(!kHeld || (kVFirst && !kTrees && !kMma && !kDirect));
   static_assert(!kSeeded || (sizeof(E) == 2 && !kMma));
+  static_assert(!kDrafts ||
+                    (sizeof(E) == 4 && kSlice % (16 * kWarps) == 0 && kStageTokens == 2 * kWarps),
+                "a warp has runs of 16 columns, and walks the paths of two tokens");
 };
 
 // What the tokens of a call are. All kinds have the same bits.
@@ -148,6 +156,18 @@ constexpr Choice held_choice(Kind kind) {
   if (kind == Kind::stream) x.threads = 256, x.ctas = 2;
   return x;
 }
+// Of up to 8 or 16 tokens. 128 columns to a CTA, mostly a head: tokens are prepared once.
+constexpr Choice drafts_choice(int width, int tokens) {
+  return {.threads = 16 * tokens,
+          .ctas = tokens == 8 ? 3 : 2,
+          .columns = width / tokens,
+          .tokens = tokens,
+          .starts_early = true,
+          .drafts = true};
+}
+template <int kWidth, bool kVFirst, bool kPerChannel, int kTokens>
+using DraftTraits =
+    Traits<float, kWidth, kVFirst, kPerChannel, false, drafts_choice(kWidth, kTokens)>;
 template <class E, int kWidth, bool kVFirst>
 constexpr Choice choice_of(Kind kind) {
   if (kind == Kind::single) return single_choice<E, kWidth, kVFirst>(false);

@@ -183,7 +183,9 @@ __global__ void __launch_bounds__(kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::kCta
   load_bias<Tr>(p, slice.head, s);
   __syncthreads();  // place and dt_bias are known
   s.place.skipped ? zero_outputs(p, s.place) : run_slice<Tr>(p, s, lanes, S);
-  if constexpr (Tr::kRecord) store_rest(p, s.place, s.place.skipped ? 0 : s.place.span.length);
+  if constexpr (Tr::kRecord) {
+    store_rest<kThreads>(p, s.place, s.place.skipped ? 0 : s.place.span.length);
+  }
 }
 
 }  // namespace deltic::gpu::recurrence

@@ -5,16 +5,9 @@
 
 #include "cuda/sm80/recurrence/stage_states.cuh"
 #include "cuda/tile/bounds.cuh"
+#include "cuda/tile/updates.cuh"
 
 namespace deltic::gpu::recurrence {
-
-__device__ inline float* update_row(const Params& p, int64_t layer, int64_t n, int64_t t,
-                                    int64_t head) {
-  // Not hoisted out of the loop over tokens, where its parts would spill registers.
-  return static_cast<float*>(p.updates.data) + layer * p.update_layer +
-         offset(p.updates, opaque(n), t, head);
-}
-__device__ inline bool has_update(const Params& p, int64_t t) { return t < p.update_tokens; }
 
 // k and decays of a token, by the warp that prepared it: in s.k and s.decay. Every CTA of a head
 // has the same ones; the first one's count, and each one's own where branches read them again.
@@ -39,17 +32,6 @@ __device__ inline void store_values(const Params& p, const Place& at, int64_t t,
   float* row = update_row(p, 0, at.n, t, at.head) + p.K + at.first + lanes.column;
   if (lanes.columns_left > 0) row[0] = u.x;
   if (lanes.columns_left > 1) row[1] = u.y;
-}
-
-// Rows from `first` on that no token has: they change nothing.
-__device__ inline void store_rest(const Params& p, const Place& at, int64_t first) {
-  const int64_t decays = p.gate == Gate::none ? 0 : p.gate == Gate::head ? 1 : p.K;
-  for (int64_t t = first; t < p.update_tokens; ++t) {
-    float* row = update_row(p, 0, at.n, t, at.head);
-    for (int i = threadIdx.x; i < at.count; i += kThreads) row[p.K + at.first + i] = 0.0f;
-    for (int i = threadIdx.x; i < p.K && at.first == 0; i += kThreads) row[i] = 0.0f;
-    for (int i = threadIdx.x; i < decays && at.first == 0; i += kThreads) row[p.K + p.V + i] = 1.0f;
-  }
 }
 
 // One token's update once more.

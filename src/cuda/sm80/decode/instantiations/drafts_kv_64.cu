@@ -1,0 +1,6 @@
+// Drafted tokens from fp32 states, K-first, K = 64.
+#include "cuda/sm80/decode/launch_drafts.cuh"
+
+namespace deltic::gpu::decode {
+DELTIC_INSTANTIATE_DRAFTS(64, false);
+}  // namespace deltic::gpu::decode

@@ -1,0 +1,6 @@
+// Drafted tokens from fp32 states, V-first, K = 128.
+#include "cuda/sm80/decode/launch_drafts.cuh"
+
+namespace deltic::gpu::decode {
+DELTIC_INSTANTIATE_DRAFTS(128, true);
+}  // namespace deltic::gpu::decode
