@@ -262,7 +262,11 @@ void Machine::drain() {
   // Looks in vain, one after the other, after which nothing will come of it; a wait for a time on
   // the clock ends before.
   constexpr int kPatience = 20000;
+  // Turns without a CTA that begins or ends: lanes that look together are no single looks. The longest
+  // CTA of the tests takes a hundredth of it.
+  constexpr int64_t kMostTurns = int64_t{1} << 31;
   int in_vain = 0;
+  int64_t num_turns = 0;
   for (;;) {
     const bool has_started = start_items();
     const bool has_begun = dispatch();
@@ -284,16 +288,20 @@ void Machine::drain() {
     if (running_[i].waits) say_stuck();
     Cta::End end{};
     const int turns = 1 + static_cast<int>(random_() % 4096);
+    num_turns = has_started || has_begun ? 0 : num_turns + turns;
     running_[i].seat->call([&](Cta& cta) { end = cta.run(turns); });
     running_[i].waits = end == Cta::End::waits;
     if (end == Cta::End::done) {
       this->end(i);
-      in_vain = 0;
+      in_vain = 0, num_turns = 0;
     } else if (end == Cta::End::preempted) {
       in_vain = 0;
-    } else if (++in_vain > kPatience) {
+    } else {
+      ++in_vain;
+    }
+    if (in_vain > kPatience || num_turns > kMostTurns / (held_ == 0 ? 1 : 64)) {
       if (held_ == 0) say_stuck();
-      held_ = 0, in_vain = 0;  // what held the SMs ends at last
+      held_ = 0, in_vain = 0, num_turns = 0;  // what held the SMs ends at last
     }
   }
 }
