@@ -262,8 +262,8 @@ void Machine::drain() {
   // Looks in vain, one after the other, after which nothing will come of it; a wait for a time on
   // the clock ends before.
   constexpr int kPatience = 20000;
-  // Turns without a CTA that begins or ends: lanes that look together are no single looks. The longest
-  // CTA of the tests takes a hundredth of it.
+  // Turns without a CTA that begins or ends: lanes that look together are no single looks. The
+  // longest CTA of the tests takes a hundredth of it.
   constexpr int64_t kMostTurns = int64_t{1} << 31;
   int in_vain = 0;
   int64_t num_turns = 0;
