@@ -47,6 +47,9 @@ thread_local Cta* t_cta = nullptr;
 thread_local int t_thread = 0;
 
 constexpr size_t kStack = size_t{128} << 10;  // what is touched of it is what it takes
+// Turns of each thread after which a copy that is under way ends at the latest: threads that look
+// for something together, with others of their warp, never stand still.
+constexpr int kLatest = 32;
 constexpr uint64_t kCanary = 0xC0FFEE0DDBA11ull;
 
 }  // namespace
@@ -108,7 +111,8 @@ void Cta::begin(Grid& grid, unsigned index, uint64_t seed) {
     threads_[t].state = State::ready;
     ++warps_[t / kWarpLanes].num_ready;
   }
-  num_live_ = static_cast<int>(n), num_waiting_for_grid_ = 0, has_released_ = false;
+  num_live_ = static_cast<int>(n), num_waiting_for_grid_ = 0, num_late_ = 0;
+  has_released_ = false;
   sync_arrived_ = sync_value_ = 0, sync_waiting_.clear();
   named_ = {};
   mbarriers_.clear();
@@ -198,6 +202,12 @@ Cta::End Cta::run(int turns) {
       if (t >= threads_.size() || threads_[t].state != State::ready) continue;
       resume(static_cast<int>(t));
       --turns;
+      if (copies_.empty()) {
+        num_late_ = 0;
+      } else if (++num_late_ > kLatest * static_cast<int>(threads_.size())) {
+        finish_some_copy();
+        num_late_ = 0;
+      }
       idle = threads_[t].has_polled && threads_[t].state == State::ready ? idle + 1 : 0;
     }
     if (mood_ == Mood::random && !copies_.empty() && random(4) == 0)

@@ -163,7 +163,7 @@ class Cta {
   std::byte* stacks_ = nullptr;
   size_t stacks_bytes_ = 0;
   bool has_released_ = false;
-  int running_ = 0, num_looks_ = 0, num_live_ = 0, num_waiting_for_grid_ = 0;
+  int running_ = 0, num_looks_ = 0, num_late_ = 0, num_live_ = 0, num_waiting_for_grid_ = 0;
   int sync_arrived_ = 0, sync_value_ = 0, sync_result_ = 0;
   std::vector<int> sync_waiting_;
   std::array<NamedBarrier, 16> named_;
