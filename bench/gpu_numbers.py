@@ -269,7 +269,7 @@ def python_limits(run: Run, _: dict[str, Any]) -> str:
         "Limits on GPUs: the gradients of `delta_rule` and `recurrent` use tensor cores for bf16 "
         "and fp16 with K and V of 64 or 128 and chunks of 64 (H200, KDA, T = 8192, 96 heads, K = V "
         f"= 128: forward {ms(forward)}, backward {ms(backward)}); those of other calls are as "
-        "exact, but take 18 to 37 times as long.",
+        "exact, but take 17 to 39 times as long.",
         118,
     )
 

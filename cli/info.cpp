@@ -16,9 +16,11 @@ int run_info(const InfoOptions& options) {
     report.print("  %-*s  %s\n", static_cast<int>(width), key.c_str(),
                  value.get<std::string>().c_str());
   }
-  report.print(
-      "\nimplementations, best first (reference, the oracle, and cuda.drafts run only when "
-      "named)\n");
+  const std::vector<ImplementationInfo> drafting = implementations(Op::decode, DeviceType::cuda);
+  const bool has_drafts = std::any_of(drafting.begin(), drafting.end(),
+                                      [](const auto& x) { return x.name == "cuda.drafts"; });
+  report.print("\nimplementations, best first (the oracle, reference,%s only when named)\n",
+               has_drafts ? " and cuda.drafts run" : " runs");
   Json list = Json::object();
   std::vector<std::pair<std::string, std::string>> missing;
   for (int i = 0; i < DELTIC_NUM_OPS; ++i) {

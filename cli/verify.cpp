@@ -83,6 +83,10 @@ std::vector<SourcedCase> select(const VerifyOptions& options) {
     if (fits && may_run) chosen.push_back(std::move(s));
   }
   if (is_few(options)) chosen = few_cases(chosen);
+  if (!chosen.empty() && chosen.size() < static_cast<size_t>(options.part)) {
+    throw UsageError("--share: expected I of at most " + std::to_string(chosen.size()) +
+                     ", the cases chosen, got " + std::to_string(options.part));
+  }
   std::vector<SourcedCase> share;
   const auto parts = static_cast<size_t>(options.parts);
   for (size_t i = static_cast<size_t>(options.part) - 1; i < chosen.size(); i += parts)
@@ -233,6 +237,11 @@ int run_verify(const VerifyOptions& options) {
   }
   report.print("\n");
   print_not_run(report);
+  if (options.parts > 1) {
+    const std::string share = std::to_string(options.part) + "/" + std::to_string(options.parts);
+    report.print("share %s: %zu cases\n", share.c_str(), chosen.size());
+    report.summary()["share"] = share;
+  }
   report.print("%d passed, %d failed, %d skipped\n", total.passed, total.failed, total.skipped);
   if (is_few(options)) report.print("quick: %zu cases; --all runs every one\n", chosen.size());
   report.write();

@@ -401,7 +401,9 @@ TEST(HostCalls, ACallIsMicrosecondsOfTheHost) {
     }
     fake::machine().is_counted = true;
     std::printf("%-36s %5.2f us of the host\n", row.what, best);
+#ifdef NDEBUG
     EXPECT_LT(best, kMostUs) << row.what;
+#endif
   }
 }
 

@@ -118,6 +118,9 @@ TEST_F(Program, WrongNumbersAreNamed) {
         std::string("verify --share ") + value,
         std::string("--share: expected I/N with 1 <= I <= N <= 1000, got '") + value + "'");
   }
+  const Outcome beyond = run("verify --list --filter 'op=commit K=128' --share 900/1000");
+  EXPECT_EQ(beyond.status, 2);
+  EXPECT_NE(beyond.text.find("--share: expected I of at most "), std::string::npos) << beyond.text;
   expect_usage_error("demo --step 9", "--step: expected a whole number from 1 to 5, got '9'");
 }
 

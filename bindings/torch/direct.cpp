@@ -194,6 +194,8 @@ bool add_text(PyObject* x, const char* key, std::string& words) {
   const Object bytes(PyUnicode_AsUTF8String(x));
   if (!bytes) return false;
   const std::string value = PyBytes_AsString(bytes.get());
+  // A NUL would end the value early.
+  if (static_cast<Py_ssize_t>(value.size()) != PyBytes_Size(bytes.get())) return false;
   if (value.empty() || value.find_first_of(" =") != std::string::npos) return false;
   words += key + value;
   return true;
@@ -293,28 +295,36 @@ Object arguments_at_once(const deltic_tensor& planned) {
   static std::mutex mutex;
   static std::array<KnownSizes, kKept> known;
   static size_t oldest = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  auto* found = std::find(known.begin(), known.end(), planned);
-  if (found == known.end()) {
-    Object sizes(PyTuple_New(4)), strides(PyTuple_New(4)), args(PyTuple_New(3));
-    for (int i = 0; i < 4; ++i) {
-      PyTuple_SetItem(sizes.get(), i, PyLong_FromLongLong(planned.shape[i]));
-      PyTuple_SetItem(strides.get(), i, PyLong_FromLongLong(planned.strides[i]));
+  // Nothing of Python's is made or freed under the lock: it may run finalizers, and they may call.
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto* found = std::find(known.begin(), known.end(), planned);
+    if (found != known.end()) {
+      Py_IncRef(found->args);
+      return Object(found->args);
     }
-    PyObject* const dtype = PyTuple_GetItem(g_python.dtypes, planned.dtype);
-    Py_IncRef(dtype);
-    PyTuple_SetItem(args.get(), 0, sizes.release());
-    PyTuple_SetItem(args.get(), 1, strides.release());
-    PyTuple_SetItem(args.get(), 2, dtype);
-    found = &known[oldest];
-    oldest = (oldest + 1) % kKept;
-    if (found->args != nullptr) Py_DecRef(found->args);
-    found->dtype = planned.dtype, found->args = args.release();
-    std::copy(planned.shape, planned.shape + 4, found->shape);
-    std::copy(planned.strides, planned.strides + 4, found->strides);
   }
-  Py_IncRef(found->args);
-  return Object(found->args);
+  Object sizes(PyTuple_New(4)), strides(PyTuple_New(4)), args(PyTuple_New(3));
+  for (int i = 0; i < 4; ++i) {
+    PyTuple_SetItem(sizes.get(), i, PyLong_FromLongLong(planned.shape[i]));
+    PyTuple_SetItem(strides.get(), i, PyLong_FromLongLong(planned.strides[i]));
+  }
+  PyObject* const dtype = PyTuple_GetItem(g_python.dtypes, planned.dtype);
+  Py_IncRef(dtype);
+  PyTuple_SetItem(args.get(), 0, sizes.release());
+  PyTuple_SetItem(args.get(), 1, strides.release());
+  PyTuple_SetItem(args.get(), 2, dtype);
+  KnownSizes made{.dtype = planned.dtype, .shape = {}, .strides = {}, .args = args.get()};
+  std::copy(planned.shape, planned.shape + 4, made.shape);
+  std::copy(planned.strides, planned.strides + 4, made.strides);
+  Py_IncRef(made.args);  // the list's
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::swap(known[oldest], made);
+    oldest = (oldest + 1) % kKept;
+  }
+  if (made.args != nullptr) Py_DecRef(made.args);
+  return args;
 }
 
 // An output with the shape of `like`, contiguous.

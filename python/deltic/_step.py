@@ -157,7 +157,8 @@ def step(
         conv_weight, conv_bias, activation: of the convolution, as in :func:`causal_conv1d`.
         conv_state: ``[slots, D, S]``, as in :func:`causal_conv1d_update`, in and out.
         conv_index, conv_write_index: ``[N]``, the slots of ``conv_state``; by default those of
-            ``read_index`` and ``write_index``, where these are lists.
+            ``read_index`` and ``write_index``, where these are lists. Where one of the two is
+            given, it alone serves for both.
         conv_write_state: a second pool that is written instead of ``conv_state``.
         beta, g, gv, state_pool, read_index, write_index, write_pool, parents, record, seed,
             positions, scale, gate, A_log, dt_bias, lower_bound, beta_form, qk_l2norm, state_layout:

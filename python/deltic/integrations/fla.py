@@ -64,7 +64,7 @@ def _runs_on(device_type: str, trains: bool) -> bool:
     return _takes(device_type, trains)
 
 
-# Takes every call, in fp32 arithmetic: 18 to 37 times the time of tensor cores.
+# Takes every call, in fp32 arithmetic: 17 to 39 times the time of tensor cores.
 _EXACT = "cuda.general"
 # What decides who computes gradients: whether it goes by tokens; q, k and v's dtype; H, HV, K and
 # V; the ranks of g, beta and gv, 0 for one that is absent; the chunk length; whether rows of q, k

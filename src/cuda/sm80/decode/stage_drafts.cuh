@@ -143,7 +143,9 @@ __device__ void walk_path(int t, DraftStage<Tr>& d, DraftRows<Tr>& row) {
   }
   if constexpr (Tr::kPerChannel) {
 #pragma unroll
-    for (int e = 0; e < kN; ++e) row.k[e] *= decay[e], row.q[e] *= decay[e];
+    for (int e = 0; e < kN; ++e) {  // rounded, whatever kernel it is: never part of an fma
+      row.k[e] = __fmul_rn(row.k[e], decay[e]), row.q[e] = __fmul_rn(row.q[e], decay[e]);
+    }
   }
   if (lane == 0) {
     d.start[t] = Tr::kPerChannel ? 1.0f : decay[0];
