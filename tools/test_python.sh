@@ -55,7 +55,7 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 "$venv/bin/pip" install -q --no-deps --target "$place/site" "$wheel"
 mkdir "$place/tests"
-cp -r tests/python tests/cases "$place/tests"
+cp -r tests/python tests/cases tests/gpu_test.cpp "$place/tests"  # whose words a test of the page reads
 cp -r docs bench examples hub tools CITATION.cff LICENSE ./*.md "$place"
 cd "$place"
 # oneDNN uses AMX from CPUID alone, and on some virtual machines dies of an illegal instruction in

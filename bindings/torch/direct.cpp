@@ -194,8 +194,6 @@ bool add_text(PyObject* x, const char* key, std::string& words) {
   const Object bytes(PyUnicode_AsUTF8String(x));
   if (!bytes) return false;
   const std::string value = PyBytes_AsString(bytes.get());
-  // A NUL would end the value early.
-  if (static_cast<Py_ssize_t>(value.size()) != PyBytes_Size(bytes.get())) return false;
   if (value.empty() || value.find_first_of(" =") != std::string::npos) return false;
   words += key + value;
   return true;
