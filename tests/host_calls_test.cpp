@@ -374,7 +374,7 @@ TEST_F(OnStreams, ALaunchThatTheDriverRefusesIsTheRuntimes) {
 // does.
 TEST(HostCalls, ACallIsMicrosecondsOfTheHost) {
   // Measured 0.9 to 1.9 us; the least of many batches counts, so that a busy machine does not.
-  constexpr double kMostUs = 6;
+  [[maybe_unused]] constexpr double kMostUs = 6;
   constexpr int kBatches = 200, kCalls = 10;
   struct Row {
     const char* what;
