@@ -1,10 +1,6 @@
 #include "fiber.h"
 
-#include <cstdint>
-
 namespace deltic::emulator {
-
-#if defined(__x86_64__)
 
 // What a function keeps, by the System V ABI; a switch takes 5 ns, swapcontext 300 (it asks the
 // kernel for the signal mask).
@@ -54,27 +50,5 @@ void Fiber::begin(std::byte* stack, size_t bytes, void (*body)(void*), void* arg
 void Fiber::change(Fiber& from, Fiber& to) {
   deltic_change_fiber(&from.stack_pointer_, &to.stack_pointer_);
 }
-
-#else
-
-namespace {
-// makecontext passes ints.
-void enter(unsigned body_high, unsigned body_low, unsigned high, unsigned low) {
-  const auto join = [](unsigned h, unsigned l) { return uint64_t{h} << 32 | l; };
-  reinterpret_cast<void (*)(void*)>(join(body_high, body_low))(
-      reinterpret_cast<void*>(join(high, low)));
-}
-}  // namespace
-
-void Fiber::begin(std::byte* stack, size_t bytes, void (*body)(void*), void* argument) {
-  getcontext(&context_);
-  context_.uc_stack.ss_sp = stack, context_.uc_stack.ss_size = bytes, context_.uc_link = nullptr;
-  const auto b = reinterpret_cast<uint64_t>(body), a = reinterpret_cast<uint64_t>(argument);
-  makecontext(&context_, reinterpret_cast<void (*)()>(enter), 4, unsigned(b >> 32), unsigned(b),
-              unsigned(a >> 32), unsigned(a));
-}
-void Fiber::change(Fiber& from, Fiber& to) { swapcontext(&from.context_, &to.context_); }
-
-#endif
 
 }  // namespace deltic::emulator

@@ -4,10 +4,6 @@
 #include <cstddef>
 #include <functional>
 
-#if !defined(__x86_64__)
-#include <ucontext.h>
-#endif
-
 namespace deltic::emulator {
 
 // Where a thread goes on. Those of one CTA take turns on one thread of the host.
@@ -19,11 +15,7 @@ class Fiber {
   static void change(Fiber& from, Fiber& to);
 
  private:
-#if defined(__x86_64__)
   void* stack_pointer_ = nullptr;
-#else
-  ucontext_t context_;
-#endif
 };
 
 }  // namespace deltic::emulator
