@@ -273,7 +273,7 @@ const WrongStep kWrong[] = {
      [](StepTensors& t, Options&, Instance&) { t.conv.state_pool.dtype = DELTIC_F16; },
      "step: conv.state_pool: expected fp32 as x, or fp32, got fp16"},
     {"StatesOverWindows",
-     [](StepTensors& t, Options&, Instance&) { t.decode.state_pool.data = t.conv.state_pool.data; },
+     [](StepTensors& t, Options&, Instance&) { t.conv.state_pool.data = t.decode.state_pool.data; },
      "step: conv.state_pool: expected memory of its own, got an overlap with decode.state_pool"},
     {"OutOverInput", [](StepTensors& t, Options&, Instance&) { t.norm.out.data = t.conv.x.data; },
      "step: norm.out: expected memory of its own, got an overlap with conv.x"},
