@@ -50,9 +50,10 @@ struct Variant {
 
 std::vector<Variant> variants;
 
-// most: CTAs per SM, kept to by shared memory that nobody uses; 0: as many as fit.
+// most: CTAs per SM, kept to by shared memory that nobody uses; 0: as many as fit. ahead: what the
+// library's distance of hints is multiplied by.
 template <class E, bool kVFirst, bool kPerChannel, Choice kChoice>
-void add(const std::string& name, int most) {
+void add(const std::string& name, int most, int ahead) {
   using Tr = Traits<E, 128, kVFirst, kPerChannel, false, kChoice>;
   const auto kernel = gpu::decode::decode_kernel<Tr>;
   cudaFuncAttributes a{};
@@ -68,7 +69,7 @@ void add(const std::string& name, int most) {
                         p.num_slices = unsigned((p.V + Tr::kSpan - 1) / Tr::kSpan);
                         p.by_slices = gpu::Divisor(p.num_slices);
                         const unsigned grid = unsigned(p.tokens.N) * p.HV * p.num_slices;
-                        p.ahead = gpu::decode::kAheadThreads / Tr::kThreads * 132;
+                        p.ahead = ahead * (gpu::decode::kAheadThreads / Tr::kThreads) * 132;
                         if constexpr (Tr::kStartsEarly) {
                           check(
                               gpu::launch_after(kernel, dim3(grid), Tr::kThreads, smem, stream, p));
@@ -125,9 +126,18 @@ void add_alone(const std::string& name) {
 }
 // Of both gates.
 template <class E, bool kVFirst, Choice kChoice>
-void add_gates(const std::string& name, int most = 0) {
-  add<E, kVFirst, false, kChoice>(name, most);
-  add<E, kVFirst, true, kChoice>(name, most);
+void add_gates(const std::string& name, int most = 0, int ahead = 1) {
+  add<E, kVFirst, false, kChoice>(name, most, ahead);
+  add<E, kVFirst, true, kChoice>(name, most, ahead);
+}
+// Not in the library: a choice with hints, K-first; and with as many threads.
+constexpr Choice with_hints(Choice x) {
+  x.hints = true;
+  return x;
+}
+constexpr Choice with_threads(Choice x, int threads, int ctas) {
+  x.threads = threads, x.ctas = ctas;
+  return x;
 }
 
 // Of both gates.
@@ -154,11 +164,17 @@ void add_all() {
   add_gates<bf16, true, choice_of<bf16, 128, true>(pairs)>("pairs");
   add_streams<bf16, 256, 2>("stream"), add_streams<bf16, 128, 4>("stream4");
   add_gates<bf16, true, choice_of<bf16, 128, true>(single)>("single");
+  add_gates<bf16, true, with_threads(choice_of<bf16, 128, true>(single), 128, 7)>("wide");
   add_alones<bf16>("alone");
   add_gates<float, false, choice_of<float, 128, false>(several)>("several");
   add_gates<float, false, choice_of<float, 128, false>(single)>("single");
+  add_gates<float, false, with_hints(choice_of<float, 128, false>(single))>("hints");
+  add_gates<float, false, with_hints(choice_of<float, 128, false>(single))>("hints x2", 0, 2);
   add_gates<bf16, false, choice_of<bf16, 128, false>(several)>("several");
   add_gates<bf16, false, choice_of<bf16, 128, false>(single)>("single");
+  add_gates<bf16, false, with_hints(choice_of<bf16, 128, false>(single))>("hints");
+  add_gates<bf16, false, choice_of<bf16, 128, false>(many)>("many");
+  add_gates<bf16, false, with_hints(choice_of<bf16, 128, false>(many))>("hints8");
 }
 
 // --- buffers -------------------------------------------------------------------------------------

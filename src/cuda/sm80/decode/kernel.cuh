@@ -128,19 +128,23 @@ __device__ inline void touch_params(const Params& p) {
 template <class Tr>
 __device__ void hint_ahead(const Params& p) {
   using E = typename Tr::E;
-  constexpr int kLines = Tr::kWidth * static_cast<int>(sizeof(E)) / 128;
-  static_assert(Tr::kVFirst && Tr::kSlice * kLines == Tr::kThreads);
+  // V-first a run is a value column, K-first the slice's part of a row of channels.
+  constexpr int kRun = Tr::kVFirst ? Tr::kWidth : Tr::kSlice;
+  constexpr int kLines = kRun * static_cast<int>(sizeof(E)) / 128;
+  static_assert((Tr::kVFirst ? Tr::kSlice : Tr::kWidth) * kLines == Tr::kThreads);
   const unsigned index = blockIdx.x + p.ahead;
   if (index >= gridDim.x) return;
   const Slice at = find_slice<Tr>(p, index);
-  const int column = static_cast<int>(threadIdx.x) / kLines;
+  const int run = static_cast<int>(threadIdx.x) / kLines;
+  const int column = Tr::kVFirst ? run : threadIdx.x % kLines * (128 / static_cast<int>(sizeof(E)));
   const int slot = p.slots.read.present ? named_slot(load_entry<int>(p.slots.read, at.n),
                                                      p.slots.null_slot, p.slots.read_slots)
                                         : static_cast<int>(at.n);
   if (slot < 0 || slot >= p.slots.read_slots || column >= at.count) return;
-  const E* row = static_cast<const E*>(p.state_in.data) +
-                 static_cast<int64_t>(slot) * p.state_in.s_slot + at.head * p.state_in.s_head +
-                 (at.first + column) * p.state_in.s_v;
+  const E* row =
+      static_cast<const E*>(p.state_in.data) + static_cast<int64_t>(slot) * p.state_in.s_slot +
+      at.head * p.state_in.s_head +
+      (Tr::kVFirst ? (at.first + run) * p.state_in.s_v : run * p.state_in.s_k + at.first);
   line_prefetch_as_is(reinterpret_cast<const char*>(row) + threadIdx.x % kLines * 128);
 }
 

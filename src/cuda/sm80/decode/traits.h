@@ -30,6 +30,7 @@ struct Choice {
   bool touches = false;               // the parameters first, all at once
   bool held = false;    // V-first: unpacked in registers from the first token to the last
   bool drafts = false;  // all tokens at once, from a state that stays (kernel_drafts.cuh)
+  bool hints = false;   // `single` K-first: the state of a later CTA to L2, as V-first always
 };
 
 // kTrees: tokens may start from the state after another one than the one before them.
@@ -42,7 +43,8 @@ struct Traits {
   static constexpr bool kStartsEarly = kChoice.starts_early;
   static constexpr bool kSingle = kChoice.single, kDirect = kChoice.direct;
   // The state of a later CTA to L2.
-  static constexpr bool kHintsAhead = kChoice.single && kVFirst_ && !kChoice.direct;
+  static constexpr bool kHintsAhead =
+      kChoice.single && !kChoice.direct && (kVFirst_ || kChoice.hints);
   static constexpr bool kSeeded = kChoice.seeded, kTouches = kChoice.touches;
   // A warp has 16 columns, four lanes along the channels and eight along the columns, two of which
   // each: the matrix instruction's left factor as it lies in memory.
