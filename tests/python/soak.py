@@ -15,7 +15,9 @@ with other slots in their lists, that also count wrong rows.
 A step is a convolution and a decode, or `deltic.step` with the gated norm; alone it is always its
 parts. Prompts in the recurrent form are compared with their tokens one by one. States of 16 bits
 may be rounded by chance, each token's by its own position. Between steps states move: to other
-slots, or to two pools of some heads each in another layout and dtype, and back.
+slots, or to two pools of some heads each in another layout and dtype, and back. Where a pool has
+several layers, they are committed and moved at once; all but the first have the values v negated,
+and so their rows.
 
 Kinds that are `near` are cut into segments as the device likes and continue prefixes of any length:
 other bits. Their tokens alone are computed in fp32, and all rows together may be off by the error
@@ -54,6 +56,7 @@ class Kind:
     recurrent: bool = False  # prompts too, which are short; prefixes at any token
     by_chance: bool = False  # 16-bit states are rounded so
     moves: bool = False  # states move between steps
+    layers: int = 1  # of the pool, for kinds without `step`
     H: int = 2
     HV: int = 4
     K: int = 128
@@ -112,22 +115,26 @@ KINDS = {
     "gdn_by_chance": Kind(state=torch.bfloat16, by_chance=True, moves=True),
     "gdn_recurrent": Kind(recurrent=True, moves=True),
     "kda_recurrent_bf16": Kind("channel", -5.0, torch.bfloat16, recurrent=True),
+    "gdn_layers": Kind(records=True, forks=True, moves=True, layers=2),
 }
 
 
-def pages(kind: Kind, slots: int, places: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Windows ``[slots, D, places]`` and states ``[slots, HV, V, K]`` in pages of one buffer."""
+def pages(
+    kind: Kind, slots: int, places: int, device: str, layers: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Windows ``[slots, D, places]`` and states ``[layers, slots, HV, V, K]`` in pages of one
+    buffer; windows are the first layer's."""
     size = torch.empty(0, dtype=kind.state).element_size()
     first = places * kind.D * 2
     content = first + kind.HV * kind.V * kind.K * size
     page = -(-content * 5 // 4 // 64) * 64
-    memory = torch.zeros(slots * page, dtype=torch.uint8, device=device)
+    memory = torch.zeros(layers * slots * page, dtype=torch.uint8, device=device)
     windows = memory.view(torch.bfloat16).as_strided(
         (slots, places, kind.D), (page // 2, kind.D, 1)
     )
     states = memory.view(kind.state).as_strided(
-        (slots, kind.HV, kind.V, kind.K),
-        (page // size, kind.V * kind.K, kind.K, 1),
+        (layers, slots, kind.HV, kind.V, kind.K),
+        (slots * page // size, page // size, kind.V * kind.K, kind.K, 1),
         first // size,
     )
     return windows.transpose(1, 2), states
@@ -201,9 +208,13 @@ class Server:
         self.families = [self.draw(FAMILY) for _ in range(3)]
         self.put(0, self.draw(LONGEST))  # the first rows of the bank are wrong guesses
         self.bases = list(range(LONGEST, rows, LONGEST))
-        self.windows, self.pool = pages(kind, SLOTS, W - 1 + kind.drafts, device)
+        places = W - 1 + kind.drafts
+        self.windows, self.states = pages(kind, SLOTS, places, device, kind.layers)
+        self.pool, *self.others = self.states
+        if not self.others:
+            self.states = self.pool
         self.free, self.free_windows = list(range(SLOTS - 1, 0, -1)), list(range(SLOTS - 1, 0, -1))
-        self.windows.fill_(torch.nan), self.pool.fill_(torch.nan)
+        self.windows.fill_(torch.nan), self.states.fill_(torch.nan)
         self.bad = torch.zeros((), dtype=torch.int64, device=device)
         self.squares = torch.zeros(2, dtype=torch.float64, device=device)  # of errors, of numbers
         self.running: list[Sequence] = []
@@ -280,6 +291,13 @@ class Server:
             return o
         return deltic.rms_norm(o, self.norm_weight, z=z, activation="silu", out=out)
 
+    def in_layers(self, rule, v, o) -> None:
+        """The same call on the other layers' states, whose v and o are negative."""
+        for i, pool in enumerate(self.others):
+            found = torch.full_like(o, torch.nan)
+            rule(1 + i, pool, -v, found)
+            self.bad.add_((found != -o).sum())
+
     def prefill(self, rows, out, lists, pool, windows) -> None:
         """Prompts of packed rows: (x, g, beta, z) of ``[T, ...]``."""
         x, g, beta, z = (t.unsqueeze(0) for t in rows)
@@ -289,23 +307,29 @@ class Server:
         y = self.convolved(x, cu, has, kept, lists, windows).to(out.dtype)
         form = {"form": "recurrent", "impl": self.impl} if self.kind.recurrent else {}
         o = out.unsqueeze(0)
-        deltic.delta_rule(
-            **self.split(y),
-            **form,
-            g=g,
-            beta=beta,
-            **self.gate,
-            cu_seqlens=cu,
-            state_pool=pool,
-            read_index=self.ints(lists["read"]),
-            write_index=self.ints(lists["write"]),
-            has_initial_state=has,
-            checkpoints=(*kept, self.ints(lists["ckpt_slots"]), pool)
-            if lists["ckpt_tokens"]
-            else None,
-            split="auto" if self.kind.near or self.kind.recurrent else "off",
-            out=o,
-        )
+        parts, has_kept = self.split(y), bool(lists["ckpt_tokens"])
+        keeps = (*kept, self.ints(lists["ckpt_slots"])) if has_kept else ()
+
+        def rule(layer: int, state_pool, v, out) -> None:
+            deltic.delta_rule(
+                *(parts["q"], parts["k"], v),
+                **form,
+                g=g,
+                beta=beta,
+                **self.gate,
+                cu_seqlens=cu,
+                state_pool=state_pool,
+                read_index=self.ints(lists["read"]),
+                write_index=self.ints(lists["write"]),
+                has_initial_state=has,
+                checkpoints=(*keeps, state_pool) if has_kept else None,
+                split="auto" if self.kind.near or self.kind.recurrent else "off",
+                out=out,
+            )
+
+        rule(0, pool, parts["v"], o)
+        if pool is self.pool:
+            self.in_layers(rule, parts["v"], o)
         if self.kind.step:
             self.normed(o.clone(), z, o)
 
@@ -327,7 +351,7 @@ class Server:
         if kind.trees:
             tree["parents"] = lists["parents"].view(size, -1)
         if kind.records:
-            shape = (size, 1 + kind.drafts, kind.HV, kind.record_width)
+            shape = (kind.layers, size, 1 + kind.drafts, kind.HV, kind.record_width)
             record = torch.full(shape, torch.nan, device=self.device)
         to = {"write_index": lists["to"]} if kind.forks else {}
         chance = {**self.chance, "positions": lists["position"]} if kind.by_chance else {}
@@ -342,7 +366,8 @@ class Server:
             if record is not None:
                 where = {"read_index": table[:, 0], "null_slot": 0, "state_layout": "vk"}
                 where |= {"impl": self.impl, **to, **tree}
-                deltic.commit(self.pool, record, lists["right"], **where)
+                whole = record if self.others else record[0]
+                deltic.commit(self.states, record=whole, accepted=lists["right"], **where)
             wanted, counts = self.expected.index_select(0, lists["src"]), lists["what"] == 1
             wrong = self.wrong_rows(o, wanted, counts) & counts
             wrong |= (o != 0).flatten(1).any(1) & (lists["what"] == 2)
@@ -373,7 +398,7 @@ class Server:
             **call,
             **chance,
             state_pool=self.pool,
-            record=record,
+            record=None if record is None else record[0],
         )
 
     def step_in_parts(self, rows, lists, table, record, more, out) -> None:
@@ -388,28 +413,34 @@ class Server:
                 y = deltic.causal_conv1d_update(x, self.windows, self.weight, **common, **call)
             index, out = table, out.unsqueeze(0)
             if record is not None:
-                call = {"cu_seqlens": lists["cu"], "record": record}
-                index = table[:, 0]
+                call, index = {"cu_seqlens": lists["cu"]}, table[:, 0]
         else:
             x, g, beta, _ = (row[:size].unsqueeze(1) for row in rows)
             y = deltic.causal_conv1d_update(x, self.windows, self.weight, **common)
             call, index, out = {}, table[:, 0], out[:size].unsqueeze(1)
-        deltic.decode(
-            **self.split(y),
-            g=g,
-            beta=beta,
-            **self.gate,
-            **call,
-            **more,
-            state_pool=self.pool,
-            read_index=index,
-            impl=self.impl,
-            out=out,
-        )
+        parts = self.split(y)
+
+        def rule(layer: int, state_pool, v, out) -> None:
+            deltic.decode(
+                *(parts["q"], parts["k"], v),
+                g=g,
+                beta=beta,
+                **self.gate,
+                **call,
+                **more,
+                state_pool=state_pool,
+                read_index=index,
+                record=None if record is None else record[layer],
+                impl=self.impl,
+                out=out,
+            )
+
+        rule(0, self.pool, parts["v"], out)
+        self.in_layers(rule, parts["v"], out)
 
     def make_alone(self) -> None:
         """One sequence without company: its tokens one by one."""
-        self.alone_windows, self.alone_pool = pages(self.kind, 2, W - 1, self.device)
+        self.alone_windows, (self.alone_pool,) = pages(self.kind, 2, W - 1, self.device)
         self.at = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.position = self.ints([0])
         slot = self.ints([1])
@@ -463,7 +494,7 @@ class Server:
 
     def release(self, slots: list[int], windows: list[int]) -> None:
         for slot in slots:
-            self.pool[slot].fill_(torch.nan)
+            self.states.select(-4, slot).fill_(torch.nan)
         for window in windows:
             self.windows[window].fill_(torch.nan)
         self.free[:0], self.free_windows[:0] = slots, windows
@@ -541,9 +572,10 @@ class Server:
             lists = {"read_index": self.ints(there), "write_index": old}
             pools = []
             for at, heads in parts:
-                pools.append(torch.full((9, heads, kind.K, kind.V), torch.nan, device=self.device))
+                shape = (*self.states.shape[:-4], 9, heads, kind.K, kind.V)
+                pools.append(torch.full(shape, torch.nan, device=self.device))
                 deltic.move_states(
-                    *(self.pool, pools[-1]),
+                    *(self.states, pools[-1]),
                     read_index=old,
                     write_index=lists["read_index"],
                     read_head=at,
@@ -556,11 +588,11 @@ class Server:
             lists["write_index"] = self.ints(s.slots)
             for (at, heads), pool in zip(parts, pools, strict=True):
                 deltic.move_states(
-                    *(pool, self.pool), **lists, write_head=at, num_heads=heads, write_layout="vk"
+                    *(pool, self.states), **lists, write_head=at, num_heads=heads, write_layout="vk"
                 )
         else:
             new = [self.free.pop() for _ in range(count)]
-            deltic.move_states(self.pool, read_index=old, write_index=self.ints(new), **own)
+            deltic.move_states(self.states, read_index=old, write_index=self.ints(new), **own)
             self.release(s.slots, [])
             s.slots = new
         self.moved += 1

@@ -77,6 +77,7 @@ FAULTS = {
     "no positions of a step": ("kda_step_f16", "step", lambda o: {"positions": None}),
     "another seed": ("kda_step_f16", "step", lambda o: {"seed": o["seed"] + 1}),
     "a commit in place": ("kda_step_record", "commit", lambda o: {"write_index": None}),
+    "layers in another order": ("gdn_layers", "commit", lambda o: {"record": o["record"].flip(0)}),
     "heads from the first": ("gdn_recurrent", "move_states", lambda o: {"read_head": 0}),
     "another layout": ("gdn_by_chance", "move_states", lambda o: {"write_layout": "vk"}),
     "chunks": ("kda_recurrent_bf16", "delta_rule", lambda o: {"form": "chunked", "impl": None}),
