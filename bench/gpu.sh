@@ -247,7 +247,7 @@ if wants python; then
 fi
 
 if wants soak; then
-  in_python 180 tests/python/soak.py --steps 10000 --seconds 150 >"$out/soak.log" 2>&1
+  in_python 270 tests/python/soak.py --steps 10000 --seconds 240 >"$out/soak.log" 2>&1
   code=$?
   grep -E 'steps, .* tokens of' "$out/soak.log"
   say soak "$code" "$(last "$out/soak.log")"

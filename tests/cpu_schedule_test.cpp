@@ -2,6 +2,7 @@
 // that one went wrong.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <vector>
 
 #include "cpu/schedule.h"
@@ -9,6 +10,9 @@
 
 namespace deltic::cpu {
 namespace {
+
+// Whoever runs all tests with threads woken for everything does not mean this one.
+[[maybe_unused]] const int g_wake = ::unsetenv("DELTIC_WAKE");
 
 Problem problem(int64_t N, int64_t HV, int64_t T, int32_t threads, int32_t chunk = 64,
                 int64_t width = 128) {

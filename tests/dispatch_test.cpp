@@ -128,13 +128,19 @@ TEST_F(Dispatch, ListsEndWithThePlainOneAndTheOracle) {
     EXPECT_EQ(list.back().name, "reference") << op;
     EXPECT_TRUE(list[list.size() - 2].runs_here);
     EXPECT_TRUE(list.back().runs_here);
-    for (const ImplementationInfo& i : list)
+    for (const ImplementationInfo& i : list) {
       EXPECT_EQ(i.runs_here, i.sentence.empty()) << i.name << ": " << i.sentence;
+      EXPECT_EQ(i.only_when_named, i.name == "reference") << i.name;
+    }
     // A list of its own, without the oracle and without anything of the CPU's.
     for (const ImplementationInfo& i : implementations(static_cast<Op>(op), DeviceType::cuda)) {
       EXPECT_EQ(i.name.rfind("cuda.", 0), 0u) << i.name;
       EXPECT_EQ(i.runs_here, i.sentence.empty()) << i.name << ": " << i.sentence;
+      EXPECT_EQ(i.only_when_named, i.name == "cuda.drafts") << i.name;
     }
+  }
+  for (const int32_t index : {-1, 1000}) {
+    EXPECT_EQ(deltic_implementation_only_when_named(DELTIC_FORWARD, DELTIC_CPU, index), 0);
   }
   EXPECT_EQ(deltic_implementation(DELTIC_FORWARD, DELTIC_CPU, -1), nullptr);
   EXPECT_EQ(deltic_implementation(DELTIC_FORWARD, DELTIC_CPU, 1000), nullptr);

@@ -325,6 +325,29 @@ TEST_F(Program, JsonIsOpenedBeforeTheWork) {
   EXPECT_EQ(read(path("old.json")).find('x', 90000), std::string::npos) << "old text is gone";
 }
 
+TEST_F(Program, InfoSaysWhatRunsOnlyWhenNamed) {
+  EXPECT_EQ(run("info --json " + path("info.json")).status, 0);
+  const std::string json = read(path("info.json")), text = run("info").text;
+  std::set<std::string> names;
+  size_t wanted = 0, found = 0;
+  for (int op = 0; op < DELTIC_NUM_OPS; ++op) {
+    for (const auto device : {deltic::DeviceType::cuda, deltic::DeviceType::cpu}) {
+      for (const auto& i : deltic::implementations(static_cast<deltic::Op>(op), device)) {
+        if (i.only_when_named) names.insert(i.name), ++wanted;
+      }
+    }
+  }
+  const std::string_view said = "\"only_when_named\": true";
+  for (size_t at = 0; (at = json.find(said, at)) != std::string::npos; at += said.size()) ++found;
+  EXPECT_EQ(found, wanted) << json;
+  EXPECT_GE(wanted, size_t{DELTIC_NUM_OPS});  // the oracle of every operation
+  for (const std::string& name : names) {
+    const size_t line = text.find("\n  only when named: ");
+    ASSERT_NE(line, std::string::npos) << text;
+    EXPECT_NE(text.substr(line, text.find('\n', line + 1) - line).find(name), std::string::npos);
+  }
+}
+
 // What was printed and did not arrive is an error in words, from every command.
 TEST_F(Program, OutputThatGoesNowhereFails) {
   std::ofstream(path("cases.txt")) << "decode dense=1x2 K=16 V=16\n";

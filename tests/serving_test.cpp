@@ -854,7 +854,7 @@ class Server {
       std::erase_if(prefixes_, [&](const Prefix& p) { return p.slot == gone.slot; });
     }
   }
-  int64_t finished = 0, tokens = 0, reused = 0, rejected = 0;
+  int64_t finished = 0, tokens = 0, reused = 0, rejected = 0, steps_at_once = 0;
 
  private:
   struct Prefix {
@@ -895,12 +895,13 @@ class Server {
       }
     }
   };
-  // The layer: convolution, then the delta rule on slices of its rows.
+  // The layer: convolution, then the delta rule on slices of its rows; of a decode maybe at once.
   struct Lists {
     std::vector<int64_t> cu{0}, read{}, write{}, windows{}, windows_to{}, accepted{}, has{};
     std::vector<int64_t> ckpt_cu{0}, ckpt_tokens{}, ckpt_slots{}, ckpt_windows{};
   };
-  void layer(Rows& rows, const Lists& l, bool is_prefill, Buffer& pool, Buffer& windows) const {
+  void layer(Rows& rows, const Lists& l, bool is_prefill, Buffer& pool, Buffer& windows,
+             bool is_at_once = false) const {
     const auto N = static_cast<int64_t>(l.cu.size()) - 1;
     const Buffer cu = list(l.cu), accepted = list(l.accepted), has = list(l.has, {}, DType::u8);
     const Buffer from = list(l.windows), to = list(l.windows_to), write = list(l.write);
@@ -931,14 +932,21 @@ class Server {
       conv.set("ckpt_slots", ckpt_windows.view()), conv.set("ckpt_states", places);
       rule.set("ckpt_slots", ckpt_slots.view()), rule.set("ckpt_states", pool.view());
     }
+    Options options{.gate_form = GateForm::softplus,
+                    .beta_form = BetaForm::sigmoid,
+                    .state_layout = StateLayout::vk,
+                    .split = Split::off,
+                    .qk_l2norm = true,
+                    .num_threads = 1,
+                    .null_slot = 0};
+    if (is_at_once) {
+      StepTensors parts{.conv = conv.as<ConvTensors>(), .decode = rule.as<Tensors>()};
+      parts.conv.out = parts.decode.q = parts.decode.k = parts.decode.v = {};
+      options.activation = Activation::silu;
+      return cases::Call(Op::step, parts).run(options);
+    }
     conv.run({.num_threads = 1, .activation = Activation::silu, .null_slot = 0});
-    rule.run({.gate_form = GateForm::softplus,
-              .beta_form = BetaForm::sigmoid,
-              .state_layout = StateLayout::vk,
-              .split = Split::off,
-              .qk_l2norm = true,
-              .num_threads = 1,
-              .null_slot = 0});
+    rule.run(options);
   }
 
   // The whole sequence without company: its prompt, then one token after the other.
@@ -1050,7 +1058,9 @@ class Server {
         rows.draw(i, *batch[b], batch[b]->done + i - l.cu[b], i - l.cu[b] < right[b]);
       }
     }
-    layer(rows, l, false, pool_, windows_);
+    const bool is_at_once = below(2) == 1;
+    steps_at_once += is_at_once ? 1 : 0;
+    layer(rows, l, false, pool_, windows_, is_at_once);
     const std::vector<uint8_t> zero(HV * V * 2, 0);
     for (size_t b = 0; b < batch.size(); ++b) {
       if (batch[b] == nullptr) {
@@ -1085,6 +1095,7 @@ TEST(Serving, SoakOfRandomSteps) {
   EXPECT_GT(server.finished, steps / 20);
   EXPECT_GT(server.reused, 0);
   EXPECT_GT(server.rejected, steps / 2);
+  EXPECT_GT(server.steps_at_once, steps / 4);
   RecordProperty("tokens", std::to_string(server.tokens));
 }
 

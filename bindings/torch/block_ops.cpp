@@ -247,8 +247,12 @@ void block_out_(int64_t op, const MaybeTensor& q, const MaybeTensor& k, const Ma
   b.sequences(cu_seqlens, cu_seqlens_cpu);
   const deltic_tensor where = t.k.rank != 0 ? t.k : t.x.rank != 0 ? t.x : t.g.rank != 0 ? t.g : t.a;
   b.plan_outputs({}, kg.has_value());
+  // What is called `a` there is an output of scores_inverse and an input of the others.
+  const bool is_result = b.op == DELTIC_SCORES_INVERSE;
+  deltic_tensor nothing{};
+  if (is_result) b.take("a", a, nothing, where);
   b.take("out", out, t.out, where), b.take("rstd", rstd, t.rstd, where);
-  if (b.op == DELTIC_SCORES_INVERSE) b.take("inverse", inverse, t.a, where);
+  b.take("inverse", inverse, is_result ? t.a : nothing, where);
   b.take("w", w, t.w, where), b.take("u", u, t.u, where);
   b.take("kg", kg, t.kg, where), b.take("qg", qg, t.qg, where);
   b.run(b.workspace_bytes(where), where);

@@ -485,6 +485,11 @@ Options::Options(const char* op, const std::string& words, MaybeFloat scale,
   c.scale = static_cast<float>(scale.value_or(0.0));
   c.has_lower_bound = lower_bound.has_value() ? 1 : 0;
   c.lower_bound = static_cast<float>(lower_bound.value_or(0.0));
+  // The library takes a name up to the first of them.
+  if (words.find('\0') != std::string::npos) {
+    fail(DELTIC_INVALID_ARGUMENT,
+         std::string(op) + ": options: expected a text without zero bytes, got one with them");
+  }
   std::string_view rest = words;
   while (!rest.empty()) {
     const size_t space = rest.find(' ');

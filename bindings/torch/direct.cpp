@@ -192,8 +192,10 @@ bool needs_gradient(PyObject* x) {
 bool add_text(PyObject* x, const char* key, std::string& words) {
   if (!is_type(x, g_python.text)) return false;
   const Object bytes(PyUnicode_AsUTF8String(x));
-  if (!bytes) return false;
-  const std::string value = PyBytes_AsString(bytes.get());
+  char* text = nullptr;
+  // Without a place for the size it refuses zero bytes, at which the text would end here.
+  if (!bytes || PyBytes_AsStringAndSize(bytes.get(), &text, nullptr) != 0) return false;
+  const std::string value = text;
   if (value.empty() || value.find_first_of(" =") != std::string::npos) return false;
   words += key + value;
   return true;

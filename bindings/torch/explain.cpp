@@ -164,10 +164,12 @@ DELTIC_API int32_t deltic_torch_explain(const char* op, const char* words, const
 }
 DELTIC_API const char* deltic_torch_explain_error() { return deltic::bridge::t_text.c_str(); }
 
-// Every implementation of this build: whether the machine can run it, and the sentence if not.
+// Every implementation of this build: whether the machine can run it, the sentence if not, and
+// whether a call has to name it.
 DELTIC_API void deltic_torch_implementations(void (*fn)(const char* operation, int32_t device,
                                                         const char* name, int32_t runs_here,
-                                                        const char* sentence)) {
+                                                        const char* sentence,
+                                                        int32_t only_when_named)) {
   for (int32_t op = 0; op < DELTIC_NUM_OPS; ++op) {
     for (const int32_t device : {DELTIC_CPU, DELTIC_CUDA}) {
       for (int32_t i = 0;; ++i) {
@@ -175,7 +177,8 @@ DELTIC_API void deltic_torch_implementations(void (*fn)(const char* operation, i
         if (name == nullptr) break;
         const char* sentence = "";
         const int32_t runs = deltic_implementation_runs_here(op, device, i, &sentence);
-        fn(deltic_op_name(op), device, name, runs, sentence);
+        fn(deltic_op_name(op), device, name, runs, sentence,
+           deltic_implementation_only_when_named(op, device, i));
       }
     }
   }

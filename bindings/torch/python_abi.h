@@ -37,7 +37,7 @@ DELTIC_PYTHON long long PyLong_AsLongLong(PyObject* x);
 DELTIC_PYTHON void* PyLong_AsVoidPtr(PyObject* x);
 DELTIC_PYTHON double PyFloat_AsDouble(PyObject* x);
 DELTIC_PYTHON PyObject* PyUnicode_AsUTF8String(PyObject* x);
-DELTIC_PYTHON char* PyBytes_AsString(PyObject* x);
+DELTIC_PYTHON int PyBytes_AsStringAndSize(PyObject* x, char** text, ptrdiff_t* size);
 DELTIC_PYTHON void* PyCapsule_GetPointer(PyObject* x, const char* name);
 DELTIC_PYTHON PyObject* PyCFunction_NewEx(PyMethodDef* method, PyObject* self, PyObject* module);
 DELTIC_PYTHON PyThreadState* PyEval_SaveThread();

@@ -546,13 +546,16 @@ DELTIC_API void deltic_step_tensors_init(deltic_step_tensors* tensors, uint64_t 
 
 /* ---- What would run ------------------------------------------------------------------------ */
 
-/* Names of an operation's implementations on a device, best first; the oracle, which runs only when
- * named, last. NULL past the end. */
+/* Names of an operation's implementations on a device, best first, the oracle last. NULL past the
+ * end. */
 DELTIC_API const char* deltic_implementation(int32_t op, int32_t device, int32_t index);
 /* Whether the machine can run it at all, and the sentence if not (valid until the thread's next
  * call). */
 DELTIC_API int32_t deltic_implementation_runs_here(int32_t op, int32_t device, int32_t index,
                                                    const char** sentence);
+/* 1 if it is never chosen, and runs only where options.impl or DELTIC_IMPL name it: the oracle, and
+ * what has not been proven on its device. 0 for others, and for one that there is not. */
+DELTIC_API int32_t deltic_implementation_only_when_named(int32_t op, int32_t device, int32_t index);
 /* Called once per implementation: the chosen one first (chosen = 1), then the others in list order,
  * each with yes or no and a sentence. */
 typedef void (*deltic_explain_fn)(void* user, const char* name, int32_t accepts, int32_t chosen,

@@ -798,7 +798,8 @@ inline deltic_memory_plan backward_memory(const Options& options, const Backward
 struct ImplementationInfo {
   std::string name;
   bool runs_here = false;
-  std::string sentence;  // why not
+  std::string sentence;          // why not
+  bool only_when_named = false;  // never chosen for a call
 };
 inline std::vector<ImplementationInfo> implementations(Op op, DeviceType device = DeviceType::cpu) {
   std::vector<ImplementationInfo> list;
@@ -809,7 +810,8 @@ inline std::vector<ImplementationInfo> implementations(Op op, DeviceType device 
     if (name == nullptr) return list;
     const char* sentence = "";
     const bool runs = deltic_implementation_runs_here(c_op, c_device, i, &sentence) != 0;
-    list.push_back({name, runs, sentence});
+    const bool is_named = deltic_implementation_only_when_named(c_op, c_device, i) != 0;
+    list.push_back({name, runs, sentence, is_named});
   }
 }
 

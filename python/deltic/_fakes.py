@@ -43,6 +43,16 @@ class _Shapes:
         argument = argument_name(self.operator, name)
         raise ValueError(f"{self.function}: {argument}: expected {text}")
 
+    def need(self, name: str) -> None:
+        """A tensor that is not there."""
+        if name not in self.shapes:
+            self.refuse(name, "a tensor, got none")
+
+    def refuse_any(self, name: str) -> None:
+        """A tensor that a call does not take."""
+        if name in self.shapes:
+            self.refuse(name, "none, got a tensor")
+
     def bind(self, letter: str, size: Any, name: str) -> None:
         """Gives a letter its size; value heads come in groups of the others."""
         self.sizes[letter] = size
@@ -268,6 +278,17 @@ def _check_block(c: _Shapes) -> None:
     c.take("v", "B,T,HV,V")
 
 
+# The inputs that each of them needs, and those that it may have.
+_INPUTS = {
+    "cumsum": ("g", "A_log dt_bias"),
+    "gate": ("g", "A_log dt_bias"),
+    "l2norm": ("x", ""),
+    "kkt": ("k", "g beta"),
+    "scores": ("q k", "g"),
+    "inverse": ("a", ""),
+    "wy": ("k a", "q v g beta"),
+    "scores_inverse": ("q k", "g beta"),
+}
 # What they write into memory of the caller's.
 _RESULTS = {
     "cumsum": {"out": "g"},
@@ -281,17 +302,39 @@ _RESULTS = {
 }
 
 
+def _operator_of(name: str, given: dict[str, Any]) -> str:
+    """The operator that errors are about: block_out_ is one for each block."""
+    if name != "block_out_":
+        return name
+    block = next((block for block, number in BLOCKS.items() if number == given["op"]), None)
+    if block is None:
+        text = f"expected a building block, 2 to 8 or 11, got {given['op']}"
+        raise ValueError(f"{name}: op: {text}")
+    return f"{block}_out_"
+
+
 def _check_block_out(c: _Shapes) -> None:
     """The building blocks with outputs of the caller's."""
-    block = next((name for name, number in BLOCKS.items() if number == c.given["op"]), None)
-    if block is None:
-        text = f"expected a building block, 2 to 8 or 11, got {c.given['op']}"
-        raise ValueError(f"block_out_: op: {text}")
-    c.operator = f"{block}_out_"
+    block = c.operator.removesuffix("_out_")
+    needed, optional = (names.split() for names in _INPUTS[block])
+    for name in ("q", "k", "v", "x", "g", "beta", "A_log", "dt_bias", "a"):
+        if name in needed:
+            c.need(name)
+        elif name not in optional:
+            c.refuse_any(name)
     _check_block(c)
     chunk = [word.removeprefix("chunk=") for word in c.words if word.startswith("chunk=")]
     c.sizes.setdefault("W", int(chunk[0]) if chunk else 64)
-    for name, letters in _RESULTS[block].items():
+    results = dict(_RESULTS[block])
+    for name, input_name in (("u", "v"), ("qg", "q"), ("kg", "kg")):  # what `wy` is not asked for
+        if input_name not in c.shapes:
+            results.pop(name, None)
+    for name in ("out", "rstd", "inverse", "w", "u", "kg", "qg"):
+        if name not in results:
+            c.refuse_any(name)
+            continue
+        c.need(name)
+        letters = results[name]
         if letters == "g":
             letters = "B,T,HV" if len(c.shapes["g"]) == 3 else "B,T,HV,K"
         c.take(name, letters)
@@ -512,7 +555,8 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
         def checked(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(arguments, args, strict=False)), **kwargs}
-            function = function_of(name, given.values())
+            operator = _operator_of(name, given)
+            function = function_of(operator, given.values())
             for argument in required:
                 if given.get(argument) is None:
                     raise TypeError(f"{function}: {argument}: expected a tensor, got none")
@@ -524,7 +568,7 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
                     f"got {want}"
                 )
             if name in _CHECKS:
-                _CHECKS[name](_Shapes(name, function, given))
+                _CHECKS[name](_Shapes(operator, function, given))
             return fake(*args, **kwargs)
 
         torch.library.register_fake(qualified(name), checked)

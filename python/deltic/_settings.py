@@ -97,18 +97,25 @@ def info() -> dict[str, str]:
     return facts
 
 
-def _implementations() -> dict[str, dict[str, str]]:
-    """By operation the names of its implementations, best first, and why one cannot run here."""
+def _implementations() -> tuple[dict[str, dict[str, str]], dict[str, list[str]]]:
+    """By operation the names of its implementations, best first, and why one cannot run here.
+
+    And by name the operations of those that no call runs without naming them.
+    """
     found: dict[str, dict[str, str]] = {}
+    named: dict[str, list[str]] = {}
 
     @ctypes.CFUNCTYPE(
-        None, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p
+        *(None, ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p),
+        *(ctypes.c_int32, ctypes.c_char_p, ctypes.c_int32),
     )
-    def take(operation: bytes, device: int, name: bytes, runs: int, sentence: bytes) -> None:
-        found.setdefault(operation.decode(), {})[name.decode()] = "" if runs else sentence.decode()
+    def take(op: bytes, device: int, name: bytes, runs: int, sentence: bytes, only: int) -> None:
+        found.setdefault(op.decode(), {})[name.decode()] = "" if runs else sentence.decode()
+        if only:
+            named.setdefault(name.decode(), []).append(op.decode())
 
     LIBRARY.deltic_torch_implementations(take)
-    return found
+    return found, named
 
 
 @overload
@@ -124,14 +131,14 @@ def show_config(mode: str = "stdout") -> dict[str, dict[str, str]] | None:
     >>> import deltic
     >>> found = deltic.show_config(mode="dicts")
     >>> list(found)
-    ['build', 'machine', 'process', 'implementations', 'not usable here']
+    ['build', 'machine', 'process', 'implementations', 'only when named', 'not usable here']
     >>> found["build"]["version"] == deltic.__version__
     True
     """
     if mode not in ("stdout", "dicts"):
         raise ValueError(f"show_config: mode: expected 'stdout' or 'dicts', got {mode!r}")
     facts = info()
-    implementations = _implementations()
+    implementations, named = _implementations()
     missing = {
         name: why for by_name in implementations.values() for name, why in by_name.items() if why
     }
@@ -159,6 +166,7 @@ def show_config(mode: str = "stdout") -> dict[str, dict[str, str]] | None:
             "log": facts["log"],
         },
         "implementations": {name: " ".join(found) for name, found in implementations.items()},
+        "only when named": {name: " ".join(operations) for name, operations in named.items()},
         "not usable here": missing,
     }
     if mode == "dicts":

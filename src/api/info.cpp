@@ -61,3 +61,7 @@ int32_t deltic_implementation_runs_here(int32_t op, int32_t device, int32_t inde
   if (sentence != nullptr) *sentence = why != nullptr ? why : "";
   return why == nullptr ? 1 : 0;
 }
+
+int32_t deltic_implementation_only_when_named(int32_t op, int32_t device, int32_t index) {
+  return exists(op, device, index) && at(op, device, index).only_when_named ? 1 : 0;
+}

@@ -138,6 +138,56 @@ def test_opcheck():
             operator(9, None, x, *[None] * 9, x, *[None] * 6)
 
 
+OPERATOR = torch.ops.deltic.block_out_.default
+NUMBERS = {"chunk_cumsum": 2, "log_decay": 3, "l2norm": 4, "kkt": 5, "scores": 6, "inverse": 7}
+NUMBERS |= {"scores_inverse": 11, "wy": 8}
+RESULTS = ("out", "rstd", "inverse", "w", "u", "kg", "qg")
+
+
+def operands(name):
+    """The operator's tensors, outputs among them, and its options."""
+    given = calls(T=5)[name]
+    tensors = {n: x for n, x in given.items() if torch.is_tensor(x)}
+    written = {"l2norm": ("out", "rstd"), "wy": ("w", "u", "kg", "qg"), "wy alone": ("w",)}
+    written = written.get(name, ("out", "inverse"))
+    tensors |= dict(zip(written, map(torch.zeros_like, parts(run(name, given))), strict=False))
+    words = ["chunk=32"] if "chunk_size" in given else []
+    return tensors, " ".join(words + ["gate=softplus"] * ("A_log" in given))
+
+
+def said_of(name, tensors, options, device):
+    """The error of a call of the operator; none where it is taken."""
+    names = [x.name for x in OPERATOR._schema.arguments][1:-3]
+    given = [tensors.get(n) for n in names]
+    given = [x if x is None else x.to(device) for x in given]
+    try:
+        OPERATOR(NUMBERS[name.partition(" ")[0]], *given, None, None, options)
+    except (RuntimeError, ValueError) as error:
+        return str(error).partition("\n")[0]
+    return ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shapes_are_refused_as_tensors_are(name):
+    """Tensors that are left out, too many or of another shape: meta's errors are the CPU's."""
+    tensors, options = operands(name)
+    assert said_of(name, tensors, options, "cpu") == said_of(name, tensors, options, "meta") == ""
+    others = [None, torch.ones(()), *(torch.ones(s) for s in ((4,), (2, 5, 4), (2, 5, 4, 16)))]
+    refused = 0
+    for changed in ("q", "k", "v", "x", "g", "beta", "A_log", "dt_bias", "a", *RESULTS):
+        for other in others:
+            if changed == "A_log" and other is None:
+                continue  # that the form of the gate needs it is not said of shapes
+            given = {**tensors, changed: other}
+            found = said_of(name, given, options, "cpu")
+            assert said_of(name, given, options, "meta") == found, changed
+            is_more = changed not in tensors and other is not None
+            if is_more and changed in RESULTS and other.dim() and changed != "kg":
+                assert ": expected none, got a tensor" in found, changed
+            refused += bool(found)
+    assert refused > 40
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_have_no_out(name):
     given = calls()[name]

@@ -180,6 +180,27 @@ class Module(torch.nn.Module):
 
 
 @needs_direct
+@pytest.mark.parametrize("function", ["delta_rule", "recurrent", "decode"])
+def test_texts_do_not_end_at_a_zero_byte(taken, function):
+    """What is right up to there is not what was written."""
+    (q, k, v), gates = rows()
+    more = {"state_pool": state()} if function == "decode" else {}
+    call = getattr(deltic, function)
+    with torch.no_grad():
+        for name, text in (
+            *(("gate", text) for text in ("log_decay", "softplus")),
+            *(("beta_form", text) for text in ("value", "sigmoid")),
+            *(("state_layout", text) for text in ("kv", "vk")),
+            *(("impl", text) for text in ("cpu.plain", "reference")),
+        ):
+            for wrong in (f"{text}\0", f"{text}\0x", "\0", f"\0{text}"):
+                taken.clear()
+                with pytest.raises(ValueError, match=f"^{function}: {name}: expected .*, got '"):
+                    call(q, k, v, **gates, **more, **{name: wrong})
+                assert not any(taken)
+
+
+@needs_direct
 def test_settings_go_by_the_operator(taken, monkeypatch):
     (q, k, v), gates = rows()
 

@@ -221,6 +221,8 @@ def test_show_config(capsys):
     assert found["process"]["torch"] == torch.__version__
     assert found["process"]["threads"] == str(deltic.get_num_threads())
     assert set(found["implementations"]) >= {"forward", "decode", "backward", "conv"}
+    assert found["only when named"]["reference"].split() == list(found["implementations"])
+    assert not any(name.startswith("cpu.") for name in found["only when named"])
     assert deltic.show_config() is None
     text = capsys.readouterr().out
     assert text.startswith(f"deltic {deltic.__version__}\n\nbuild\n")

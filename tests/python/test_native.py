@@ -275,6 +275,9 @@ def test_a_direct_call_gives_the_same_text():
         torch.ops.deltic.forward(Q, Q[:, :3], Q, *[None] * 7)
     with pytest.raises(RuntimeError, match="forward: options: expected words .* got gate=relu"):
         torch.ops.deltic.forward(Q, Q, Q, *[None] * 9, "gate=relu")
+    for words in ("impl=cpu.plain\0", "impl=cpu.plain\0x", "impl=\0", "as=a\0b", "\0"):
+        with pytest.raises(RuntimeError, match="forward: options: expected a text without zero"):
+            torch.ops.deltic.forward(Q, Q, Q, *[None] * 9, words)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -151,9 +151,9 @@ work()
 expected = check()
 before = count()
 for _ in range(2):
-    print("working", flush=True)
     begin = time.monotonic()
     try:
+        print("working", flush=True)  # from here on an interruption is expected, however late
         while time.monotonic() < begin + 60:
             work()
     except KeyboardInterrupt:

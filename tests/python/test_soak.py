@@ -68,6 +68,41 @@ def test_wrong_paths_are_found(device, monkeypatch):
     assert wrong_rows(server) > 0
 
 
+# What the library might do wrong: a kind of server that would see it, a function, and its keywords
+# as if they had been others.
+FAULTS = {
+    "a channel's weight": ("gdn_step", "step", lambda o: {"norm_weight": o["norm_weight"].flip(0)}),
+    "no gate of the norm": ("kda_step_record", "step", lambda o: {"z": None}),
+    "no positions": ("gdn_by_chance", "decode", lambda o: {"positions": None}),
+    "no positions of a step": ("kda_step_f16", "step", lambda o: {"positions": None}),
+    "another seed": ("kda_step_f16", "step", lambda o: {"seed": o["seed"] + 1}),
+    "a commit in place": ("kda_step_record", "commit", lambda o: {"write_index": None}),
+    "layers in another order": ("gdn_layers", "commit", lambda o: {"record": o["record"].flip(0)}),
+    "heads from the first": ("gdn_recurrent", "move_states", lambda o: {"read_head": 0}),
+    "another layout": ("gdn_by_chance", "move_states", lambda o: {"write_layout": "vk"}),
+    "chunks": ("kda_recurrent_bf16", "delta_rule", lambda o: {"form": "chunked", "impl": None}),
+}
+
+
+@devices
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_found(device, monkeypatch, name):
+    kind, function, change = FAULTS[name]
+    right = getattr(soak.deltic, function)
+    with torch.no_grad():
+        server = soak.Server(soak.KINDS[kind], device, 3)
+
+    def wrong(*args, **options):
+        is_alone = options.get("state_pool") is server.alone_pool
+        return right(*args, **options | ({} if is_alone else change(options)))
+
+    monkeypatch.setattr(soak.deltic, function, wrong)
+    with torch.no_grad():  # steps that are captured again, with the fault in them
+        server.steps = {size: server.make_step(size) for size in server.steps}
+        server.bad.zero_()
+    assert wrong_rows(server) > 0
+
+
 @devices
 def test_small_errors_are_found(device):
     """Of all rows together, where each is near enough to be no wrong one."""
