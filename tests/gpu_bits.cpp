@@ -14,6 +14,7 @@ namespace {
 
 using cases::Case;
 using cases::Instance;
+namespace device = cases::device;
 
 // What a tensor of a packed or dense call has for every sequence.
 enum class Part { row, state, nothing };
@@ -40,10 +41,8 @@ List of_sequence(const Case& c, const std::string& name, const List& all, int64_
 }
 
 // Every output that is a sequence's own has the bits of a call of that sequence alone.
-void expect_sequences_alone(const Case& c, const std::string& impl,
+void expect_sequences_alone(const Case& c, const Instance& all, const std::string& impl,
                             const std::vector<int64_t>& sequences) {
-  Instance all(c, true, kGpu);
-  all.run({.impl = impl});
   for (const int64_t n : sequences) {
     SCOPED_TRACE(impl + ": sequence " + std::to_string(n) + "\n  " + cases::canonical(c));
     Case alone = c;
@@ -65,6 +64,12 @@ void expect_sequences_alone(const Case& c, const std::string& impl,
       EXPECT_TRUE(one.bytes(name) == of_sequence(c, name, all.bytes(name), n)) << name;
     }
   }
+}
+void expect_sequences_alone(const Case& c, const std::string& impl,
+                            const std::vector<int64_t>& sequences) {
+  Instance all(c, true, kGpu);
+  all.run({.impl = impl});
+  expect_sequences_alone(c, all, impl, sequences);
 }
 std::vector<int64_t> every_sequence(const Case& c) {
   std::vector<int64_t> all;
@@ -131,6 +136,8 @@ constexpr const char* kFusedLines[] = {
     "dtype=bf16 init=1 split=off",
     "forward gate=none seqs=5,70,0,64,1,130,3,65,2,17,63,4,9,66,1,2,90,3,8,10 H=8 HV=16 K=16 V=72 "
     "dtype=f16 l2norm=1 init=1 state=vk sdtype=bf16 split=off",
+    "forward gate=head seqs=5,1,0,64,1,130,3,65,2,17,1,0,9,1,1,2,1,3,700,10 H=8 HV=16 K=16 V=8 "
+    "dtype=bf16 init=1 split=off",
 };
 constexpr const char* kOtherSize = "these lines are for the 132 SMs of an H200";
 bool is_fused(const Case& c) {
@@ -147,8 +154,63 @@ TEST_F(GpuBits, FusedCtasAndRolesAgree) {
     const std::vector<std::string> names = takers(c);
     if (std::find(names.begin(), names.end(), "cuda.sm90.forward") == names.end()) continue;
     if (!is_fused(c) || is_fused(alone)) GTEST_SKIP() << kOtherSize;
-    expect_sequences_alone(c, "cuda.sm90.forward", {1, 2, 3, 4, 5, 18});
+    expect_sequences_alone(c, "cuda.sm90.forward", {1, 2, 3, 4, 5, 18, 19});
   }
+}
+
+// CTAs draw their jobs from a counter: from its beginning in every replay of a graph, in an order
+// that goes by the lengths of the replay.
+TEST_F(GpuBits, FusedCtasDrawFromTheBeginningInEveryReplay) {
+  if (!runs_on_gpu(Op::forward, "cuda.sm90.forward")) GTEST_SKIP() << "no code for Hopper";
+  Case c = cases::parse(kFusedLines[0]);
+  c.seqs.assign(16, 64);
+  const int64_t tokens = c.num_real_tokens();
+  if (takers(c).front() != "cuda.sm90.forward") GTEST_SKIP() << "not in this build";
+  if (!is_fused(c)) GTEST_SKIP() << kOtherSize;
+  Instance instance(c, true, kGpu);
+  const std::string impl = "cuda.sm90.forward";
+  instance.reserve({.impl = impl});
+  instance.reset();
+  device::Graph graph([&](void* stream) { instance.call({.impl = impl, .stream = stream}); });
+  const std::vector<int64_t> all_lengths[] = {
+      c.seqs,
+      {1, 0, 64, 3, 700, 1, 0, 65, 2, 2, 1, 130, 5, 0, 1, 40},
+      std::vector<int64_t>(16, 0),
+      {40, 1, 0, 5, 130, 1, 2, 2, 65, 0, 1, 700, 3, 64, 0, 1},
+      std::vector<int64_t>(16, 64)};
+  for (const std::vector<int64_t>& lengths : all_lengths) {
+    std::vector<double> cu = {0};
+    for (const int64_t n : lengths) cu.push_back(cu.back() + static_cast<double>(n));
+    instance.set_values("cu_seqlens", cu);
+    instance.reset();
+    graph.replay();
+    instance.fetch();
+    Case now = c;
+    now.seqs = lengths, now.pad = tokens - static_cast<int64_t>(cu.back());
+    expect_sequences_alone(now, instance, impl, {0, 3, 11});
+  }
+}
+// Each call has a counter of its own: two under way at once.
+TEST_F(GpuBits, FusedCtasOfTwoStreams) {
+  if (!runs_on_gpu(Op::forward, "cuda.sm90.forward")) GTEST_SKIP() << "no code for Hopper";
+  const Case a = cases::parse(kFusedLines[2]), b = cases::parse(kFusedLines[0]);
+  if (takers(a).front() != "cuda.sm90.forward") GTEST_SKIP() << "not in this build";
+  if (!is_fused(a) || !is_fused(b)) GTEST_SKIP() << kOtherSize;
+  Instance one(a, true, kGpu), other(b, true, kGpu);
+  const std::string impl = "cuda.sm90.forward";
+  const auto call = [&](Instance& instance, void* stream) {
+    instance.call({.impl = impl, .stream = stream});
+  };
+  for (Instance* instance : {&one, &other}) instance->reserve({.impl = impl}), instance->reset();
+  const auto nothing = [](void*) {};
+  device::Graph first(nothing), second(nothing);
+  first.calls_ms([&](void* stream) {
+    call(one, stream);
+    second.calls_ms([&](void* beside) { call(other, beside); });
+  });
+  one.fetch(), other.fetch();
+  expect_sequences_alone(a, one, impl, {0, 2, 18, 19});
+  expect_sequences_alone(b, other, impl, {1, 2, 3, 18});
 }
 
 // A CTA takes head after head: none finds anything of the one before.

@@ -586,6 +586,11 @@ TEST_F(Program, ExplainsTheDivisionOfWork) {
   const std::string fused = divisions(head + "dense=8x1024 H=16 HV=32");
   EXPECT_EQ(first_row(fused).find("  fused: "), 0u) << fused;
   EXPECT_NE(fused.find("  whole sequences"), std::string::npos) << fused;
+  EXPECT_EQ(fused.find("the longest first"), std::string::npos) << fused;
+  const std::string packed = divisions(head + "seqs=64,4096,512,100,2048,1024,3,300 H=16 HV=32");
+  EXPECT_EQ(first_row(packed).find("  fused: "), 0u) << packed;
+  EXPECT_NE(first_row(packed).find("CTAs draw jobs, the longest first"), std::string::npos)
+      << packed;
   const std::string roles = divisions(head + "dense=1x8192 H=16 HV=64");
   EXPECT_EQ(first_row(roles).find("  whole sequences"), 0u) << roles;
   EXPECT_NE(roles.find("  fused: "), std::string::npos) << roles;

@@ -7,8 +7,10 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <numeric>
+#include <queue>
 #include <random>
 #include <set>
 #include <string>
@@ -16,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/error.h"
 #include "core/sizes.h"
 #include "cuda/code.h"
 #include "cuda/saved.h"
@@ -26,6 +29,7 @@
 #include "cuda/schedule/pieces.cuh"
 #include "cuda/schedule/segments.h"
 #include "cuda/schedule/shares.cuh"
+#include "cuda/schedule/tickets.cuh"
 #include "cuda/sm90/backward/rounds.h"
 
 namespace deltic::gpu::schedule {
@@ -486,19 +490,208 @@ Problem dense_heads(int64_t batch, int64_t tokens, int64_t heads, int64_t width 
   return p;
 }
 
-// Jobs that are dealt round: the CTA with the most steps has what is said.
-TEST(Fused, SharesOfJobs) {
+// Which jobs each fused CTA gets, and when all are done: CTAs begin in their order on the SMs that
+// are there, and hold theirs until there is no job left.
+enum class Deal {
+  kDrawn,      // by tickets, as the kernel does it
+  kBeginning,  // by tickets, but the next one as soon as a job begins
+  kRound       // every so many-th job each, as they come
+};
+struct FusedCtas {
+  std::vector<int> seen;         // how often each job (piece, head) was done
+  std::vector<int> steps, jobs;  // of each CTA
+  std::vector<int> first_job;    // of each CTA; -1: none
+  double time_us = 0;
+
+  FusedCtas(const std::vector<int>& chunks, int heads, int ctas, int sms,
+            Deal deal = Deal::kDrawn) {
+    const int pieces = int(chunks.size());
+    seen.assign(chunks.size() * size_t(heads), 0);
+    steps.assign(size_t(ctas), 0), jobs = steps, first_job.assign(size_t(ctas), -1);
+    Tickets t = tickets(chunks, ctas);
+    struct Event {
+      double time;
+      int sm;
+      bool operator>(const Event& o) const { return std::pair(time, sm) > std::pair(o.time, o.sm); }
+    };
+    std::priority_queue<Event, std::vector<Event>, std::greater<>> queue;
+    std::vector<int> cta(size_t(sms), -1), own(size_t(sms), -1);
+    std::vector<double> busy(size_t(sms), 0);  // until its jobs so far are done
+    int next_cta = 0;
+    const auto begin = [&](int sm) {
+      if (next_cta == ctas) return;
+      cta[size_t(sm)] = next_cta;
+      own[size_t(sm)] = t.is_sorted && deal != Deal::kRound ? -1 : next_cta;
+      next_cta++;
+      queue.push({busy[size_t(sm)], sm});
+    };
+    // One look: the SM's next job, or -1.
+    const auto find = [&](size_t sm) {
+      while (true) {
+        int job = own[sm];
+        if (deal == Deal::kRound)
+          own[sm] += ctas;
+        else if (job >= 0)
+          own[sm] = -1;
+        else
+          job = int(t.next++);
+        const int place = job / heads;
+        if (place >= (deal == Deal::kRound ? pieces : t.pieces)) return -1;
+        const int piece = t.is_sorted && deal != Deal::kRound ? t.piece[place] : place;
+        if (chunks[size_t(piece)] > 0) return piece * heads + job % heads;
+      }
+    };
+    for (int sm = 0; sm < sms; sm++) begin(sm);
+    while (!queue.empty()) {
+      const double now = queue.top().time;
+      const size_t sm = size_t(queue.top().sm), c = size_t(cta[sm]);
+      queue.pop();
+      const int job = find(sm);
+      if (job < 0) {
+        begin(int(sm));
+        continue;
+      }
+      const int count = chunks[size_t(job / heads)];
+      if (jobs[c]++ == 0) first_job[c] = job;
+      seen[size_t(job)]++, steps[c] += count;
+      busy[sm] = std::max(now, busy[sm]) + kFusedCosts.part + kFusedCosts.step * count;
+      time_us = std::max(time_us, busy[sm]);
+      const int left = deal == Deal::kBeginning ? count : std::min(count, kDrawnAhead + 4);
+      queue.push({std::max(now, busy[sm] - kFusedCosts.step * left), int(sm)});
+    }
+    time_us += kFusedCosts.begin;
+  }
+  // As the planning kernel lays them.
+  static Tickets tickets(const std::vector<int>& chunks, int ctas) {
+    Tickets t{};
+    int longest = 0, shortest = 1 << 30;
+    bool has_empty = false;
+    for (const int n : chunks) {
+      longest = std::max(longest, n), has_empty |= n == 0;
+      if (n > 0) shortest = std::min(shortest, n);
+    }
+    const int pieces = int(chunks.size());
+    t.is_sorted = are_sorted(pieces, longest, shortest, has_empty);
+    t.next = first_ticket(t.is_sorted, ctas), t.pieces = pieces;
+    if (!t.is_sorted) return t;
+    std::vector<uint32_t> keys;
+    for (int i = 0; i < pieces; i++) keys.push_back(sort_key(chunks[size_t(i)], i));
+    t.pieces = 0;
+    for (int i = 0; i < pieces; i++) {
+      if (chunks[size_t(i)] == 0) continue;
+      t.piece[place_among(keys.data(), pieces, i)] = i, t.pieces++;
+    }
+    return t;
+  }
+};
+
+// The order is that of a stable sort; empty pieces are in none.
+TEST(Tickets, PiecesStandLongestFirst) {
   Draw draw;
   for (int i = 0; i < 2000; i++) {
+    std::vector<int> chunks(draw.up_to(kSortedPieces + 20));
+    const int most = i % 3 == 0 ? 1 << 22 : i % 3 == 1 ? 40 : 3;
+    for (int& n : chunks) n = int(draw.up_to(most)) - 1;
+    const Tickets t = FusedCtas::tickets(chunks, 132);
+    std::vector<int> order(chunks.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int a, int b) { return chunks[size_t(a)] > chunks[size_t(b)]; });
+    const auto [least, longest] = std::minmax_element(chunks.begin(), chunks.end());
+    ASSERT_EQ(t.is_sorted, chunks.size() <= kSortedPieces && (*least == 0 || *least < *longest));
+    if (!t.is_sorted) continue;
+    ASSERT_EQ(t.pieces, int(chunks.size()) - int(std::count(chunks.begin(), chunks.end(), 0)));
+    ASSERT_TRUE(std::equal(order.begin(), order.begin() + t.pieces, t.piece));
+  }
+}
+
+TEST(Tickets, OneIsDrawnInEveryJob) {
+  for (int chunks = 0; chunks < 300; chunks++) {
+    int drawn = 0;
+    for (int left = chunks; left > 0; left--) {
+      if (!draws_at(left, left == chunks)) continue;
+      drawn++;
+      EXPECT_EQ(left, std::min(chunks, kDrawnAhead));
+    }
+    EXPECT_EQ(drawn, chunks > 0 ? 1 : 0) << chunks;
+  }
+  EXPECT_FALSE(draws_at(0, true));
+}
+
+// Whatever the lengths, the grid and the SMs that are there: every job once, and no CTA is busy
+// while others have nothing, but for its last job.
+TEST(Tickets, EveryJobIsDrawnOnce) {
+  Draw draw;
+  for (int i = 0; i < 300; i++) {
+    for (const Mix& mix : mixes()) {
+      SCOPED_TRACE(mix.name);
+      const int ctas = int(draw.up_to(160)), sms = int(draw.up_to(ctas));
+      const FusedCtas fused(mix.chunks, mix.heads, ctas, sms);
+      double all = 0;
+      for (size_t job = 0; job < fused.seen.size(); job++) {
+        const int chunks = mix.chunks[job / size_t(mix.heads)];
+        ASSERT_EQ(fused.seen[job], chunks > 0 ? 1 : 0) << ctas << " CTAs on " << sms << " SMs";
+        if (chunks > 0) all += kFusedCosts.part + kFusedCosts.step * chunks;
+      }
+      const int longest = *std::max_element(mix.chunks.begin(), mix.chunks.end());
+      const double last = kFusedCosts.part + kFusedCosts.step * (longest + kDrawnAhead + 4);
+      ASSERT_LE(fused.time_us, kFusedCosts.begin + all / sms + last);
+    }
+  }
+}
+
+// Jobs of one length: CTA i begins with job i, and the one with the most has what is said.
+TEST(Fused, SharesOfJobs) {
+  Draw draw;
+  for (int i = 0; i < 500; i++) {
     const Problem p =
         dense_heads(int64_t(draw.up_to(40)), int64_t(draw.up_to(5000)), int64_t(draw.up_to(64)));
-    const int sms = int(draw.up_to(160));
-    std::vector<int> steps(size_t(sms), 0), jobs(size_t(sms), 0);
-    for (int64_t job = 0; job < p.N * p.HV; job++)
-      steps[size_t(job % sms)] += int(chunks_in(p.T)), jobs[size_t(job % sms)]++;
-    const FusedShare share = share_of(work_of(p, sms));
-    ASSERT_EQ(share.steps, steps[0]);
-    ASSERT_EQ(share.jobs, jobs[0]);
+    const int sms = int(draw.up_to(160)), jobs = int(p.N * p.HV);
+    const FusedCtas fused(std::vector<int>(size_t(p.N), int(chunks_in(p.T))), int(p.HV), sms, sms);
+    const Work work = work_of(p, sms);
+    const FusedShare share = share_of(work);
+    ASSERT_EQ(share.steps, *std::max_element(fused.steps.begin(), fused.steps.end()));
+    ASSERT_EQ(share.jobs, *std::max_element(fused.jobs.begin(), fused.jobs.end()));
+    ASSERT_NEAR(fused.time_us, fused_time(kFusedCosts, work), 1e-3 * fused.time_us);
+    for (int c = 0; c < sms; c++) ASSERT_EQ(fused.first_job[size_t(c)], c < jobs ? c : -1);
+  }
+}
+
+// The table of the forward's README: microseconds as predicted, on 132 SMs.
+TEST(Tickets, OfPackedCallsEndTogether) {
+  const auto of = [](std::vector<int> tokens) {
+    for (int& n : tokens) n = int(chunks_in(n));
+    return tokens;
+  };
+  const std::vector<int> six = {1300, 547, 2048, 963, 271, 3063};
+  const std::vector<int> sixteen = {1024, 323, 5161, 256,  2580, 645, 8192, 1625,
+                                    406,  813, 3251, 1290, 6502, 512, 2048, 4096};
+  std::vector<int> one_long(32, 512);
+  one_long.back() = 8192;
+  struct Row {
+    std::vector<int> tokens;
+    int heads, sms;
+    double round, drawn, beginning;
+  };
+  const Row rows[] = {{six, 64, 132, 400, 279, 300},
+                      {sixteen, 16, 132, 731, 490, 572},
+                      {sixteen, 32, 132, 1230, 590, 703},
+                      {sixteen, 32, 99, 1230, 777, 796},
+                      {one_long, 32, 132, 732, 490, 524},
+                      {{6144, 2048}, 64, 132, 371, 371, 371},
+                      {std::vector<int>(8, 1024), 32, 132, 139, 139, 139},
+                      {std::vector<int>(8, 1024), 32, 99, 268, 204, 204}};
+  for (const Row& r : rows) {
+    SCOPED_TRACE(cat(r.tokens.size(), " sequences, ", r.heads, " heads, ", r.sms, " SMs"));
+    Problem p = dense_heads(int64_t(r.tokens.size()), 0, r.heads);
+    p.packed = true, p.B = 1, p.T = std::accumulate(r.tokens.begin(), r.tokens.end(), int64_t{0});
+    EXPECT_TRUE(fuses(p, 132));
+    const auto time = [&](Deal deal) {
+      return FusedCtas(of(r.tokens), r.heads, 132, r.sms, deal).time_us;
+    };
+    EXPECT_NEAR(time(Deal::kRound), r.round, 1);
+    EXPECT_NEAR(time(Deal::kDrawn), r.drawn, 1);
+    EXPECT_NEAR(time(Deal::kBeginning), r.beginning, 1);
   }
 }
 

@@ -43,6 +43,12 @@ __device__ inline uint32_t compare_and_swap(uint32_t* p, uint32_t from, uint32_t
                : "memory");
   return v;
 }
+// The number before; nobody else gets it. Orders nothing else.
+__device__ inline uint32_t draw(uint32_t* p) {
+  uint32_t v;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
 // The value before. What was written before an exchange, by threads that a barrier put before it as
 // well, is seen behind the next one.
 __device__ inline uint32_t exchange(uint32_t* p, uint32_t to) {

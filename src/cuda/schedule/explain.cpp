@@ -61,7 +61,9 @@ WorkDivision explain_fused(const Problem& p, int sms) {
           share.jobs == 1 ? " state of " : " states of ", c.part, " us, ", c.begin,
           " us to begin; where jobs fill the GPU roles are taken for ", roles_time(work), " us");
   if (p.packed && p.N > 1)
-    d.reason += "; lengths, which are not known here, are taken for equal ones";
+    d.reason +=
+        "; lengths, which are not known here, are taken for equal ones; "
+        "CTAs draw jobs, the longest first";
   return d;
 }
 

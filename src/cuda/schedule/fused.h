@@ -20,7 +20,8 @@ constexpr int kFusedLongest = 128;
 // The call's work by its mean length: the lengths of packed sequences are not known here, and both
 // times are those of equal ones.
 Work equal_work(const Problem& p, int num_sms);
-// The CTA with the most of jobs that are dealt round: their number, and steps.
+// The CTA with the most of jobs of one length, which CTAs draw one by one (tickets.cuh): their
+// number, and steps.
 struct FusedShare {
   int jobs, steps;
 };

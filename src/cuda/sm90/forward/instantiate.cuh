@@ -12,7 +12,7 @@ void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t st
   const auto kernel = delta_forward<E, kGate, kForm, kWideGate, kTransfer>;
   static SharedMemory memory;
   memory.allow(reinterpret_cast<const void*>(kernel), kSmemBytes, "forward: shared memory");
-  launch_plan(params, kGate, num_sms, stream);
+  launch_plan(params, kGate, false, num_sms, stream);
   const auto start = [&]<Ctas kCtas>() {
     return launch_after<kCtas>(kernel, dim3(unsigned(num_sms)), kThreads, kSmemBytes, stream,
                                maps.q, maps.k, maps.v, maps.g, maps.o, params);

@@ -19,8 +19,9 @@ void launch(const Params& params, const Maps& maps, int num_sms, cudaStream_t st
 // Of jobs that fill the GPU, gates per head or none: nobody waits for another CTA.
 template <class E>
 void launch_fused(const Params& params, const Maps& maps, int num_sms, cudaStream_t stream);
-// The planning kernel ahead of it.
-void launch_plan(const Params& params, GateKind gate, int num_sms, cudaStream_t stream);
+// The planning kernel ahead of either: roles, or tickets of fused CTAs.
+void launch_plan(const Params& params, GateKind gate, bool is_fused, int num_sms,
+                 cudaStream_t stream);
 // Ahead of a transfer's: params.forgotten.
 void launch_forget(const Params& params, cudaStream_t stream);
 // The driver does not run so many CTAs at once on the stream.

@@ -12,7 +12,7 @@ void launch_fused(const Params& params, const Maps& maps, int num_sms, cudaStrea
   const auto kernel = delta_forward_fused<E>;
   static SharedMemory memory;
   memory.allow(reinterpret_cast<const void*>(kernel), kSmemBytes, "forward: shared memory");
-  launch_plan(params, GateKind::kHead, num_sms, stream);
+  launch_plan(params, GateKind::kHead, true, num_sms, stream);
   check_cuda(launch_after(kernel, dim3(unsigned(num_sms)), kThreads, int(sizeof(FusedSmem)), stream,
                           maps.q, maps.k, maps.v, maps.o, params),
              "forward");

@@ -12,6 +12,7 @@
 #include "cuda/saved.h"
 #include "cuda/schedule/order.cuh"
 #include "cuda/schedule/pieces.cuh"
+#include "cuda/schedule/tickets.cuh"
 #include "cuda/sm90/chunk/tiles.h"
 #include "cuda/tile/slots.cuh"
 
@@ -166,7 +167,8 @@ struct Params {
   Piece* pieces;      // [max_pieces]
   int* chunk_prefix;  // [max_pieces + 1] chunks before each piece
   int* first_piece;   // [N + 1]
-  // ready [CTAs][kMaxRing], consumed [CTAs][32], handoff [CTAs][32], attendance [CTAs]
+  // ready [CTAs][kMaxRing], consumed [CTAs][32], handoff [CTAs][32], attendance [CTAs]; of fused
+  // CTAs a Tickets behind them
   uint32_t* flags;
   uint8_t* ring;         // [CTAs][ring_slots] packets
   float* handoff;        // [CTAs][V,K] states that go from one carrier to another
@@ -191,7 +193,10 @@ __device__ inline float* stash_at(const Params& p, int place, int head) {
 __host__ __device__ inline int64_t attendance_place(int ctas) {
   return int64_t(ctas) * (kMaxRing + 64);
 }
-__host__ __device__ inline int64_t flag_words(int ctas) { return attendance_place(ctas) + ctas; }
+__host__ __device__ inline int64_t tickets_place(int ctas) { return attendance_place(ctas) + ctas; }
+__host__ __device__ inline int64_t flag_words(int ctas) {
+  return tickets_place(ctas) + int64_t(sizeof(schedule::Tickets) / 4);
+}
 // The carrier's packet of a step, and its flag.
 __device__ inline int slot_at(const Params& p, int step) { return step & (p.ring_slots - 1); }
 template <GateKind kGate>
@@ -212,6 +217,9 @@ __device__ inline uint32_t* handoff_flag(const Params& p, int cta) {
 // Whether a CTA of the grid takes part (schedule/attendance.h).
 __device__ inline uint32_t* attendance_word(const Params& p, int cta) {
   return p.flags + attendance_place(grid_size()) + cta;
+}
+__device__ inline schedule::Tickets& tickets_of(const Params& p, int ctas) {
+  return *reinterpret_cast<schedule::Tickets*>(p.flags + tickets_place(ctas));
 }
 __device__ inline int num_states(const Params& p) { return p.is_transfer ? 2 : 1; }
 // CTAs to a carrier; they read the same packets.

@@ -207,8 +207,31 @@ __device__ inline void open_door() {
   grid_release();
 }
 
-// First CTA: pieces, chunk counts, roles, and flags back to zero. The others: gates per head.
-__global__ void make_plan(const __grid_constant__ Params params, Costs costs, int ctas) {
+// All threads, after the pieces are written: the jobs of fused CTAs, none of which is drawn yet.
+// keys: of no use to anybody behind a barrier.
+__device__ inline void lay_tickets(const Params& params, const Plan& plan, int ctas,
+                                   int (&keys)[kPlanThreads]) {
+  static_assert(schedule::kSortedPieces <= kPlanThreads);
+  const int tid = threadIdx.x, n = plan.num_pieces;
+  schedule::Tickets& to = tickets_of(params, ctas);
+  const bool is_sorted = schedule::are_sorted(n, plan.longest, plan.shortest, plan.has_empty);
+  int pieces = n;
+  if (is_sorted) {
+    auto* const of = reinterpret_cast<uint32_t*>(keys);
+    const int chunks = tid < n ? chunks_of(params.pieces[tid].length) : 0;
+    __syncthreads();  // everybody has read what was there
+    if (tid < n) of[tid] = schedule::sort_key(chunks, tid);
+    pieces = __syncthreads_count(chunks > 0);  // every key is there
+    if (chunks > 0) to.piece[schedule::place_among(of, n, tid)] = tid;
+  }
+  if (tid == 0)
+    to.next = schedule::first_ticket(is_sorted, ctas), to.pieces = pieces, to.is_sorted = is_sorted;
+}
+
+// First CTA: pieces, chunk counts, roles or tickets, and flags back to zero. The others: gates per
+// head.
+__global__ void make_plan(const __grid_constant__ Params params, Costs costs, bool is_fused,
+                          int ctas) {
   __shared__ int s_pieces[kPlanThreads], s_chunks[kPlanThreads], s_longest, s_shortest, s_short;
   __shared__ RoleSearch s_search;
   __shared__ uint32_t s_forgotten[kMaxWindows / 32];
@@ -266,12 +289,15 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
                .shortest = s_shortest,
                .short_jobs = s_short * hv};
   const schedule::Work work = work_of(plan, num_states(params), num_rows(params), ctas);
-  search_roles(costs, work, s_search);
+  if (is_fused)
+    lay_tickets(params, plan, ctas, s_pieces);
+  else
+    search_roles(costs, work, s_search);
   if (tid == 0) {
     params.first_piece[n] = plan.num_pieces;
     params.chunk_prefix[plan.num_pieces] = s_chunks[kPlanThreads - 1];
     plan.padding = padding_of(params, n, is_wrong);
-    take_roles(plan, costs, work, s_search);
+    if (!is_fused) take_roles(plan, costs, work, s_search);
     *params.plan = plan;
   }
   if (params.ckpt.count > 0 && !params.is_transfer)
@@ -281,7 +307,8 @@ __global__ void make_plan(const __grid_constant__ Params params, Costs costs, in
 
 }  // namespace
 
-void launch_plan(const Params& params, GateKind gate, int num_sms, cudaStream_t stream) {
+void launch_plan(const Params& params, GateKind gate, bool is_fused, int num_sms,
+                 cudaStream_t stream) {
   unsigned row_ctas = 0;  // of a split forward the transfer has made them
   if (gate == GateKind::kHead && (params.is_transfer || params.split_chunks == 0)) {
     const int64_t items = (int64_t(params.num_batches) * params.num_tokens + 31) / 32 *
@@ -290,7 +317,7 @@ void launch_plan(const Params& params, GateKind gate, int num_sms, cudaStream_t 
     row_ctas = unsigned(std::min<int64_t>((items + per_cta - 1) / per_cta, num_sms));
   }
   check_cuda(launch_after(make_plan, dim3(1 + row_ctas), kPlanThreads, 0, stream, params,
-                          schedule::costs_of(gate).shares, num_sms),
+                          schedule::costs_of(gate).shares, is_fused, num_sms),
              "forward: plan");
 }
 

@@ -26,7 +26,7 @@ struct FusedChunk {  // as its movers need it
   int tokens_left;  // of the job from here on; 0: there is no such chunk
 };
 struct FusedWalk {
-  int next_job;     // of all jobs, to be looked up
+  int own_job;      // that the CTA has without a ticket; -1: it has had it, or there is none
   int found;        // jobs of this CTA that are
   int job;          // of these, the next whose chunks come
   int state_bytes;  // of a given state that may be fetched ahead (dense_bytes)
@@ -41,7 +41,8 @@ struct FusedSmem {
   alignas(1024) uint8_t v[kValues][2][kHalfBytes];  // [warpgroup], takes o, too
   alignas(1024) uint8_t aqk[kFusedStages][kHalfBytes];
   FusedSlot slot[kFusedStages];
-  // Looked up ahead: one beyond that of the newest chunk, while the fifth before it is in use.
+  // Looked up ahead: at most one beyond that of the newest chunk, while the fifth before it is in
+  // use.
   static constexpr int kJobs = 8;
   Job job[kJobs];
   Part part[2];

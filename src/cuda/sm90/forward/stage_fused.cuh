@@ -13,24 +13,28 @@ struct FusedMaps {
   const CUtensorMap *q, *k, *v, *o;
 };
 
-// One thread: looks the CTA's next job up for all; count 0: there is none. Jobs are every so
-// many-th of all.
+// One thread: draws the CTA's next job and looks it up for all; count 0: there is none, and it is
+// not called again.
 __device__ inline void find_fused(FusedSmem& s, const Params& params) {
   FusedWalk& walk = s.walk;
   Job& j = s.job[walk.found % s.kJobs];
-  const int hv = params.num_value_heads, jobs = params.plan->num_pieces * hv;
-  int next = walk.next_job, count = 0;
-  while (next < jobs && count == 0) {
-    const int piece = divide(next, hv);
+  schedule::Tickets& tickets = tickets_of(params, grid_size());
+  const int hv = params.num_value_heads;
+  int count = 0;
+  while (count == 0) {  // pieces that are not sorted may be empty
+    const int job = walk.own_job >= 0 ? walk.own_job : int(draw(&tickets.next));
+    walk.own_job = -1;
+    const int place = divide(job, hv);
+    if (place >= tickets.pieces) break;
+    const int piece = tickets.is_sorted ? tickets.piece[place] : place;
     j.piece = params.pieces[piece];
     count = schedule::chunks_of(j.piece.length);
-    j.place = {piece, next - piece * hv, 0, 0, count, count, params.chunk_prefix[piece]};
-    next += grid_size();
+    j.place = {piece, job - place * hv, 0, 0, count, count, params.chunk_prefix[piece]};
   }
   j.place.count = count;
   if (count > 0) fetch_state(params, j, walk.state_bytes);
   barrier_arrive(&s.job_full[walk.found % s.kJobs]);
-  walk.next_job = next, walk.found++;
+  walk.found++;
 }
 // One thread: chunk n, which follows the newest one, for all.
 __device__ inline void find_chunk(FusedSmem& s, const Params& params, int n) {
@@ -43,7 +47,7 @@ __device__ inline void find_chunk(FusedSmem& s, const Params& params, int n) {
     at.token += kChunk, at.tokens_left -= kChunk;
   }
   s.chunk[n % kFusedChunks] = at;
-  if (is_new && at.tokens_left > 0) find_fused(s, params);  // the job after it
+  if (schedule::draws_at(schedule::chunks_of(at.tokens_left), is_new)) find_fused(s, params);
 }
 
 __device__ inline void load_keys(FusedSmem& s, const Params& params, const FusedMaps& maps, int n) {
@@ -82,7 +86,7 @@ __device__ inline bool has_chunk(const FusedSmem& s, int n) {
 // One thread: jobs, inputs, outputs. Chunk n takes the places of chunk n - 3; its values come a
 // chunk later, when o of chunk n - 5 has left theirs.
 __device__ inline void move_fused(FusedSmem& s, const Params& params, const FusedMaps& maps) {
-  s.walk = {int(blockIdx.x), 0, 0,
+  s.walk = {tickets_of(params, grid_size()).is_sorted ? -1 : int(blockIdx.x), 0, 0,
             params.split_chunks == 0 ? dense_bytes(params.state_in, params) : 0};
   s.chunk[kFusedChunks - 1].tokens_left = 0;  // ahead of the first
   find_fused(s, params);

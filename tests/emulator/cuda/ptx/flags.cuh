@@ -24,6 +24,13 @@ inline uint32_t compare_and_swap(uint32_t* p, uint32_t from, uint32_t to) {
   if (before == from) *word = to;
   return before;
 }
+inline uint32_t draw(uint32_t* p) {
+  emulator::Cta::current().poll();
+  auto* word = reinterpret_cast<volatile uint32_t*>(p);
+  const uint32_t before = *word;
+  *word = before + 1;
+  return before;
+}
 inline uint32_t exchange(uint32_t* p, uint32_t to) {
   auto* word = reinterpret_cast<volatile uint32_t*>(p);
   const uint32_t before = *word;
