@@ -463,9 +463,7 @@ def test_a_graph_of_a_step(shape):
 @layers
 def test_a_graph_of_a_layer_in_training(name):
     """A layer in bf16 with AdamW, captured; eager steps and replays lose alike."""
-    torch.manual_seed(0)
-    first = LAYERS[name]().to(DEVICE, torch.bfloat16)
-    x = torch.randn(2, 128, 64, device=DEVICE, dtype=torch.bfloat16)
+    first, x, _ = layer_on_device(name, wide=True)
     target = torch.randn_like(x)
 
     def trained(captured):
