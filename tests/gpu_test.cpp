@@ -257,6 +257,62 @@ TEST_F(Gpu, ANanGateStaysNan) {
   }
 }
 
+// At the first, a middle and the last token of a chunk.
+void expect_gates_contained_on_gpu(const std::string& line) {
+  for (const std::string& impl : takers(cases::parse(line))) {
+    for (const int64_t at : {64, 91, 127}) expect_gates_contained(line, impl, kGpu, 1, at);
+  }
+}
+TEST_F(Gpu, NotFiniteGatesStayInTheirHeadOfBlocks) {
+  for (const char* line : {"kkt gate=head seqs=3,150 H=2 HV=4 K=64 dtype=bf16",
+                           "kkt gate=channel seqs=3,150 H=2 K=64 dtype=f32 chunk=32",
+                           "scores gate=head seqs=3,150 H=2 HV=4 K=64 dtype=f32",
+                           "scores gate=channel seqs=3,150 H=2 K=64 dtype=f16",
+                           "scores_inverse gate=head seqs=3,150 H=2 HV=4 K=64 dtype=bf16",
+                           "scores_inverse gate=channel seqs=3,150 H=2 K=64 dtype=bf16 chunk=32",
+                           "wy gate=head seqs=3,150 H=2 HV=4 K=64 V=64 dtype=bf16",
+                           "wy gate=channel seqs=3,150 H=2 K=64 V=64 dtype=f32",
+                           "cumsum gate=head form=softplus seqs=3,150 HV=2",
+                           "cumsum gate=channel seqs=3,150 HV=2 K=64 reverse=1",
+                           "gate gate=channel form=bounded seqs=3,150 HV=2 K=64 gdtype=bf16",
+                           "kkt_backward gate=head seqs=3,150 H=2 HV=4 K=64 dtype=bf16",
+                           "kkt_backward gate=channel seqs=3,150 H=2 K=64 dtype=f32",
+                           "scores_backward gate=head seqs=3,150 H=2 K=64 dtype=f32",
+                           "scores_backward gate=channel seqs=3,150 H=2 HV=4 K=64 dtype=bf16",
+                           "wy_backward gate=head seqs=3,150 H=2 HV=4 K=64 V=64 dtype=f32",
+                           "wy_backward gate=channel seqs=3,150 H=2 K=64 V=64 dtype=bf16",
+                           "cumsum_backward gate=channel form=softplus seqs=3,150 HV=2 K=64",
+                           "gate_backward gate=head form=bounded seqs=3,150 HV=2"}) {
+    expect_gates_contained_on_gpu(line);
+  }
+}
+TEST_F(Gpu, NotFiniteGatesStayInTheirHeadOfGradients) {
+  for (const char* line :
+       {"backward gate=head seqs=3,150 H=1 HV=2 K=128 V=64 dtype=bf16 init=1 split=off",
+        "backward gate=head form=softplus gates=softplus seqs=3,150 H=2 K=64 V=64 dtype=f16 "
+        "save=none split=off",
+        "backward gate=head form=bounded seqs=3,150 H=2 K=32 V=32 dtype=f32 split=off",
+        "backward gate=channel seqs=3,150 H=1 HV=2 K=64 V=64 dtype=f16 init=1 split=off",
+        "backward gate=channel form=softplus gates=softplus seqs=3,150 H=2 K=64 V=64 dtype=bf16 "
+        "save=none split=off",
+        "backward gate=channel form=bounded seqs=3,150 H=2 K=128 V=64 dtype=bf16 gdtype=bf16 "
+        "split=off",
+        "backward gate=channel seqs=3,150 H=2 K=32 V=32 dtype=f32 init=1 split=off"}) {
+    expect_gates_contained_on_gpu(line);
+  }
+  // In segments of two chunks: beside a border, and in the middle of a piece.
+  for (const char* line :
+       {"backward gate=head gates=slow seqs=3,330 H=2 K=64 V=64 dtype=bf16 save=none split=128",
+        "backward gate=channel gates=slow seqs=3,330 H=2 K=64 V=64 dtype=bf16 save=none split=128",
+        "backward gate=head seqs=3,330 H=2 K=64 V=64 dtype=f16 init=1 save=none split=128",
+        "backward gate=channel seqs=3,330 H=2 K=64 V=64 dtype=bf16 init=1 save=none split=128"}) {
+    const std::vector<std::string> names = takers(cases::parse(line));
+    if (names.front() != "cuda.sm90.backward") continue;
+    for (const int64_t at : {127, 128, 200})
+      expect_gates_contained(line, names.front(), kGpu, 1, at, at / 128 * 128 + 128);
+  }
+}
+
 // Under auto a segment starts from its last chunks alone where the gates have forgotten the rest: a
 // NaN far before the border is then not seen behind it, and is where a single head remembers.
 TEST_F(Gpu, ForgottenStatesAreNotCarriedOn) {
