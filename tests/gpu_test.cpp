@@ -352,6 +352,54 @@ TEST_F(Gpu, ForgottenStatesAreNotCarriedOn) {
   }
 }
 
+// dq, dk and dv of one sequence of one head in segments, whose inputs `change` sets, are those of
+// the whole sequence but for rounding.
+void expect_pieces_of_gradients(const std::string& line, int segment, double allowed,
+                                const std::function<void(Instance&)>& change) {
+  const auto gradients = [&](const std::string& split) {
+    Instance x(cases::parse(line + " dtype=bf16 save=none split=" + split), true, kGpu);
+    change(x);
+    x.run({.impl = "cuda.sm90.backward"});
+    return std::vector<std::vector<double>>{x.values("dq"), x.values("dk"), x.values("dv")};
+  };
+  const auto whole = gradients("off"), pieces = gradients(std::to_string(segment));
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_LT(cases::relative_error(pieces[i], whole[i], DType::bf16, false), allowed)
+        << i << " of\n  " << line;
+  }
+}
+// One key whose beta |k|^2 is 4.275 turns what a gate of e^-1.2 leaves into 0.99 times as much: no
+// chunk forgets anything, though its gates alone would.
+TEST_F(Gpu, GradientsRememberWhatKeysEnlarge) {
+  if (!runs_on_gpu(Op::backward, "cuda.sm90.backward")) GTEST_SKIP() << "no code for Hopper";
+  for (const std::string gate : {"head", "channel"}) {
+    const std::string line = "backward gate=" + gate + " keys=repeated dense=1x256 H=1 K=64 V=64";
+    expect_pieces_of_gradients(line, 64, 0.05, [](Instance& x) {
+      auto k = x.values("k");
+      for (double& value : k) value *= 1.5;
+      x.set_values("k", k);
+      x.set_values("g", std::vector<double>(x.values("g").size(), -1.2));
+      x.set_values("beta", std::vector<double>(x.values("beta").size(), 1.9));
+    });
+  }
+}
+// The last, or the first, of the second piece's two chunks forgets: of that piece's borders the
+// state is then remembered at one, and its gradient at the other.
+TEST_F(Gpu, GradientsRememberOnOneSide) {
+  if (!runs_on_gpu(Op::backward, "cuda.sm90.backward")) GTEST_SKIP() << "no code for Hopper";
+  for (const std::string gate : {"head", "channel"}) {
+    for (const size_t deep : {3, 2}) {
+      const std::string line = "backward gate=" + gate + " dense=1x512 H=1 K=64 V=64 init=1";
+      expect_pieces_of_gradients(line, 128, 0.02, [&](Instance& x) {
+        std::vector<double> g(x.values("g").size(), -1e-3);
+        const size_t chunk = g.size() / 8;
+        std::fill_n(g.begin() + static_cast<int64_t>(deep * chunk), chunk, -5.0);
+        x.set_values("g", g);
+      });
+    }
+  }
+}
+
 // The same call with and without checkpoints, several of them in one chunk.
 TEST_F(Gpu, CheckpointsChangeNoOtherBit) {
   for (const char* line : kLines) {
