@@ -126,7 +126,7 @@ inline void expect_gates_contained(const std::string& line, const std::string& i
           const bool is_across = column <= begin + at - chunk && row >= begin + at;
           return column < row - chunk && (name == "out" || is_across);
         }
-        if (is_block) return !is_key || row != begin + at;
+        if (is_block) return (!is_key && name != "kg") || row != begin + at;
         return to == INT64_MAX ||
                (!is_parameter && !is_state && row >= begin + at && row < begin + to);
       };
