@@ -183,10 +183,13 @@ def kda_rows(tokens: int, dtype: torch.dtype, device: str, use_fla: bool) -> dic
     ours: Any = KimiDeltaAttention(**sizes).to(device, dtype)
     theirs: Any = None
     if use_fla:
-        from fla.layers import KimiDeltaAttention as Theirs
-
-        theirs = Theirs(**sizes).to(device, dtype)
-        theirs.load_state_dict(ours.state_dict())
+        try:
+            from fla.layers import KimiDeltaAttention as Theirs
+        except ImportError as error:
+            print(f"KDA layers without flash-linear-attention's: {error}", flush=True)
+        else:
+            theirs = Theirs(**sizes).to(device, dtype)
+            theirs.load_state_dict(ours.state_dict())
     x = torch.randn(1, tokens, HIDDEN, dtype=dtype, device=device)
     leaf, dy = x.clone().requires_grad_(), torch.randn_like(x)
     return {

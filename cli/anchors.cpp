@@ -77,7 +77,7 @@ Anchor best_of(const Json& row, const std::vector<std::pair<const char*, const c
 // Why a row is no case of a suite.
 std::string reason_to_leave_out(const std::string& op) {
   const auto has = [&](const char* part) { return op.find(part) != std::string::npos; };
-  if (has("backward")) return "splits at random places that are not published";
+  if (has("backward")) return "sequences whose lengths the file does not say";
   if (has("forward") || has("decode"))
     return "not the call that is measured, or slower than the time it is compared with";
   return "an operation that bench does not know";
@@ -99,6 +99,11 @@ class Anchors {
       add_kda_backward(row);
     } else if (op == "gdn_backward" && row.at("seqs").is_array()) {
       add_gdn_backward(row, {"FlashQLA 0.1.3", row.at("flashqla_0_1_3").get<double>()});
+    } else if (op == "gdn_backward" && row.contains("lengths")) {
+      Json several = row;
+      several["seqs"] = row.at("lengths");
+      add_gdn_backward(several, best_of(row, {{"flashqla", "FlashQLA"}, {"fla", "fla"}}),
+                       "gdn_backward_packed");
     } else if (const int64_t tokens = op == "gdn_backward" ? one_sequence(row) : 0; tokens > 0) {
       Json one = row;
       one["seqs"] = {tokens};
@@ -188,8 +193,9 @@ class Anchors {
         {"cuDNN", row.at("cudnn").get<double>()});
   }
   // A shape that is there already gets a further time.
-  void add_gdn_backward(const Json& row, const Anchor& anchor) {
-    const std::string suite = "gdn_backward", label = label_of(row);
+  void add_gdn_backward(const Json& row, const Anchor& anchor,
+                        const std::string& suite = "gdn_backward") {
+    const std::string label = label_of(row);
     const auto at = std::find_if(result.rows.begin(), result.rows.end(), [&](const SuiteRow& r) {
       return r.suite == suite && r.label == label;
     });

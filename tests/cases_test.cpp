@@ -417,6 +417,30 @@ TEST(NotFinite, StaysInItsSequenceHeadAndChunk) {
   }
 }
 
+TEST(NotFinite, GatesStayInTheirHead) {
+  for (const char* line :
+       {"backward gate={head,channel} seqs=3,150 H=1 HV=2 K=16 V=8 dtype={f32,f16} init=1",
+        "backward gate={head,channel} form=bounded seqs=3,150 H=2 K=32 V=32 dtype=f16 init=1 "
+        "save=none",
+        "kkt gate={head,channel} seqs=3,150 H=1 HV=2 K=32 dtype=bf16",
+        "scores gate={head,channel} seqs=3,150 H=1 HV=2 K=32",
+        "scores_inverse gate={head,channel} seqs=3,150 H=1 HV=2 K=32 chunk={16,64}",
+        "wy gate={head,channel} seqs=3,150 H=1 HV=2 K=32 V=32 dtype=bf16",
+        "cumsum gate=head form=softplus seqs=3,150 HV=2",
+        "cumsum gate=channel seqs=3,150 HV=2 K=32",
+        "gate gate=channel form=bounded seqs=3,150 HV=2 K=32",
+        "kkt_backward gate={head,channel} seqs=3,150 H=1 HV=2 K=32",
+        "scores_backward gate={head,channel} seqs=3,150 H=1 HV=2 K=32",
+        "wy_backward gate={head,channel} seqs=3,150 H=1 HV=2 K=32 V=32"}) {
+    for (const std::string& one : cases::expand(line)) {
+      for (const Choice& choice : cases::Instance::shapes_of(cases::parse(one)).explain()) {
+        if (!choice.accepts) continue;
+        for (const int64_t at : {64, 127}) expect_gates_contained(one, choice.name, {}, 1, at);
+      }
+    }
+  }
+}
+
 // The check itself: it must see a wrong number, a number that is not finite and a write outside.
 TEST(CheckItself, SeesWrongResults) {
   const Case c = cases::parse("forward gate=head dense=1x40 H=1 K=16 V=16");

@@ -257,6 +257,62 @@ TEST_F(Gpu, ANanGateStaysNan) {
   }
 }
 
+// At the first, a middle and the last token of a chunk.
+void expect_gates_contained_on_gpu(const std::string& line) {
+  for (const std::string& impl : takers(cases::parse(line))) {
+    for (const int64_t at : {64, 91, 127}) expect_gates_contained(line, impl, kGpu, 1, at);
+  }
+}
+TEST_F(Gpu, NotFiniteGatesStayInTheirHeadOfBlocks) {
+  for (const char* line : {"kkt gate=head seqs=3,150 H=2 HV=4 K=64 dtype=bf16",
+                           "kkt gate=channel seqs=3,150 H=2 K=64 dtype=f32 chunk=32",
+                           "scores gate=head seqs=3,150 H=2 HV=4 K=64 dtype=f32",
+                           "scores gate=channel seqs=3,150 H=2 K=64 dtype=f16",
+                           "scores_inverse gate=head seqs=3,150 H=2 HV=4 K=64 dtype=bf16",
+                           "scores_inverse gate=channel seqs=3,150 H=2 K=64 dtype=bf16 chunk=32",
+                           "wy gate=head seqs=3,150 H=2 HV=4 K=64 V=64 dtype=bf16",
+                           "wy gate=channel seqs=3,150 H=2 K=64 V=64 dtype=f32",
+                           "cumsum gate=head form=softplus seqs=3,150 HV=2",
+                           "cumsum gate=channel seqs=3,150 HV=2 K=64 reverse=1",
+                           "gate gate=channel form=bounded seqs=3,150 HV=2 K=64 gdtype=bf16",
+                           "kkt_backward gate=head seqs=3,150 H=2 HV=4 K=64 dtype=bf16",
+                           "kkt_backward gate=channel seqs=3,150 H=2 K=64 dtype=f32",
+                           "scores_backward gate=head seqs=3,150 H=2 K=64 dtype=f32",
+                           "scores_backward gate=channel seqs=3,150 H=2 HV=4 K=64 dtype=bf16",
+                           "wy_backward gate=head seqs=3,150 H=2 HV=4 K=64 V=64 dtype=f32",
+                           "wy_backward gate=channel seqs=3,150 H=2 K=64 V=64 dtype=bf16",
+                           "cumsum_backward gate=channel form=softplus seqs=3,150 HV=2 K=64",
+                           "gate_backward gate=head form=bounded seqs=3,150 HV=2"}) {
+    expect_gates_contained_on_gpu(line);
+  }
+}
+TEST_F(Gpu, NotFiniteGatesStayInTheirHeadOfGradients) {
+  for (const char* line :
+       {"backward gate=head seqs=3,150 H=1 HV=2 K=128 V=64 dtype=bf16 init=1 split=off",
+        "backward gate=head form=softplus gates=softplus seqs=3,150 H=2 K=64 V=64 dtype=f16 "
+        "save=none split=off",
+        "backward gate=head form=bounded seqs=3,150 H=2 K=32 V=32 dtype=f32 split=off",
+        "backward gate=channel seqs=3,150 H=1 HV=2 K=64 V=64 dtype=f16 init=1 split=off",
+        "backward gate=channel form=softplus gates=softplus seqs=3,150 H=2 K=64 V=64 dtype=bf16 "
+        "save=none split=off",
+        "backward gate=channel form=bounded seqs=3,150 H=2 K=128 V=64 dtype=bf16 gdtype=bf16 "
+        "split=off",
+        "backward gate=channel seqs=3,150 H=2 K=32 V=32 dtype=f32 init=1 split=off"}) {
+    expect_gates_contained_on_gpu(line);
+  }
+  // In segments of two chunks: beside a border, and in the middle of a piece.
+  for (const char* line :
+       {"backward gate=head gates=slow seqs=3,330 H=2 K=64 V=64 dtype=bf16 save=none split=128",
+        "backward gate=channel gates=slow seqs=3,330 H=2 K=64 V=64 dtype=bf16 save=none split=128",
+        "backward gate=head seqs=3,330 H=2 K=64 V=64 dtype=f16 init=1 save=none split=128",
+        "backward gate=channel seqs=3,330 H=2 K=64 V=64 dtype=bf16 init=1 save=none split=128"}) {
+    const std::vector<std::string> names = takers(cases::parse(line));
+    if (names.front() != "cuda.sm90.backward") continue;
+    for (const int64_t at : {127, 128, 200})
+      expect_gates_contained(line, names.front(), kGpu, 1, at, at / 128 * 128 + 128);
+  }
+}
+
 // Under auto a segment starts from its last chunks alone where the gates have forgotten the rest: a
 // NaN far before the border is then not seen behind it, and is where a single head remembers.
 TEST_F(Gpu, ForgottenStatesAreNotCarriedOn) {
@@ -292,6 +348,54 @@ TEST_F(Gpu, ForgottenStatesAreNotCarriedOn) {
         EXPECT_TRUE(std::isfinite(o[last])) << "the whole state was carried over";
       else
         EXPECT_FALSE(std::isfinite(o[last])) << "a state that is remembered was not carried over";
+    }
+  }
+}
+
+// dq, dk and dv of one sequence of one head in segments, whose inputs `change` sets, are those of
+// the whole sequence but for rounding.
+void expect_pieces_of_gradients(const std::string& line, int segment, double allowed,
+                                const std::function<void(Instance&)>& change) {
+  const auto gradients = [&](const std::string& split) {
+    Instance x(cases::parse(line + " dtype=bf16 save=none split=" + split), true, kGpu);
+    change(x);
+    x.run({.impl = "cuda.sm90.backward"});
+    return std::vector<std::vector<double>>{x.values("dq"), x.values("dk"), x.values("dv")};
+  };
+  const auto whole = gradients("off"), pieces = gradients(std::to_string(segment));
+  for (size_t i = 0; i < whole.size(); ++i) {
+    EXPECT_LT(cases::relative_error(pieces[i], whole[i], DType::bf16, false), allowed)
+        << i << " of\n  " << line;
+  }
+}
+// One key whose beta |k|^2 is 4.275 turns what a gate of e^-1.2 leaves into 0.99 times as much: no
+// chunk forgets anything, though its gates alone would.
+TEST_F(Gpu, GradientsRememberWhatKeysEnlarge) {
+  if (!runs_on_gpu(Op::backward, "cuda.sm90.backward")) GTEST_SKIP() << "no code for Hopper";
+  for (const std::string gate : {"head", "channel"}) {
+    const std::string line = "backward gate=" + gate + " keys=repeated dense=1x256 H=1 K=64 V=64";
+    expect_pieces_of_gradients(line, 64, 0.05, [](Instance& x) {
+      auto k = x.values("k");
+      for (double& value : k) value *= 1.5;
+      x.set_values("k", k);
+      x.set_values("g", std::vector<double>(x.values("g").size(), -1.2));
+      x.set_values("beta", std::vector<double>(x.values("beta").size(), 1.9));
+    });
+  }
+}
+// The last, or the first, of the second piece's two chunks forgets: of that piece's borders the
+// state is then remembered at one, and its gradient at the other.
+TEST_F(Gpu, GradientsRememberOnOneSide) {
+  if (!runs_on_gpu(Op::backward, "cuda.sm90.backward")) GTEST_SKIP() << "no code for Hopper";
+  for (const std::string gate : {"head", "channel"}) {
+    for (const size_t deep : {3, 2}) {
+      const std::string line = "backward gate=" + gate + " dense=1x512 H=1 K=64 V=64 init=1";
+      expect_pieces_of_gradients(line, 128, 0.02, [&](Instance& x) {
+        std::vector<double> g(x.values("g").size(), -1e-3);
+        const size_t chunk = g.size() / 8;
+        std::fill_n(g.begin() + static_cast<int64_t>(deep * chunk), chunk, -5.0);
+        x.set_values("g", g);
+      });
     }
   }
 }

@@ -85,6 +85,73 @@ inline void expect_contained(const std::string& line, const std::string& impl,
   }
 }
 
+// The same of gates alone, in a gradient or a building block: g of token `at` of sequence `n`, head
+// 1, in its last channel, is NaN or an infinity. What belongs to other sequences and heads keeps
+// its bits, as do dq of earlier chunks and other chunks of a building block. Where the equations
+// say NaN it is there: of tokens up to `to`, as segments may have forgotten what is before a
+// border, and but for a token with itself, whose decay is 1. Gradients of a gate that is -infinity,
+// which passes nothing, are numbers wherever those of the equations are.
+inline void expect_gates_contained(const std::string& line, const std::string& impl,
+                                   const cases::Place& place, int64_t n, int64_t at,
+                                   int64_t to = INT64_MAX) {
+  const cases::Case c = cases::parse(line);
+  const bool is_block = c.op != Op::backward;
+  const int64_t begin = c.sequence_begin(n), end = begin + c.sequence_length(n);
+  const int64_t chunk = begin + at / c.chunk * c.chunk;
+  cases::Instance instance(c, true, place);
+  instance.run({.impl = impl});
+  for (const double value : {std::nan(""), std::numeric_limits<double>::infinity(),
+                             -std::numeric_limits<double>::infinity()}) {
+    const bool is_nan = std::isnan(value), is_deep = value < 0 && !is_block;
+    cases::Instance spoiled(c, true, place);
+    const TensorView& g = spoiled.tensor("g").view;
+    const int64_t width = g.rank == 4 ? g.shape[3] : 1;
+    spoiled.set("g", ((begin + at) * c.HV + 1) * width + width - 1, value);
+    spoiled.run({.impl = impl});
+    EXPECT_EQ(spoiled.damage(), "") << impl << "\n  " << line;
+    const cases::Values expected = cases::reference(spoiled);
+    for (const std::string& name : instance.outputs()) {
+      const bool is_state = name == "d_initial_state", is_key = name == "dq" || name == "dk";
+      const bool is_parameter = name == "dA_log" || name == "ddt_bias";
+      const std::vector<std::byte> before = instance.bytes(name), after = spoiled.bytes(name);
+      const std::vector<double> values = spoiled.values(name), &exact = expected.at(name);
+      const int64_t heads = is_key ? c.H : c.HV;
+      const int64_t rows = is_parameter ? 1 : is_state ? c.num_sequences() : c.num_tokens();
+      const int64_t numbers = static_cast<int64_t>(values.size()) / (rows * heads);
+      const auto bytes = static_cast<int64_t>(before.size() / values.size());
+      // Pairs of different tokens, of an inverse across this one; of a gradient in segments rows
+      // that none has forgotten.
+      const auto is_asked = [&](int64_t row, int64_t column) {
+        if (is_block && (name == "out" || name == "a") && c.op != Op::gate && c.op != Op::cumsum) {
+          const bool is_across = column <= begin + at - chunk && row >= begin + at;
+          return column < row - chunk && (name == "out" || is_across);
+        }
+        if (is_block) return (!is_key && name != "kg") || row != begin + at;
+        return to == INT64_MAX ||
+               (!is_parameter && !is_state && row >= begin + at && row < begin + to);
+      };
+      const int64_t first = is_block || name == "dq" ? chunk : begin;
+      const int64_t last = is_block ? chunk + c.chunk : end;
+      for (int64_t i = 0; i < static_cast<int64_t>(values.size()); ++i) {
+        const int64_t row = i / numbers / heads, head = i / numbers % heads;
+        const bool is_row = is_parameter || (is_state ? row == n : row >= first && row < last);
+        const bool may_change = is_row && head == (is_key ? 1 / (c.HV / c.H) : 1);
+        const auto from = before.begin() + i * bytes;
+        const double x = values[static_cast<size_t>(i)], y = exact[static_cast<size_t>(i)];
+        const bool is_right =
+            may_change
+                ? !(is_nan && is_asked(row, i % numbers) && std::isnan(y) && !std::isnan(x)) &&
+                      !(is_deep && std::isfinite(y) && !std::isfinite(x))
+                : std::equal(from, from + bytes, after.begin() + i * bytes);
+        ASSERT_TRUE(is_right) << impl << ": g = " << value << ": " << name << " of row " << row
+                              << ", head " << head << ", " << i % numbers << ": expected "
+                              << (may_change ? std::to_string(y) : "what it was") << ", got " << x
+                              << "\n  " << line;
+      }
+    }
+  }
+}
+
 // The same of drafted tokens, `at` of sequence `n`: rows of o and of the record keep their bits but
 // for those of tokens that have it on their path.
 inline void expect_contained_in_paths(const std::string& line, const std::string& impl,

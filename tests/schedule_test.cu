@@ -1029,6 +1029,8 @@ TEST(Rounds, AreCallsOnTheirHeads) {
   p.g = p.dg = rows(15, DType::f32);
   p.beta = {nullptr, DType::f32, true, 1500, 15, 1};  // as in a query
   p.state_in = {memory, DType::f32, true, 2, 15 * 999, 999, 1, 128, 0};
+  p.d_final = p.d_initial = p.state_in;
+  p.dk = p.dq, p.dv = p.v, p.dbeta = {memory, DType::f32, true, 1500, 15, 1};
   p.A_log = {memory, DType::f32, true, true, 1, {15}, {1}};
   p.dt_bias = {memory, DType::f16, true, false, 2, {15, 128}, {200, 1}};
   const Problem x = gradient::round_of(p, 2, 1);  // heads 3 and 4, values 9 to 14
@@ -1046,6 +1048,11 @@ TEST(Rounds, AreCallsOnTheirHeads) {
   EXPECT_FALSE(x.k.present);
   EXPECT_EQ(x.k.data, nullptr);
   EXPECT_EQ(moved(x.state_in.data), 9 * 999 * 4);
+  EXPECT_EQ(moved(x.d_final.data), 9 * 999 * 4);
+  EXPECT_EQ(moved(x.d_initial.data), 9 * 999 * 4);
+  EXPECT_EQ(moved(x.dk.data), 3 * 160 * 2);
+  EXPECT_EQ(moved(x.dv.data), 9 * 160 * 2);
+  EXPECT_EQ(moved(x.dbeta.data), 9 * 4);
   EXPECT_EQ(moved(x.A_log.data), 9 * 4);
   EXPECT_EQ(moved(x.dt_bias.data), 9 * 200 * 2);
   EXPECT_EQ(x.v.st, p.v.st);

@@ -77,7 +77,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def import_transformers(with_fla: bool) -> Any:
     """transformers; without flash-linear-attention it has its operators in torch."""
-    if not with_fla:
+    if with_fla:
+        try:
+            import fla.ops.gated_delta_rule  # noqa: F401
+        except ImportError as error:  # transformers would say nothing and take its own
+            raise SystemExit(f"no flash-linear-attention: {error}") from None
+    else:
         sys.modules.setdefault("fla", None)  # type: ignore[arg-type]
     try:
         import transformers
@@ -296,6 +301,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(result_of(Run(*options.only.split(",")), data, options)))
         return 0
     import_transformers(False)
+    if options.fla and not torch.cuda.is_available():
+        print("flash-linear-attention's operators are left out: they need a GPU", flush=True)
     results: dict[str, dict[str, Any]] = {}
     for run in runs_of(options):
         begin = time.perf_counter()

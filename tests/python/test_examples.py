@@ -250,3 +250,12 @@ def test_losses_that_differ_are_seen(monkeypatch, capsys):
     assert not hybrid.compare("gdn", {**runs, "fallback cpu": {"losses": [5.0, 2.1]}})
     assert hybrid.compare("gdn", {**runs, "fla cuda": {"error": "RuntimeError: refuses"}})
     assert "refuses" in capsys.readouterr().out
+
+
+def test_operators_that_are_not_there_are_not_measured(monkeypatch):
+    """transformers would take its own in torch, whose times would stand under another name."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    hybrid = importlib.import_module("train_hybrid")
+    monkeypatch.setitem(sys.modules, "fla", None)
+    with pytest.raises(SystemExit, match="no flash-linear-attention: "):
+        hybrid.import_transformers(True)

@@ -262,7 +262,7 @@ inline void state_dots(const ChunkStates& c, const Shape& shape, const float* de
 
 // dg as the running sum of dG from the last token on. Every term of dg_t has e_t as a factor; their
 // sum here is a difference of larger ones, which leaves rounding where e_t is (almost) 0. It would
-// be multiplied by g itself in dA_log.
+// be multiplied by g itself in dA_log. A decay that is NaN is not gone.
 template <Gate kGate>
 inline void sum_dG(const float* e, int64_t length, int64_t Kp, const GradientScratch& g) {
   constexpr float kGone = 1e-8f;
@@ -271,7 +271,7 @@ inline void sum_dG(const float* e, int64_t length, int64_t Kp, const GradientScr
     for (int64_t c = 0; c < Kp; ++c) sum += g.to_last[c] + g.state_dot[c];
     for (int64_t t = length - 1; t >= 0; --t) {
       sum += g.dG[t];
-      g.dG[t] = e[t] > kGone ? sum + g.pair_dg[t] : 0.0f;
+      g.dG[t] = e[t] <= kGone ? 0.0f : sum + g.pair_dg[t];
     }
   } else if constexpr (kGate == Gate::channel) {
     const F32 d;
@@ -284,8 +284,8 @@ inline void sum_dG(const float* e, int64_t length, int64_t Kp, const GradientScr
         float* dG = g.dG + t * Kp + c;
         const Vec x = hn::Add(hn::LoadU(d, sum + c), hn::LoadU(d, dG));
         hn::StoreU(x, d, sum + c);
-        const auto lives = hn::Gt(hn::LoadU(d, e + t * Kp + c), hn::Set(d, kGone));
-        hn::StoreU(hn::IfThenElseZero(lives, x), d, dG);
+        const auto is_gone = hn::Le(hn::LoadU(d, e + t * Kp + c), hn::Set(d, kGone));
+        hn::StoreU(hn::IfThenZeroElse(is_gone, x), d, dG);
       }
     }
   }

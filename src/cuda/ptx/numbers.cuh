@@ -25,10 +25,15 @@ __device__ inline float log2_approx(float x) {
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
-// The larger one; NaN if one is: fmaxf would hide it.
+// The larger one, the smaller one; NaN if one is: fmaxf and fminf would hide it.
 __device__ inline float max_or_nan(float x, float y) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
+  return r;
+}
+__device__ inline float min_or_nan(float x, float y) {
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
   return r;
 }
 __device__ inline uint32_t pack_bf16(float lo, float hi) {

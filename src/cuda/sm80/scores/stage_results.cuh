@@ -2,6 +2,7 @@
 // chunks of 16 and 32 tokens are blocks on the diagonal.
 #pragma once
 
+#include "cuda/ptx/numbers.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/stage_load.cuh"
 #include "cuda/tile/gates.cuh"
@@ -57,9 +58,10 @@ __device__ void put_pair(const Params& p, const Results& s, float* m, int i, int
   const int row = 8 * i + lane / 4, column = 8 * j + lane % 4 * 2;
   if constexpr (!Tr::kPerChannel) {
     if (p.gate == Gate::head) {
-      // Above the diagonal the difference may be large: that entry is not used, but stays finite.
-      x *= expf(fminf(s.G[row] - s.G[column], 80.0f));
-      y *= expf(fminf(s.G[row] - s.G[column + 1], 80.0f));
+      // Above the diagonal the difference may be large: that entry is not used, but stays finite
+      // where gates are.
+      x *= expf(min_or_nan(s.G[row] - s.G[column], 80.0f));
+      y *= expf(min_or_nan(s.G[row] - s.G[column + 1], 80.0f));
     }
   }
   const bool is_past = row >= s.length;

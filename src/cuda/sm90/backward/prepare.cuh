@@ -4,6 +4,7 @@
 // and products are theirs together. Products and inverse are those of the kernel of scores.
 #pragma once
 
+#include "cuda/ptx/numbers.cuh"
 #include "cuda/ptx/registers.cuh"
 #include "cuda/sm80/scores/kernel.cuh"
 #include "cuda/sm90/backward/stage_rows.cuh"
@@ -190,9 +191,10 @@ __device__ void lay_decays(const Params& p, unsigned char* smem, int length, int
       const float last = G[r], factor = beta[r];
 #pragma unroll
       for (int e = 0; e < 8; ++e) {
-        // Above the diagonal the difference may be large: that entry is not used, but stays finite.
+        // Above the diagonal the difference may be large: that entry is not used, but stays finite
+        // where gates are.
         // Rows past the tokens are 0, or the inverse would meet what is not finite.
-        const float decay = has_gate ? expf(fminf(last - G[c + e], 80.0f)) : 1.0f;
+        const float decay = has_gate ? expf(min_or_nan(last - G[c + e], 80.0f)) : 1.0f;
         kk[e] = r < length ? factor * (kk[e] * decay) : 0.0f;
         x[e] = r < length && c + e <= r ? p.scale * (qk[e] * decay) : 0.0f;
       }

@@ -21,6 +21,9 @@ inline float log2_approx(float x) { return flushed(std::log2(flushed(x))); }
 inline float max_or_nan(float x, float y) {
   return std::isnan(x) || std::isnan(y) ? NAN : std::fmax(x, y);
 }
+inline float min_or_nan(float x, float y) {
+  return std::isnan(x) || std::isnan(y) ? NAN : std::fmin(x, y);
+}
 
 template <class E>
 inline uint16_t bits_of(float x) {
