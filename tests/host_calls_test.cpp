@@ -184,8 +184,10 @@ const void* kernel_of(const ServedDecode& x, int32_t state, bool is_v_first, boo
 TEST(HostCalls, ServersDecodesReachKernelsOfTheirOwn) {
   const ServedDecode& tokens = kServedDecodes[0];
   const ServedDecode& waves = kServedDecodes[1];
-  const ServedDecode& packed = kServedDecodes[2];
-  const ServedDecode& unkept = kServedDecodes[3];
+  const ServedDecode& each = kServedDecodes[2];
+  const ServedDecode& packed = kServedDecodes[3];
+  const ServedDecode& each_of_many = kServedDecodes[4];
+  const ServedDecode& unkept = kServedDecodes[5];
   for (const bool per_channel : {false, true}) {
     const auto kernels = [&](int32_t state, bool is_v_first,
                              std::initializer_list<const ServedDecode*> sizes) {
@@ -194,16 +196,20 @@ TEST(HostCalls, ServersDecodesReachKernelsOfTheirOwn) {
       return all;
     };
     for (const int32_t half : {DELTIC_BF16, DELTIC_F16}) {
-      const auto v_first =
-          kernels(half, true, {&tokens, &waves, &packed, &kFewTokens, &kServedStep, &kManyStep});
-      EXPECT_TRUE(v_first.size() == 6 || (half == DELTIC_F16 && v_first.contains(nullptr)));
+      const auto v_first = kernels(
+          half, true,
+          {&tokens, &waves, &packed, &each, &each_of_many, &kFewTokens, &kServedStep, &kManyStep});
+      // With decays per channel a token each of many is for the kernel of several tokens.
+      EXPECT_TRUE(v_first.size() == (per_channel ? 7u : 8u) ||
+                  (half == DELTIC_F16 && v_first.contains(nullptr)));
       const auto k_first = kernels(half, false, {&tokens, &kServedStep, &kFewStep});
       EXPECT_TRUE(k_first.size() == 3 || k_first.contains(nullptr));
     }
     const auto v_first =
-        kernels(DELTIC_F32, true, {&tokens, &unkept, &kFewTokens, &kServedStep, &kManyStep});
+        kernels(DELTIC_F32, true,
+                {&tokens, &unkept, &kFewTokens, &each, &each_of_many, &kServedStep, &kManyStep});
     // With decays per channel a token of many is for warps that work alone, too.
-    EXPECT_TRUE(v_first.size() == (per_channel ? 4u : 5u) || v_first.contains(nullptr));
+    EXPECT_TRUE(v_first.size() == (per_channel ? 5u : 7u) || v_first.contains(nullptr));
     const auto k_first = kernels(DELTIC_F32, false, {&tokens, &kServedStep});
     EXPECT_TRUE(k_first.size() == 2 || k_first.contains(nullptr));
   }
