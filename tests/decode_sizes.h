@@ -16,6 +16,7 @@ struct ServedDecode {
   bool is_packed = false;
   bool is_kept = true;  // the states after it
 
+  // Packed: as many tokens as sequences, if these are 44 or 64.
   int64_t length_of(int64_t n) const {
     return !is_packed ? tokens : n % 11 == 3 ? 2 : n % 11 == 5 ? 0 : 1;
   }
@@ -26,7 +27,9 @@ struct ServedDecode {
 inline constexpr ServedDecode kServedDecodes[] = {
     {"several tokens", 44, 3, 16, Where::everywhere},
     {"several tokens of many waves", 64, 3, 64, Where::v_first},
-    {"packed, mostly a token each", 44, 1, 16, Where::v_first_half, true},
+    {"packed, mostly a token each", 44, 1, 16, Where::v_first, true},
+    {"packed, a token more than sequences", 48, 1, 16, Where::v_first_half, true},
+    {"packed, mostly a token each of many", 64, 1, 64, Where::v_first, true},
     {"states that are not kept", 44, 5, 16, Where::v_first_f32, false, false},
 };
 // One token of those sequences, as all but the packed ones are stepped through.

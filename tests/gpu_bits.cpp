@@ -354,6 +354,20 @@ TEST_F(GpuBits, ServersBatchesAreTheirTokensAndSequences) {
   EXPECT_GE(taken, 9);  // what a build with one instance of each template has
 }
 
+// As many tokens as sequences, for kernels of one token per sequence; alone the third sequence is
+// for one of several tokens. Rows of fp32 are not for warps that work alone.
+TEST_F(GpuBits, AsManyTokensAsSequencesAreTheirSequences) {
+  constexpr const char* kLine =
+      "decode gate={none,head,channel} seqs=1,0,3,1,0 H=1 HV=2 K={64,128} V=40 dtype={f32,bf16} "
+      "l2norm=1 init=1 state=vk sdtype={f32,bf16,f16}";
+  for (const std::string& line : cases::expand(kLine)) {
+    const Case c = cases::parse(line);
+    const std::vector<std::string> names = takers(c);
+    if (std::find(names.begin(), names.end(), "cuda.decode") == names.end()) continue;
+    expect_sequences_alone(c, "cuda.decode", every_sequence(c));
+  }
+}
+
 // Products of two numbers of 16 bits are exact in fp32, and no bit of a sum's order is seen where
 // every token has channels of its own: what is left of a state is its rounding by chance, which is
 // the CPU's, drawn by position, head and element.

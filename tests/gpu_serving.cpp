@@ -254,6 +254,70 @@ TEST_F(GpuServing, DraftsHaveTheBitsOfTokensOneByOne) {
   }
 }
 
+// Packed, as many tokens as sequences, which is what servers send to decode: a token each, and
+// lengths that are anything else. From one slot each, or a row of them that accepted tokens name.
+TEST_F(GpuServing, AsManyTokensAsSequencesHaveTheBitsOfTokensOneByOne) {
+  constexpr int64_t N = 4, kColumns = 4;
+  const std::vector<Whole> steps = {{1, 1, 1, 1}, {0, 1, 2, 1}, {4, 0, 0, 0},
+                                    {0, 0, 0, 3}, {1, 0, 0, 2}, {0, 0, 0, 0},
+                                    {1, 1, 1, 0}, {0, 0, 4, 0}, {1, 1, 1, 1}};
+  for (const Kind& kind : decoders()) {
+    std::vector<Path> alone;
+    for (int64_t n = 0; n < N; ++n) {
+      int64_t tokens = 0;
+      for (const Whole& lengths : steps) tokens += lengths[static_cast<size_t>(n)];
+      alone.push_back(one_by_one(kind, n, up_to(tokens)));
+    }
+    for (const bool has_table : {false, true}) {
+      SCOPED_TRACE(name(kind) + (has_table ? ", accepted tokens" : ""));
+      const int64_t columns = has_table ? kColumns : 1;
+      const Array pool(kind.state, pool_shape(kind, 1 + N * columns), 0x7F);
+      const Bytes nobodys = pool.part(0);
+      Whole slots, accepted(N, 1), done(N, 0), begun(N, 0);
+      for (int64_t i = N * columns; i > 0; --i) slots.push_back(i);
+      const Array table = has_table ? list(slots, {N, columns}) : list(slots, {}, DType::i64);
+      for (const Whole& lengths : steps) {
+        std::vector<std::pair<int64_t, int64_t>> rows;
+        Whole cu = {0};
+        for (int64_t n = 0; n < N; ++n) {
+          const auto i = static_cast<size_t>(n);
+          for (int64_t t = 0; t < lengths[i]; ++t) rows.emplace_back(n, done[i] + t);
+          cu.push_back(static_cast<int64_t>(rows.size()));
+        }
+        const Tokens batch(1, N, kind, rows);
+        const Array offsets = list(cu, {}, has_table ? DType::i64 : DType::i32);
+        const Array counts = list(accepted), has = list(begun, {}, DType::u8);
+        cases::Call call = batch.call(Op::decode);
+        call.set("cu_seqlens", offsets.view()), call.set("state_pool", pool.view());
+        call.set("read_index", table.view()), call.set("has_initial_state", has.view());
+        if (has_table) call.set("accepted", counts.view());
+        run(call, kind, 0);
+        for (int64_t row = cu.back(); row < N; ++row) {
+          EXPECT_EQ(batch.output(row), Bytes(HV * V * 2, 0)) << "padding, row " << row;
+        }
+        for (int64_t n = 0; n < N; ++n) {
+          const auto i = static_cast<size_t>(n);
+          for (int64_t t = 0; t < lengths[i]; ++t) {
+            EXPECT_EQ(batch.output(cu[i] + t), alone[i].outputs[static_cast<size_t>(done[i] + t)])
+                << "sequence " << n << ", token " << done[i] + t;
+          }
+          done[i] += lengths[i];
+          // Without a token a state is only in a list's slot, and of what had none there is zero.
+          if (lengths[i] > 0) accepted[i] = lengths[i];
+          if (lengths[i] > 0 || !has_table) begun[i] = 1;
+        }
+      }
+      for (int64_t n = 0; n < N; ++n) {
+        const int64_t column = has_table ? accepted[static_cast<size_t>(n)] - 1 : 0;
+        EXPECT_EQ(pool.part(slots[static_cast<size_t>(n * columns + column)]),
+                  alone[static_cast<size_t>(n)].state)
+            << "sequence " << n;
+      }
+      EXPECT_EQ(pool.part(0), nobodys);
+    }
+  }
+}
+
 // A tree into a scratch pool; the pool stays as it was; sequences without tokens commit a path.
 TEST_F(GpuServing, TreesHaveTheBitsOfTheirPaths) {
   const Whole parents = {-1, 0, 1, 1, 0, 4, -1, 6, 7, 2, 3, 9, 11, 5, 8, 14};

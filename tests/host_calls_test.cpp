@@ -195,8 +195,10 @@ void expect_kernels(const std::set<const void*>& found, size_t wanted, bool is_i
 TEST(HostCalls, ServersDecodesReachKernelsOfTheirOwn) {
   const ServedDecode& tokens = kServedDecodes[0];
   const ServedDecode& waves = kServedDecodes[1];
-  const ServedDecode& packed = kServedDecodes[2];
-  const ServedDecode& unkept = kServedDecodes[3];
+  const ServedDecode& each = kServedDecodes[2];
+  const ServedDecode& packed = kServedDecodes[3];
+  const ServedDecode& each_of_many = kServedDecodes[4];
+  const ServedDecode& unkept = kServedDecodes[5];
   for (const bool per_channel : {false, true}) {
     const auto kernels = [&](int32_t state, bool is_v_first,
                              std::initializer_list<const ServedDecode*> sizes) {
@@ -205,16 +207,19 @@ TEST(HostCalls, ServersDecodesReachKernelsOfTheirOwn) {
       return all;
     };
     for (const int32_t half : {DELTIC_BF16, DELTIC_F16}) {
-      const auto v_first =
-          kernels(half, true, {&tokens, &waves, &packed, &kFewTokens, &kServedStep, &kManyStep});
-      expect_kernels(v_first, 6, half == DELTIC_BF16);
+      const auto v_first = kernels(
+          half, true,
+          {&tokens, &waves, &packed, &each, &each_of_many, &kFewTokens, &kServedStep, &kManyStep});
+      // With decays per channel a token each of many is for the kernel of several tokens.
+      expect_kernels(v_first, per_channel ? 7 : 8, half == DELTIC_BF16);
       const auto k_first = kernels(half, false, {&tokens, &kServedStep, &kFewStep});
       expect_kernels(k_first, 3, false);
     }
     const auto v_first =
-        kernels(DELTIC_F32, true, {&tokens, &unkept, &kFewTokens, &kServedStep, &kManyStep});
+        kernels(DELTIC_F32, true,
+                {&tokens, &unkept, &kFewTokens, &each, &each_of_many, &kServedStep, &kManyStep});
     // With decays per channel a token of many is for warps that work alone, too.
-    expect_kernels(v_first, per_channel ? 4 : 5, false);
+    expect_kernels(v_first, per_channel ? 5 : 7, false);
     const auto k_first = kernels(DELTIC_F32, false, {&tokens, &kServedStep});
     expect_kernels(k_first, 2, false);
   }

@@ -36,6 +36,17 @@ __device__ inline Place find_place(const Tokens& x, unsigned n) {
   return {0, begin, min(max(end, begin), T) - begin};
 }
 
+// kLists: what the lengths say of a sequence, looked at when all is under way; dense: what is
+// mostly so in a packed call, which is that its one token is row n.
+struct Offsets {
+  int begin, end;
+};
+__device__ inline Offsets load_offsets(const Tokens& x, unsigned n) {
+  const int i = static_cast<int>(n);
+  if (!x.packed) return {i, i + 1};
+  return {load_entry<int>(x.cu, n), load_entry<int>(x.cu, n + 1)};
+}
+
 __device__ inline void zero_outputs(const Params& p, const Slice& at, const Place& place) {
   for (int t = 0; t < place.length; ++t) {
     const int64_t row = offset(p.o, place.batch, place.begin + t, at.head) + at.first;
@@ -71,6 +82,17 @@ __device__ void run_tile(const Params& p, const Part& part, Stage<Tr>& s, int fi
   }
 }
 
+// Of a sequence without tokens, as they came.
+template <class Tr>
+__device__ void keep_states(const Params& p, const Slice& at, const Part& part, int slot,
+                            const Stage<Tr>& s) {
+  copies_wait<0>();
+#pragma unroll 1
+  for (int tile = 0; tile < Tr::kTiles && slot >= 0; ++tile) {
+    keep_state<Tr>(p, tile_of<Tr>(at, tile), part, slot, tile, s);
+  }
+}
+
 // Stage after stage; the first one's tokens and the state are under way.
 template <class Tr>
 __device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawTokens& tokens,
@@ -97,6 +119,26 @@ __device__ void run_stages(const Params& p, const Part& part, Stage<Tr>& s, RawT
     load_values<Tr>(p, place, at, first, next, tokens);
     __syncthreads();  // the stage has been read by all threads
   }
+}
+
+// A sequence of a packed call whose tokens are not the one that was asked for: none, or another
+// one, or several. The state is under way; all else is looked up again, so that nobody keeps it.
+template <class Tr>
+__device__ void run_others(const Params& p, std::byte* memory) {
+  auto& s = *reinterpret_cast<Stage<Tr>*>(memory);
+  const Slice at = find_slice<Tr>(p, blockIdx.x);
+  const Part part = part_of<Tr>(threadIdx.x);
+  const Place place = find_place(p.tokens, at.n);
+  const Slots<int> slots = find_slots<int>(p.slots, at.n);
+  if (is_skipped(p.slots, at.n, place.length, slots)) return zero_outputs(p, at, place);
+  if (place.length == 0) return keep_states<Tr>(p, at, part, slots.to, s);
+  if (threadIdx.x == 0) s.work = {at, place, slots.to};
+  RawTokens tokens;
+  RawTile<Tr> raw;
+  load_keys<Tr>(p, place, at, 0, 1, tokens);
+  load_values<Tr>(p, place, at, 0, 1, tokens);
+  __syncthreads();  // s.work is there, for all threads
+  run_stages<Tr>(p, part, s, tokens, raw);
 }
 
 // A token and no more: nothing waits in shared memory for later tokens.
@@ -135,10 +177,14 @@ __device__ void hint_ahead(const Params& p) {
   const unsigned index = blockIdx.x + p.ahead;
   if (index >= gridDim.x) return;
   const Slice at = find_slice<Tr>(p, index);
+  if (Tr::kLists && at.n >= p.tokens.N) return;  // a CTA that writes padding
   const int run = static_cast<int>(threadIdx.x) / kLines;
   const int column = Tr::kVFirst ? run : threadIdx.x % kLines * (128 / static_cast<int>(sizeof(E)));
-  const int slot = p.slots.read.present ? named_slot(load_entry<int>(p.slots.read, at.n),
-                                                     p.slots.null_slot, p.slots.read_slots)
+  const auto load = [&] {
+    if constexpr (Tr::kLists) return load_slots<int>(p.slots, at.n).read;
+    return load_entry<int>(p.slots.read, at.n);
+  };
+  const int slot = p.slots.read.present ? named_slot(load(), p.slots.null_slot, p.slots.read_slots)
                                         : static_cast<int>(at.n);
   if (slot < 0 || slot >= p.slots.read_slots || column >= at.count) return;
   const E* row =
@@ -158,7 +204,7 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
   if constexpr (Tr::kTouches) touch_params(p);
   if constexpr (Tr::kStartsEarly) grid_wait();
   if (is_wrong(p.tokens)) return;
-  if (!Tr::kSingle && is_past_slices(p)) return;  // kSingle: not packed
+  if ((!Tr::kSingle || Tr::kLists) && is_past_slices(p)) return;  // kSingle: else not packed
   const Slice at = find_slice<Tr>(p, blockIdx.x);
   const Part part = part_of<Tr>(threadIdx.x);
   // Everything is under way before anything is looked at: lengths and slots first, on which the
@@ -169,6 +215,8 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
   if constexpr (!kSlotsLate) slots = find_slots<int>(p.slots, at.n, entries);
   const Place place =
       Tr::kSingle ? Place{static_cast<int>(at.n), 0, 1} : find_place(p.tokens, at.n);
+  [[maybe_unused]] Offsets offsets;
+  if constexpr (Tr::kLists) offsets = load_offsets(p.tokens, at.n);
   RawTokens tokens;
   load_keys<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
   load_values<Tr>(p, place, at, 0, tokens_from<Tr>(place, 0), tokens);
@@ -181,19 +229,16 @@ __global__ void __launch_bounds__(Tr::kThreads, ctas_per_sm(Tr::kCtasPerSm, Tr::
   }
   if constexpr (Tr::kStartsEarly) grid_release();  // the next launch may come, and waits likewise
   if constexpr (Tr::kHintsAhead) hint_ahead<Tr>(p);
+  if constexpr (Tr::kLists) {
+    const bool is_likely = offsets.begin == place.batch && offsets.end == place.batch + 1;
+    if (!is_likely) return run_others<TokenByToken<Tr>>(p, memory);
+  }
   if (is_skipped(p.slots, at.n, place.length, slots)) return zero_outputs(p, at, place);
   if constexpr (Tr::kSingle) {
     return run_single<Tr>(p, part, {at, place, slots.to}, s, tokens, raw);
   }
   if (threadIdx.x == 0) s.work = {at, place, slots.to};
-  if (place.length == 0) {
-    copies_wait<0>();
-#pragma unroll 1
-    for (int tile = 0; tile < Tr::kTiles && slots.to >= 0; ++tile) {
-      keep_state<Tr>(p, tile_of<Tr>(at, tile), part, slots.to, tile, s);
-    }
-    return;
-  }
+  if (place.length == 0) return keep_states<Tr>(p, at, part, slots.to, s);
   __syncthreads();  // s.work is there, for all threads
   run_stages<Tr>(p, part, s, tokens, raw);
 }

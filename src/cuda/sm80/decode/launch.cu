@@ -122,8 +122,12 @@ void launch_kind(const Problem& p, cudaStream_t stream) {
     params.ahead =
         static_cast<uint32_t>(kAheadThreads / Tr::kThreads * device(p.device_index)->num_sms);
   }
-  p.gate == Gate::channel ? launch<E, kWidth, kVFirst, true, kKind>(params, ctas, stream)
-                          : launch<E, kWidth, kVFirst, false, kKind>(params, ctas, stream);
+  if constexpr (kKind != Kind::listed) {
+    if (p.gate == Gate::channel) {
+      return launch<E, kWidth, kVFirst, true, kKind>(params, ctas, stream);
+    }
+  }
+  launch<E, kWidth, kVFirst, false, kKind>(params, ctas, stream);
 }
 
 // Whether q, k, v and o have one dtype of 16 bits, and q and k pieces of 16 bytes.
@@ -133,15 +137,21 @@ bool has_short_rows(const Problem& p) {
   }
   return is_vectorizable(p.q, p.K) && is_vectorizable(p.k, p.K);
 }
-// Whether AloneParams can say the call.
+// Whether a call has more lists than one of slots.
+bool has_lists(const Problem& p) {
+  return p.packed || p.accepted || p.has_initial || p.read_index.n1 > 0 || p.write_index.n1 > 0;
+}
+// Whether AloneParams, or ListedParams, can say the call.
 bool takes_alone(const Problem& p) {
   const auto fits = [](int64_t stride) { return stride >= 0 && stride <= UINT32_MAX / 2; };
-  if (p.accepted || p.has_initial || p.read_index.n1 > 0 || p.write_index.n1 > 0) return false;
-  if (!fits(p.read_index.s0) || !fits(p.write_index.s0)) return false;
+  for (const Indices* x : {&p.read_index, &p.write_index, &p.accepted, &p.cu}) {
+    if (!fits(x->s0) || !fits(x->s1) || x->n1 > INT32_MAX) return false;
+  }
+  if (!fits(p.has_initial.s0)) return false;
   if (std::max(p.N, p.HV) > 65535) return false;  // of a grid
   if (!has_short_rows(p)) return false;
   for (const Rows* x : {&p.q, &p.k, &p.v, &p.o, &p.beta, &p.g}) {
-    if (!fits(x->sb) || !fits(x->sh)) return false;
+    if (!fits(p.packed ? x->st : x->sb) || !fits(x->sh)) return false;
   }
   for (const States* x : {&p.state_in, &p.state_out}) {
     if (!fits(x->s_head) || !fits(x->s_v)) return false;
@@ -157,20 +167,32 @@ bool takes_stream(const Problem& p) {
   return is_vectorizable(p.g, p.K) && is_aligned(p.dt_bias.data, 16);
 }
 
-// A token per sequence, dense.
-template <class E, int kWidth, bool kVFirst>
-void launch_single(const Problem& p, cudaStream_t stream) {
-  if constexpr (!kVFirst && sizeof(E) == 2) {
-    if (p.N * p.HV >= kManyHeads) return launch_kind<E, kWidth, kVFirst, Kind::many>(p, stream);
+// A token per sequence, dense, K-first.
+template <class E, int kWidth>
+void launch_rows(const Problem& p, cudaStream_t stream) {
+  if constexpr (sizeof(E) == 2) {
+    if (p.N * p.HV >= kManyHeads) return launch_kind<E, kWidth, false, Kind::many>(p, stream);
   }
-  if constexpr (kVFirst) {
-    const bool is_always = sizeof(E) == 4 && p.gate == Gate::channel;
-    const bool is_many = p.N * p.HV >= kSingleHeads<E>;
-    if ((is_always || !is_many) && takes_alone(p)) {
-      return launch_kind<E, kWidth, kVFirst, Kind::alone>(p, stream);
-    }
+  launch_kind<E, kWidth, false, Kind::single>(p, stream);
+}
+// V-first: dense, or packed with as many tokens as sequences. False: a call of the latter that
+// the kernels of several tokens take.
+template <class E, int kWidth>
+bool launch_single(const Problem& p, cudaStream_t stream) {
+  const bool is_always = sizeof(E) == 4 && p.gate == Gate::channel;
+  const bool is_many = p.N * p.HV >= kSingleHeads<E>;
+  if ((is_always || !is_many) && takes_alone(p)) {
+    has_lists(p) ? launch_kind<E, kWidth, true, Kind::listed_alone>(p, stream)
+                 : launch_kind<E, kWidth, true, Kind::alone>(p, stream);
+    return true;
   }
-  launch_kind<E, kWidth, kVFirst, Kind::single>(p, stream);
+  if ((p.packed || p.accepted) && p.gate != Gate::channel) {
+    launch_kind<E, kWidth, true, Kind::listed>(p, stream);
+    return true;
+  }
+  if (p.packed) return false;
+  launch_kind<E, kWidth, true, Kind::single>(p, stream);
+  return true;
 }
 
 // Several tokens, V-first. What a token costs beside the state's bytes counts from the second one
@@ -204,10 +226,12 @@ void launch_tokens(const Problem& p, cudaStream_t stream) {
     if (p.has_seed) return launch_kind<E, kWidth, kVFirst, Kind::seeded>(p, stream);
   }
   if (p.parents) return launch_kind<E, kWidth, kVFirst, Kind::trees>(p, stream);
-  if (!p.packed && p.T == 1) return launch_single<E, kWidth, kVFirst>(p, stream);
   if constexpr (kVFirst) {
+    const bool is_each = p.packed ? p.T == p.N && p.spans == nullptr : p.T == 1;
+    if (is_each && launch_single<E, kWidth>(p, stream)) return;
     launch_several<E, kWidth>(p, stream);
   } else {
+    if (!p.packed && p.T == 1) return launch_rows<E, kWidth>(p, stream);
     launch_kind<E, kWidth, kVFirst, Kind::several>(p, stream);
   }
 }

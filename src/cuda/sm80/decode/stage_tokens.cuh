@@ -217,7 +217,7 @@ __device__ void load_keys(const Params& p, const Place& place, const Slice& at, 
   const int thread = threadIdx.x, piece = thread % Tr::kPieces;
   raw = {};
   if (const int t = thread / Tr::kPieces; t < count) {
-    const int64_t token = Tr::kSingle ? 0 : place.begin + first + t;
+    const int64_t token = Tr::kIsRow ? 0 : place.begin + first + t;
     const int64_t head = p.by_group.quotient(at.head);
     const int64_t q = offset(p.q, place.batch, token, head);
     const int64_t k = offset(p.k, place.batch, token, head);

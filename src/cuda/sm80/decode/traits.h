@@ -25,6 +25,7 @@ struct Choice {
   Products products = Products::fma;  // mma: bf16 V-first
   bool starts_early = false;          // before the launch ahead of it on the stream ends
   bool single = false;                // dense, and one token per sequence
+  bool lists = false;                 // single: as many tokens as sequences, which may be packed
   bool direct = false;                // the state straight into registers
   bool seeded = false;                // 16-bit states are rounded by chance
   bool touches = false;               // the parameters first, all at once
@@ -42,6 +43,8 @@ struct Traits {
   static constexpr bool kVFirst = kVFirst_, kPerChannel = kPerChannel_, kTrees = kTrees_;
   static constexpr bool kStartsEarly = kChoice.starts_early;
   static constexpr bool kSingle = kChoice.single, kDirect = kChoice.direct;
+  static constexpr bool kLists = kChoice.lists;
+  static constexpr bool kIsRow = kSingle;  // a sequence's token is its only one
   // The state of a later CTA to L2.
   static constexpr bool kHintsAhead =
       kChoice.single && !kChoice.direct && (kVFirst_ || kChoice.hints);
@@ -107,11 +110,20 @@ struct Traits {
   static_assert(kSpan <= kThreads, "a thread loads one value column of a token");
   static_assert(!kSingle || (kTiles == 1 && !kHeld && !kTrees && !kMma));
   static_assert(!kDirect || kSingle);
+  static_assert(!kLists || (kSingle && kVFirst));
   static_assert(!kHeld || (kVFirst && !kTrees && !kMma && !kDirect));
   static_assert(!kSeeded || (sizeof(E) == 2 && !kMma));
   static_assert(!kDrafts ||
                     (sizeof(E) == 4 && kSlice % (16 * kWarps) == 0 && kStageTokens == 2 * kWarps),
                 "a warp has runs of 16 columns, and walks the paths of two tokens");
+};
+
+// A kernel of one token per sequence where a sequence has more: with each the state goes back to
+// where it waited.
+template <class Tr>
+struct TokenByToken : Tr {
+  static_assert(Tr::kSingle && Tr::kStays);
+  static constexpr bool kGoesBack = true, kIsRow = false;
 };
 
 // What the tokens of a call are. All kinds have the same bits.
@@ -124,8 +136,10 @@ enum class Kind {
   single,   // one per sequence, dense: few threads per CTA, and nothing kept for later tokens
   many,     // the same of many sequences, where longer rows are worth more: 16-bit K-first
   alone,    // the same by warps that need no other, V-first (kernel_alone.cuh)
-  trees,    // a token may start from another one than the one before it
-  seeded    // any of them, 16-bit states rounded by chance
+  listed,   // single, V-first, packed with as many tokens as sequences, or slots of a table
+  listed_alone,  // alone of such calls
+  trees,         // a token may start from another one than the one before it
+  seeded         // any of them, 16-bit states rounded by chance
 };
 // K-first a CTA's rows are 256 bytes long; of 16-bit states 128, where there are few. V-first fp32
 // states have half as many CTAs to compute a head's decays as 16-bit ones.
@@ -174,12 +188,19 @@ template <class E, int kWidth, bool kVFirst>
 constexpr Choice choice_of(Kind kind) {
   if (kind == Kind::single) return single_choice<E, kWidth, kVFirst>(false);
   if (kind == Kind::many) return single_choice<E, kWidth, kVFirst>(true);
-  if (kind == Kind::alone) {
+  if (kind == Kind::listed) {
+    Choice x = single_choice<E, kWidth, kVFirst>(false);
+    x.lists = true;
+    if (sizeof(E) == 2) x.ctas = 14;
+    return x;
+  }
+  if (kind == Kind::alone || kind == Kind::listed_alone) {
     return {.threads = 128,
             .ctas = 1,
             .columns = 4,
             .starts_early = true,
             .single = true,
+            .lists = kind == Kind::listed_alone,
             .direct = true};
   }
   if (kind == Kind::seeded) return {.ctas = 3, .seeded = true};
