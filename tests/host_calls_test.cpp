@@ -377,6 +377,18 @@ TEST_F(OnStreams, AKernelIsLaunchedByItsHandleInTheCurrentContext) {
   EXPECT_EQ(seen.calls.at("cudaGetFuncBySymbol"), 2);
   EXPECT_EQ(seen.calls.count("cuLaunchKernelEx refused"), 0u);
 }
+// Kept side by side, whatever place a context's number and a kernel's address give them.
+TEST_F(OnStreams, HandlesOfFewContextsAreAskedForOnce) {
+  const Sample step(1, true);
+  for (int round = 0; round < 2; ++round) {
+    for (uint64_t i = 0; i < 16; ++i) {
+      fake::machine().contexts[0].id = 1000 + 64 * i;
+      const fake::Seen& seen = step.run(nullptr);
+      EXPECT_EQ(seen.calls.count("cudaGetFuncBySymbol"), round == 0 ? 1u : 0u) << i;
+      EXPECT_EQ(seen.calls.count("cuLaunchKernelEx refused"), 0u);
+    }
+  }
+}
 TEST_F(OnStreams, ALaunchThatTheDriverRefusesIsTheRuntimes) {
   const Sample sample(128);
   fake::machine().takes_launches = false;

@@ -286,7 +286,8 @@ void SharedMemory::allow(const void* kernel, size_t bytes, const char* what) {
 
 namespace {
 
-// A kernel's handle in the current context, which lives as long as that; null: there is none.
+// A kernel's handle in the current context, which lives as long as that; null: there is none. None
+// of the last kKept is asked for again, whatever their addresses.
 CUfunction function_of(const void* kernel) {
   constexpr size_t kKept = 64;  // a program calls a few
   struct Known {
@@ -295,16 +296,23 @@ CUfunction function_of(const void* kernel) {
     CUfunction function = nullptr;
   };
   static thread_local std::array<Known, kKept> known;
+  static thread_local size_t oldest = 0;  // once there is no room
   const uint64_t context = current_context().id;
   if (context == 0) return nullptr;
-  Known& k = known[(reinterpret_cast<uintptr_t>(kernel) / 16 + context) % kKept];
-  if (k.kernel == kernel && k.context == context) return k.function;
+  const size_t first = reinterpret_cast<uintptr_t>(kernel) / 16 + context;
+  Known* room = nullptr;
+  for (size_t i = 0; i < kKept && room == nullptr; ++i) {
+    Known& k = known[(first + i) % kKept];
+    if (k.kernel == kernel && k.context == context) return k.function;
+    if (k.kernel == nullptr) room = &k;
+  }
   cudaFunction_t found = nullptr;
   if (cudaGetFuncBySymbol(&found, kernel) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return nullptr;
   }
-  k = {kernel, context, found};
+  if (room == nullptr) room = &known[oldest++ % kKept];
+  *room = {kernel, context, found};
   return found;
 }
 

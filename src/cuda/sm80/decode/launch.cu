@@ -158,10 +158,13 @@ bool takes_alone(const Problem& p) {
   }
   return true;
 }
+// Whether sequence n is all T tokens of batch n. With spans, which are forward's tokens from a given
+// one of each sequence on, it may be fewer, or none.
+bool is_dense(const Problem& p) { return !p.packed && p.spans == nullptr; }
 // Whether a call of several tokens can be moved by copies of 16 bytes, and its tokens are a stage.
 template <class Tr>
 bool takes_stream(const Problem& p) {
-  if (p.packed || p.T > Tr::kStageTokens || !has_short_rows(p)) return false;
+  if (!is_dense(p) || p.T > Tr::kStageTokens || !has_short_rows(p)) return false;
   if (!is_vectorizable(p.v, p.V)) return false;
   if (p.gate != Gate::channel) return true;
   return is_vectorizable(p.g, p.K) && is_aligned(p.dt_bias.data, 16);
@@ -227,11 +230,11 @@ void launch_tokens(const Problem& p, cudaStream_t stream) {
   }
   if (p.parents) return launch_kind<E, kWidth, kVFirst, Kind::trees>(p, stream);
   if constexpr (kVFirst) {
-    const bool is_each = p.packed ? p.T == p.N && p.spans == nullptr : p.T == 1;
+    const bool is_each = p.spans == nullptr && (p.packed ? p.T == p.N : p.T == 1);
     if (is_each && launch_single<E, kWidth>(p, stream)) return;
     launch_several<E, kWidth>(p, stream);
   } else {
-    if (!p.packed && p.T == 1) return launch_rows<E, kWidth>(p, stream);
+    if (is_dense(p) && p.T == 1) return launch_rows<E, kWidth>(p, stream);
     launch_kind<E, kWidth, kVFirst, Kind::several>(p, stream);
   }
 }
