@@ -158,8 +158,8 @@ bool takes_alone(const Problem& p) {
   }
   return true;
 }
-// Whether sequence n is all T tokens of batch n. With spans, which are forward's tokens from a given
-// one of each sequence on, it may be fewer, or none.
+// Whether sequence n is all T tokens of batch n. With spans, which are forward's tokens from a
+// given one of each sequence on, it may be fewer, or none.
 bool is_dense(const Problem& p) { return !p.packed && p.spans == nullptr; }
 // Whether a call of several tokens can be moved by copies of 16 bytes, and its tokens are a stage.
 template <class Tr>
