@@ -4,7 +4,6 @@
 #include <cuda.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <string>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/kept.h"
 #include "cuda/code.h"
 #include "cuda/cuda.h"
 #include "cuda/set.h"
@@ -286,33 +286,24 @@ void SharedMemory::allow(const void* kernel, size_t bytes, const char* what) {
 
 namespace {
 
-// A kernel's handle in the current context, which lives as long as that; null: there is none. None
-// of the last kKept is asked for again, whatever their addresses.
+// A kernel's handle in the current context, which lives as long as that; null: there is none.
 CUfunction function_of(const void* kernel) {
-  constexpr size_t kKept = 64;  // a program calls a few
   struct Known {
     const void* kernel = nullptr;
     uint64_t context = 0;
     CUfunction function = nullptr;
   };
-  static thread_local std::array<Known, kKept> known;
-  static thread_local size_t oldest = 0;  // once there is no room
+  static thread_local Kept<Known, 64> kept;  // a program calls a few
   const uint64_t context = current_context().id;
   if (context == 0) return nullptr;
-  const size_t first = reinterpret_cast<uintptr_t>(kernel) / 16 + context;
-  Known* room = nullptr;
-  for (size_t i = 0; i < kKept && room == nullptr; ++i) {
-    Known& k = known[(first + i) % kKept];
+  for (const Known& k : kept)
     if (k.kernel == kernel && k.context == context) return k.function;
-    if (k.kernel == nullptr) room = &k;
-  }
   cudaFunction_t found = nullptr;
   if (cudaGetFuncBySymbol(&found, kernel) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return nullptr;
   }
-  if (room == nullptr) room = &known[oldest++ % kKept];
-  *room = {kernel, context, found};
+  kept.add({kernel, context, found});
   return found;
 }
 

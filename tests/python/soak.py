@@ -291,11 +291,13 @@ class Server:
             return o
         return deltic.rms_norm(o, self.norm_weight, z=z, activation="silu", out=out)
 
-    def in_layers(self, rule, v, o) -> None:
-        """The same call on the other layers' states, whose v and o are negative."""
-        for i, pool in enumerate(self.others):
+    def in_layers(self, rule, pool, v, o) -> None:
+        """A call on the pool, and on the other layers' states, if it has any: their v and o are
+        negative."""
+        rule(0, pool, v, o)
+        for i, other in enumerate(self.others if pool is self.pool else ()):
             found = torch.full_like(o, torch.nan)
-            rule(1 + i, pool, -v, found)
+            rule(1 + i, other, -v, found)
             self.bad.add_((found != -o).sum())
 
     def prefill(self, rows, out, lists, pool, windows) -> None:
@@ -327,9 +329,7 @@ class Server:
                 out=out,
             )
 
-        rule(0, pool, parts["v"], o)
-        if pool is self.pool:
-            self.in_layers(rule, parts["v"], o)
+        self.in_layers(rule, pool, parts["v"], o)
         if self.kind.step:
             self.normed(o.clone(), z, o)
 
@@ -375,16 +375,16 @@ class Server:
 
         return sizes, host, device, Graph(work, self.device)
 
+    def laid(self, rows, size: int):
+        """A step's rows: packed, where tokens are drafted, else one per sequence."""
+        return (row.unsqueeze(0) if self.kind.drafts else row[:size].unsqueeze(1) for row in rows)
+
     def step_at_once(self, rows, lists, table, record, chance, out) -> None:
         """A step's convolution, decode and norm in one call."""
-        kind = self.kind
-        if kind.drafts:
-            x, g, beta, z = (row.unsqueeze(0) for row in rows)
-            call = {"cu_seqlens": lists["cu"], "accepted": lists["accepted"]}
-            call |= {"read_index": table, "out": out.unsqueeze(0)}
-        else:
-            x, g, beta, z = (row[: len(table)].unsqueeze(1) for row in rows)
-            call = {"read_index": table[:, 0], "out": out[: len(table)].unsqueeze(1)}
+        x, g, beta, z, out = self.laid((*rows, out), len(table))
+        call = {"read_index": table[:, 0]}
+        if self.kind.drafts:
+            call = {"cu_seqlens": lists["cu"], "accepted": lists["accepted"], "read_index": table}
         deltic.step(
             x,
             conv_weight=self.weight,
@@ -397,27 +397,23 @@ class Server:
             **self.gate,
             **call,
             **chance,
+            out=out,
             state_pool=self.pool,
             record=None if record is None else record[0],
         )
 
     def step_in_parts(self, rows, lists, table, record, more, out) -> None:
         """A step's convolution and decode."""
-        kind, size = self.kind, len(table)
+        kind = self.kind
         common = {"activation": "silu", "null_slot": 0, "state_index": lists["window"]}
+        x, g, beta, _, out = self.laid((*rows, out), len(table))
+        call, index, y = {}, table[:, 0], x
         if kind.drafts:
-            x, g, beta, _ = (row.unsqueeze(0) for row in rows)
-            call = {"cu_seqlens": lists["cu"], "accepted": lists["accepted"]}
-            y = x
-            if not kind.trees:
-                y = deltic.causal_conv1d_update(x, self.windows, self.weight, **common, **call)
-            index, out = table, out.unsqueeze(0)
-            if record is not None:
-                call, index = {"cu_seqlens": lists["cu"]}, table[:, 0]
-        else:
-            x, g, beta, _ = (row[:size].unsqueeze(1) for row in rows)
-            y = deltic.causal_conv1d_update(x, self.windows, self.weight, **common)
-            call, index, out = {}, table[:, 0], out[:size].unsqueeze(1)
+            call, index = {"cu_seqlens": lists["cu"], "accepted": lists["accepted"]}, table
+        if not kind.trees:
+            y = deltic.causal_conv1d_update(x, self.windows, self.weight, **common, **call)
+        if kind.drafts and record is not None:
+            call, index = {"cu_seqlens": lists["cu"]}, table[:, 0]
         parts = self.split(y)
 
         def rule(layer: int, state_pool, v, out) -> None:
@@ -435,8 +431,7 @@ class Server:
                 out=out,
             )
 
-        rule(0, self.pool, parts["v"], out)
-        self.in_layers(rule, parts["v"], out)
+        self.in_layers(rule, self.pool, parts["v"], out)
 
     def make_alone(self) -> None:
         """One sequence without company: its tokens one by one."""

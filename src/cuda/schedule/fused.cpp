@@ -1,7 +1,7 @@
 // Times of fused CTAs and of roles, and the choice between them.
 #include "cuda/schedule/fused.h"
 
-#include "cuda/schedule/kept.h"
+#include "core/kept.h"
 
 namespace deltic::gpu::schedule {
 

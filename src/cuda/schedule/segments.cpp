@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "cuda/schedule/kept.h"
+#include "core/kept.h"
 
 namespace deltic::gpu::schedule {
 namespace {
