@@ -244,7 +244,7 @@ __device__ inline int listed_slot(const ListedParams& p, int t) {
   if (t >= p.write_columns) return -1;
   const int* row = p.write + static_cast<uint64_t>(blockIdx.z) * p.write_step;
   const int slot = row[static_cast<uint64_t>(t) * p.write_column];
-  return slot > p.null_slot && slot < p.write_slots ? slot : -1;
+  return named_slot(slot, p.null_slot, p.write_slots);
 }
 
 // Per SM, at least, of kLists: as many as run of Kind::alone, which has no bound. 0: none.
@@ -356,8 +356,8 @@ __global__ void __launch_bounds__(Tr::kThreads + 32, kListedCtas<Tr>)
           from = is_column ? read[static_cast<uint64_t>(lists.column) * p.read_column] : -1;
         }
       }
-      from = from > p.null_slot && from < p.read_slots ? from : -1;
-      to = to > p.null_slot && to < p.write_slots ? to : -1;
+      from = named_slot(from, p.null_slot, p.read_slots);
+      to = named_slot(to, p.null_slot, p.write_slots);
       if constexpr (Tr::kLists) {
         is_skipped = p.is_pool && from < 0 && to < 0;
         if (lists.has_initial == 0) from = -1;
